@@ -49,7 +49,7 @@ from classroom_rl.environments.classroom.roles import models_in_use
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.environment import Seats, environment_of
+from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
@@ -101,7 +101,7 @@ def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connect
         "student": ScriptedEngine(tokenizer, lambda _: "I cook soup at home today."),
     }
     journal, watch = Journal(folder), LoopWatch()
-    environment = environment_of(config).open_with(config, Seats(engines, judge=RubricJudge()), journal, weights)
+    environment = environment_of(config).open_with(config, Roles(engines, judge=RubricJudge()), journal, weights)
     service = SamplingService(Runner(environment, journal, weights), journal, keep=1)
     beating = []
 

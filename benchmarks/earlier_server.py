@@ -28,7 +28,7 @@ from classroom_rl.errors import UnknownConversation
 from classroom_rl.models.policy_folder import check_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import Completion, Sampling
-from classroom_rl.rollout.environment import POLICY_SEAT
+from classroom_rl.rollout.environment import POLICY_ROLE
 from classroom_rl.rollout.requests import SampleResponse, StrictModel
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.server.schemas import RewardResponse
@@ -125,12 +125,12 @@ def restarting(start: StartEngines, everyone: bool) -> StartEngines:
     async def start_engines(wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int) -> Engines:
         running = await start(wanted, generation, seed)
         others = {
-            seat: RestartedEngine(running[seat], wanted[seat], seed, generation)
-            for seat in wanted
-            if everyone and seat != POLICY_SEAT
+            role: RestartedEngine(running[role], wanted[role], seed, generation)
+            for role in wanted
+            if everyone and role != POLICY_ROLE
         }
-        teacher = RestartedEngine(running[POLICY_SEAT], wanted[POLICY_SEAT], seed, generation, [*others.values()])
-        return {**running, **others, POLICY_SEAT: teacher}
+        teacher = RestartedEngine(running[POLICY_ROLE], wanted[POLICY_ROLE], seed, generation, [*others.values()])
+        return {**running, **others, POLICY_ROLE: teacher}
 
     return start_engines
 

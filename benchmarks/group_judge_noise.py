@@ -92,7 +92,7 @@ class NoiseBench(SignalBench):
         return {**super().figures(arm, seed, step, records), "anchors": compared}
 
     def judged_at(self, url: str, errors: Errors, in_groups: bool) -> list[str]:
-        """The overrides that seat a judge with these errors. Its prompts, which this writes, hold nothing but the
+        """The overrides that role a judge with these errors. Its prompts, which this writes, hold nothing but the
         material."""
         paths = {}
         for name, shown in (("alone", "[conversation]"), ("group", "conversations")):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.post_test_scripts import Arithmetic, ScriptedSeat, language_student, maths_student, maths_teacher
+from benchmarks.post_test_scripts import Arithmetic, ScriptedRole, language_student, maths_student, maths_teacher
 from classroom_rl.config.base import DatasetSource, GenerationConfig, PostTestConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM
@@ -33,7 +33,7 @@ from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
 from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
 from classroom_rl.environments.toy_language.scripted_teacher import SCRIPTS
 from classroom_rl.evaluation.metrics.language import plan_progress
@@ -81,7 +81,7 @@ class Subject:
 
     problems: Sequence[Problem]
     generation: GenerationConfig
-    teachers: Mapping[str, ScriptedSeat]
+    teachers: Mapping[str, ScriptedRole]
     student: ChatEngine
     at_once: Callable[[ConversationRecord], float]
     reward_weights: Mapping[str, float]
@@ -115,8 +115,8 @@ def language_subject(lessons: int, student: ChatEngine | None = None) -> Subject
         problem="",
         include_thinking=False,
     )
-    teachers = {arm: ScriptedSeat(SCRIPTS[script]) for arm, script in LANGUAGE_SCRIPTS.items()}
-    scripted = ScriptedSeat(language_student(error_prompt))
+    teachers = {arm: ScriptedRole(SCRIPTS[script]) for arm, script in LANGUAGE_SCRIPTS.items()}
+    scripted = ScriptedRole(language_student(error_prompt))
     return Subject(problems, generation, teachers, student or scripted, _said_right, {"post_test": 1.0})
 
 
@@ -145,8 +145,8 @@ def maths_subject(problems: int) -> Subject:
         number_student_attempts=2,
         post_test=_post_test("maths"),
     )
-    teachers = {arm: ScriptedSeat(maths_teacher(arithmetic, tells)) for arm, tells in MATHS_TELLS.items()}
-    student = ScriptedSeat(maths_student(arithmetic))
+    teachers = {arm: ScriptedRole(maths_teacher(arithmetic, tells)) for arm, tells in MATHS_TELLS.items()}
+    student = ScriptedRole(maths_student(arithmetic))
     return Subject(
         found, generation, teachers, student, lambda record: record.rewards["end_rm"], {"end_rm": 1.0, "post_test": 1.0}
     )
@@ -166,7 +166,7 @@ def _absolute(value: object) -> object:
 async def play(subject: Subject, arm: str, seed: int, checker: AnswerChecker) -> list[ConversationRecord]:
     """One conversation of an arm on every problem."""
     generation = subject.generation
-    seats = Seats(
+    roles = Roles(
         subject.teachers[arm],
         Sampling(1.0, max_tokens=generation.max_tokens_per_turn),
         subject.student,
@@ -187,7 +187,7 @@ async def play(subject: Subject, arm: str, seed: int, checker: AnswerChecker) ->
     )
     with tempfile.TemporaryDirectory(prefix="post-test-") as folder:
         journal = Journal(Path(folder))
-        classroom = Classroom(generation, seats, journal, subject.reward_weights, rules)
+        classroom = Classroom(generation, roles, journal, subject.reward_weights, rules)
         response = await Runner(classroom, journal, subject.reward_weights).sample(request)
     return response.conversations
 

@@ -31,7 +31,7 @@ _UNASKED = Lesson("food", "cook", "yesterday", ("you",))
 _PRAISE, _CHECK = "Right.", "Check your calculation once more."
 
 
-class ScriptedSeat:
+class ScriptedRole:
     """A teacher or student whose messages come from a function of its chat. It returns text and no token ids."""
 
     def __init__(self, script: Script):

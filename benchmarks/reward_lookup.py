@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.rollout.environment import Seats, environment_of
+from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
 from classroom_rl.rollout.store.journal_segments import segments_folder
@@ -40,7 +40,7 @@ def open_service(run_folder: Path, most: int) -> tuple[SamplingService, list[str
     """A service without models on a run's journal, with the ids and rewards of its last conversations."""
     config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart"])
     weights, journal = reward_weights(config), Journal(run_folder)
-    environment = environment_of(config).open_with(config, Seats({"teacher": None, "student": None}), journal, weights)
+    environment = environment_of(config).open_with(config, Roles({"teacher": None, "student": None}), journal, weights)
     runner = Runner(environment, journal, weights)
     finished = (event for event in read_journal(run_folder / JOURNAL_NAME) if event["event"] == "conversation")
     rewards = {event["conversation"]: event["record"]["rewards"] for event in finished}

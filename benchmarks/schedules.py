@@ -96,7 +96,7 @@ class Lockstep:
             turn.set_result(None)
 
 
-async def _no_engine_sleeps(seats: object) -> None:
+async def _no_engine_sleeps(roles: object) -> None:
     """Do nothing: only the waiting of the phases is measured."""
 
 
@@ -127,9 +127,9 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
     seconds: dict[str, list[float]] = {name: [] for name in SCHEDULES}
     with tempfile.TemporaryDirectory() as folder:
         service = await open_service(config, reward_weights(config), Path(folder))
-        seats = service.environment.seats
+        roles = service.environment.roles
         try:
-            judged = replace(seats, judge=DelayedJudge(seats.judge, judge_s))
+            judged = replace(roles, judge=DelayedJudge(roles.judge, judge_s))
             said: dict[str, list[str]] = {}
             for number in range(rounds + 1):
                 for place, (name, schedule) in enumerate(SCHEDULES.items()):
@@ -144,7 +144,7 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
             same = sum(len(set(texts)) == 1 for texts in zip(*said.values(), strict=True))
             print(f"{same} of {len(said['concurrent'])} conversations are word for word the same with every schedule")
         finally:
-            seats.shutdown()
+            roles.shutdown()
     return seconds
 
 

@@ -30,7 +30,7 @@ import yaml
 from pydantic import TypeAdapter
 
 CONCURRENT, PHASED, LOCKSTEP = "concurrent", "phased", "lockstep"
-SEATS = ("teacher", "student")
+ROLES = ("teacher", "student")
 _STEPS = 6
 """The steps simulated; the first ones, in which batches do not overlap yet, are left out of the means."""
 
@@ -97,7 +97,7 @@ class Rates:
 class Message:
     """A message to simulate: whose it is, how many tokens its engine has to read before it, and how many it has."""
 
-    seat: str
+    role: str
     read: int
     sample: int
 
@@ -186,7 +186,7 @@ def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: 
     def ask(name: int) -> None:
         nonlocal free
         free = max(free, now) + rates.server_s
-        heapq.heappush(asked, (free + latency_s[conversations[name].messages[turn[name]].seat], name))
+        heapq.heappush(asked, (free + latency_s[conversations[name].messages[turn[name]].role], name))
 
     def go_on(name: int) -> None:
         if turn[name] == len(conversations[name].messages):
@@ -214,7 +214,7 @@ def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: 
         while asked and asked[0][0] <= now:
             name = heapq.heappop(asked)[1]
             message = conversations[name].messages[turn[name]]
-            engines[message.seat].ask(now, name, message)
+            engines[message.role].ask(now, name, message)
     sampled = max(ends, default=0.0)
     begun = ends if schedule == CONCURRENT else [sampled] * len(ends)
     judged = max((at + each.judge_s for at, each in zip(begun, conversations, strict=True)), default=0.0)
@@ -282,14 +282,14 @@ def simulate(rates: Rates, servers: int, train_gpus: int, schedule: str, stalene
 
 
 def draw(rates: Rates, generator: random.Random) -> Conversation:
-    """A conversation with lengths and a latency drawn from the rates. What a seat has said and read is in its engine's
+    """A conversation with lengths and a latency drawn from the rates. What a role has said and read is in its engine's
     cache; it reads its prompt and what the other one said."""
     lengths = {"teacher": rates.teacher_tokens, "student": rates.student_tokens}
     messages: list[Message] = []
     for place in range(rates.messages):
-        seat = SEATS[place % 2]
-        read = (messages[-1].sample if messages else 0) + (rates.prompt_tokens[seat] if place < 2 else 0)
-        messages.append(Message(seat, read, generator.choice(lengths[seat])))
+        role = ROLES[place % 2]
+        read = (messages[-1].sample if messages else 0) + (rates.prompt_tokens[role] if place < 2 else 0)
+        messages.append(Message(role, read, generator.choice(lengths[role])))
     tokens = rates.prompt_tokens["teacher"] + sum(each.sample for each in messages)
     return Conversation(tuple(messages), tokens, generator.choice(rates.judge_s))
 

@@ -32,7 +32,7 @@ from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM
 
 from benchmarks import simulate
-from benchmarks.simulate import SEATS, Conversation, EngineRates, Rates, play, read_rates
+from benchmarks.simulate import ROLES, Conversation, EngineRates, Rates, play, read_rates
 from benchmarks.step_bound import Message, Replayed, ReplayingEngine, batches_of, publish, train
 from classroom_rl.config.base import VllmConfig
 from classroom_rl.config.checks import check_train_rl
@@ -57,7 +57,7 @@ def tokens_to_read(batch: Sequence[Replayed], block: int) -> list[list[int]]:
     Args:
         block: tokens in a block of the engines' prefix caches, which are empty in the beginning.
     """
-    known: dict[str, set[int]] = {seat: set() for seat in SEATS}
+    known: dict[str, set[int]] = {role: set() for role in ROLES}
     found: list[list[int]] = [[] for _ in batch]
     for place in range(max(len(replayed.messages) for replayed in batch)):
         for reads, replayed in zip(found, batch, strict=True):
@@ -65,11 +65,11 @@ def tokens_to_read(batch: Sequence[Replayed], block: int) -> list[list[int]]:
                 message = replayed.messages[place]
                 hits = 0
                 for prefix in _prefixes(message.prompt_ids[:-1], block):  # the last token is always read
-                    if prefix not in known[message.seat]:
+                    if prefix not in known[message.role]:
                         break
                     hits += 1
                 reads.append(len(message.prompt_ids) - hits * block)
-                known[message.seat].update(_prefixes(_known_after(replayed.messages, place), block))
+                known[message.role].update(_prefixes(_known_after(replayed.messages, place), block))
     return found
 
 
@@ -82,10 +82,10 @@ def _prefixes(ids: Sequence[int], block: int) -> Iterator[int]:
 
 
 def _known_after(messages: Sequence[Message], place: int) -> list[int]:
-    """What an engine has in its cache of a conversation after a message: its prompt and, as far as the seat's next
+    """What an engine has in its cache of a conversation after a message: its prompt and, as far as the role's next
     prompt repeats them, the sampled tokens but the last one."""
     message = messages[place]
-    following = [each.prompt_ids for each in messages[place + 1 :] if each.seat == message.seat]
+    following = [each.prompt_ids for each in messages[place + 1 :] if each.role == message.role]
     return following[0][: len(message.prompt_ids) + message.tokens - 1] if following else message.prompt_ids
 
 
@@ -97,7 +97,7 @@ def conversation_of(replayed: Replayed, reads: Sequence[int]) -> Conversation:
     """
     messages = zip(replayed.messages, reads, strict=True)
     return Conversation(
-        tuple(simulate.Message(each.seat, read, each.tokens) for each, read in messages), len(replayed.ids), 0.0
+        tuple(simulate.Message(each.role, read, each.tokens) for each, read in messages), len(replayed.ids), 0.0
     )
 
 
@@ -105,11 +105,11 @@ class Bench:
     """One engine that is measured while another one is at the same.
 
     Args:
-        prompts: prompts of the engine's seat, as long as they are in the run.
+        prompts: prompts of the engine's role, as long as they are in the run.
     """
 
-    def __init__(self, engine: ReplayingEngine, seat: str, options: VllmConfig, prompts: Sequence[Sequence[int]]):
-        self._engine, self._seat, self._sampling = engine, seat, Sampling.of(options, 0)
+    def __init__(self, engine: ReplayingEngine, role: str, options: VllmConfig, prompts: Sequence[Sequence[int]]):
+        self._engine, self._role, self._sampling = engine, role, Sampling.of(options, 0)
         self._prompts, self._slots, self._new = prompts, options.max_num_seqs, count()
 
     def numbers(self, batch: int) -> list[int]:
@@ -126,7 +126,7 @@ class Bench:
     async def seconds(self, prompts: Sequence[list[int]], tokens: int) -> float:
         """Sample so many tokens after each prompt, all at once."""
         started = time.perf_counter()
-        messages = [Message(self._seat, prompt, tokens) for prompt in prompts]
+        messages = [Message(self._role, prompt, tokens) for prompt in prompts]
         await asyncio.gather(*(self._engine.replay(message, self._sampling) for message in messages))
         return time.perf_counter() - started
 
@@ -182,26 +182,26 @@ def fit(firsts: Sequence[tuple[int, int, float]], decode: Mapping[int, float]) -
 
 async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, EngineRates]:
     """The rates of both engines, each measured while the other one works as much."""
-    decode: dict[str, dict[int, float]] = {seat: {} for seat in benches}
-    firsts: dict[str, list[tuple[int, int, float]]] = {seat: [] for seat in benches}
-    numbers = {seat: bench.numbers(batch) for seat, bench in benches.items()}
+    decode: dict[str, dict[int, float]] = {role: {} for role in benches}
+    firsts: dict[str, list[tuple[int, int, float]]] = {role: [] for role in benches}
+    numbers = {role: bench.numbers(batch) for role, bench in benches.items()}
     for bench in benches.values():
         await bench.sampled(bench.fresh(max(bench.numbers(batch))))  # warms up
     for places in range(max(map(len, numbers.values()))):
-        running = {seat: each[min(places, len(each) - 1)] for seat, each in numbers.items()}
-        fresh = {seat: partial(bench.first, running[seat]) for seat, bench in benches.items()}
-        for seat, found in (await _side_by_side(fresh)).items():
+        running = {role: each[min(places, len(each) - 1)] for role, each in numbers.items()}
+        fresh = {role: partial(bench.first, running[role]) for role, bench in benches.items()}
+        for role, found in (await _side_by_side(fresh)).items():
             seconds, tokens = (median(each) for each in zip(*found, strict=True))
-            firsts[seat].append((running[seat], tokens, seconds))
-        prompts = {seat: bench.fresh(running[seat]) for seat, bench in benches.items()}
-        for seat, bench in benches.items():
-            await bench.seconds(prompts[seat], 1)  # from here on they are in the cache
-        measured = {seat: partial(bench.sampled, prompts[seat]) for seat, bench in benches.items()}
-        for seat, found in (await _side_by_side(measured)).items():
-            decode[seat][running[seat]] = round(median(rate for rate, _ in found), 1)
-            again = benches[seat].not_cached(prompts[seat])
-            firsts[seat].append((running[seat], again, median(first for _, first in found)))
-    return {seat: bench.rates(decode[seat], firsts[seat]) for seat, bench in benches.items()}
+            firsts[role].append((running[role], tokens, seconds))
+        prompts = {role: bench.fresh(running[role]) for role, bench in benches.items()}
+        for role, bench in benches.items():
+            await bench.seconds(prompts[role], 1)  # from here on they are in the cache
+        measured = {role: partial(bench.sampled, prompts[role]) for role, bench in benches.items()}
+        for role, found in (await _side_by_side(measured)).items():
+            decode[role][running[role]] = round(median(rate for rate, _ in found), 1)
+            again = benches[role].not_cached(prompts[role])
+            firsts[role].append((running[role], again, median(first for _, first in found)))
+    return {role: bench.rates(decode[role], firsts[role]) for role, bench in benches.items()}
 
 
 async def _side_by_side(measures: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, list[Any]]:
@@ -222,13 +222,13 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
     prepare_cpu(config.train.dtype)
     models = {"teacher": config.teacher_model, "student": config.student_model}
     engines = {
-        seat: await ReplayingEngine.start(model, config.seed, config.generation) for seat, model in models.items()
+        role: await ReplayingEngine.start(model, config.seed, config.generation) for role, model in models.items()
     }
-    said = {seat: [m for each in batch for m in each.messages if m.seat == seat] for seat in SEATS}
+    said = {role: [m for each in batch for m in each.messages if m.role == role] for role in ROLES}
     try:
         benches = {
-            seat: Bench(engines[seat], seat, models[seat].vllm, [message.prompt_ids for message in said[seat]])
-            for seat in SEATS
+            role: Bench(engines[role], role, models[role].vllm, [message.prompt_ids for message in said[role]])
+            for role in ROLES
         }
         rates = await engine_rates(benches, len(batch))
         model = AutoModelForCausalLM.from_pretrained(
@@ -244,7 +244,7 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
         for engine in engines.values():
             engine.shutdown()
     gigabytes = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
-    first = {seat: [next(m for m in each.messages if m.seat == seat) for each in batch] for seat in SEATS}
+    first = {role: [next(m for m in each.messages if m.role == role) for each in batch] for role in ROLES}
     return Rates(
         **rates,
         train_tokens_s=round(sum(len(each.ids) for each in batch) / trained, 1),
@@ -255,7 +255,7 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
         messages=round(fmean(len(each.messages) for each in batch)),
         teacher_tokens=[message.tokens for message in said["teacher"]],
         student_tokens=[message.tokens for message in said["student"]],
-        prompt_tokens={seat: round(fmean(len(m.prompt_ids) for m in messages)) for seat, messages in first.items()},
+        prompt_tokens={role: round(fmean(len(m.prompt_ids) for m in messages)) for role, messages in first.items()},
         engine_gpus=1,
         sources={
             "engines, training, publishing": f"measured with the models of {run}",

@@ -67,14 +67,14 @@ class ReplayingEngine(VllmEngine):
     async def replay(self, message: "Message", sampling: Sampling) -> None:
         """Sample a message again, with log-probs if it is the teacher's, as in a training."""
         own = replace(sampling, max_tokens=message.tokens)
-        await self._sample(message.prompt_ids, own, with_logprobs=message.seat == "teacher")
+        await self._sample(message.prompt_ids, own, with_logprobs=message.role == "teacher")
 
 
 @dataclass(frozen=True)
 class Message:
     """A message to sample again: by whom, after which tokens, and of how many."""
 
-    seat: str
+    role: str
     prompt_ids: list[int]
     tokens: int
 
@@ -171,7 +171,7 @@ async def play(batch: Sequence[Replayed], engines: Mapping[str, ReplayingEngine]
 
     async def converse(conversation: Replayed) -> None:
         for message in conversation.messages:
-            await engines[message.seat].replay(message, samplings[message.seat])
+            await engines[message.role].replay(message, samplings[message.role])
 
     started = time.perf_counter()
     await asyncio.gather(*map(converse, batch))

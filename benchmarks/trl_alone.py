@@ -150,7 +150,7 @@ class Rollout:
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([each for each in ids if each != self._frame.turn_end_id]).strip()
 
-    def _sample(self, model: PreTrainedModel, prompts: list[list[int]], seat: ModelConfig) -> list[list[int]]:
+    def _sample(self, model: PreTrainedModel, prompts: list[list[int]], role: ModelConfig) -> list[list[int]]:
         """One message after each prompt, by one `generate`."""
         width, end = max(map(len, prompts)), self._frame.turn_end_id
         room = self._config.generation.max_tokens_in_conversation - width - 1
@@ -165,9 +165,9 @@ class Rollout:
                 input_ids=ids.to(model.device),
                 attention_mask=attended.to(model.device),
                 do_sample=True,
-                temperature=seat.vllm.temperature,
-                top_k=max(seat.vllm.top_k, 0),
-                top_p=seat.vllm.top_p,
+                temperature=role.vllm.temperature,
+                top_k=max(role.vllm.top_k, 0),
+                top_p=role.vllm.top_p,
                 max_new_tokens=min(self._config.generation.max_tokens_per_turn, room),
                 eos_token_id=end,
                 pad_token_id=end,

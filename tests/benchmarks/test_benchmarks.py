@@ -20,7 +20,7 @@ from tests.support.scripted_engine import ScriptedEngine
 def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp_path: Path, monkeypatch, capsys):
     async def start(wanted, *_):
         lines = {"teacher": lambda _: "Hello! Where do you go?", "student": lambda _: "I go home."}
-        return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
+        return {role: ScriptedEngine(tokenizer, lines[role]) for role in wanted}
 
     monkeypatch.setattr("classroom_rl.server.open_models._start_engines", start)
     config = load(TrainRLConfig, "train_rl", quickstart_overrides(tmp_path, world / "blank", world, 1), check_train_rl)

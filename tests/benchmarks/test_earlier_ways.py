@@ -54,13 +54,13 @@ LINES = {
 class UnevenEngine(ScriptedEngine):
     """A scripted engine whose answers are all different, and of which some take longer than others."""
 
-    def __init__(self, seat: str, model: str, begun: list[str]):
-        numbers, chance = count(), random.Random(seat)
-        super().__init__(load_tokenizer(seat, model), lambda _: f"Number {next(numbers)}. {chance.choice(LINES[seat])}")
-        self._seat, self._begun, self._chance = seat, begun, chance
+    def __init__(self, role: str, model: str, begun: list[str]):
+        numbers, chance = count(), random.Random(role)
+        super().__init__(load_tokenizer(role, model), lambda _: f"Number {next(numbers)}. {chance.choice(LINES[role])}")
+        self._role, self._begun, self._chance = role, begun, chance
 
     async def generate(self, prompt_ids, sampling):
-        self._begun.append(self._seat)
+        self._begun.append(self._role)
         await asyncio.sleep(self._chance.choice((0.0, 0.02)))
         return await super().generate(prompt_ids, sampling)
 
@@ -75,7 +75,7 @@ class CountingJudge(EmbeddedJudge):
 
 @pytest.fixture
 def begun() -> list[str]:
-    """The seats of all messages, in the order in which they were begun."""
+    """The roles of all messages, in the order in which they were begun."""
     return []
 
 
@@ -86,7 +86,7 @@ def room(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: li
         monkeypatch.setattr(module, name, getattr(module, name))
 
     async def start(wanted, *_):
-        return {seat: UnevenEngine(seat, model.model_name_or_path, begun) for seat, model in wanted.items()}
+        return {role: UnevenEngine(role, model.model_name_or_path, begun) for role, model in wanted.items()}
 
     monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
     monkeypatch.setattr(classroom_rl.server.open_models, "embedded_judge", lambda *_: CountingJudge())
@@ -113,7 +113,7 @@ def play(config: TrainRLConfig, lessons: Sequence[str], then: Callable = lambda 
 def test_in_lockstep_all_take_their_turns_together_and_judging_waits_for_all(room, lessons, begun) -> None:
     switch_on(frozenset({LOCKSTEP}))
     play(room, lessons)
-    runs = [(seat, len(list(found))) for seat, found in groupby(begun)]
+    runs = [(role, len(list(found))) for role, found in groupby(begun)]
     assert runs == [("teacher", 12), ("student", 12), ("teacher", 12), ("student", 12), ("teacher", 12)]
     events = [event["event"] for event in read_journal(Path(room.logging.save_dir) / JOURNAL_NAME)]
     assert max(at for at, name in enumerate(events) if name == "turn") < events.index("verdict")
@@ -207,7 +207,7 @@ class Process:
 @pytest.mark.parametrize("way", [RESTART, RESTART_ALL])
 def test_publishing_ends_engines_and_starts_others(way, room, world, tmp_path, monkeypatch) -> None:
     async def start(wanted, *_):
-        return {seat: Process(model.model_name_or_path) for seat, model in wanted.items()}
+        return {role: Process(model.model_name_or_path) for role, model in wanted.items()}
 
     monkeypatch.setattr(Process, "happened", [])
     monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
@@ -218,7 +218,7 @@ def test_publishing_ends_engines_and_starts_others(way, room, world, tmp_path, m
 
     async def publish():
         engines = await classroom_rl.server.open_models._start_engines(wanted, room.generation, 1)
-        before = {seat: engine.health().pids for seat, engine in engines.items()}
+        before = {role: engine.health().pids for role, engine in engines.items()}
         await engines["teacher"].load_policy(folder, policy, 1.0)
         return engines, before
 
@@ -226,7 +226,7 @@ def test_publishing_ends_engines_and_starts_others(way, room, world, tmp_path, m
     blank = str(world / "blank")
     again = {RESTART: [None, str(folder)], RESTART_ALL: [None, None, str(folder), blank]}[way]
     assert Process.happened == [blank, blank, *again]
-    changed = {seat for seat, engine in engines.items() if engine.health().pids != before[seat]}
+    changed = {role for role, engine in engines.items() if engine.health().pids != before[role]}
     assert changed == ({"teacher"} if way == RESTART else {"teacher", "student"})
     assert engines["teacher"].policy == policy
 

@@ -18,7 +18,7 @@ from benchmarks.post_test import (
     solved_alone,
     table,
 )
-from benchmarks.post_test_scripts import ScriptedSeat
+from benchmarks.post_test_scripts import ScriptedRole
 from classroom_rl.config.values import LEDGER, STUDENT
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.post_test.exams import DOES_NOT_KNOW
@@ -70,7 +70,7 @@ def test_in_maths_the_student_solves_nothing_before_and_everything_with_the_tran
 def test_the_students_answers_are_its_own(measured, checker: AnswerChecker) -> None:
     """A student that knows nothing scores nothing, whatever its ledger says."""
     subject, _, records = measured
-    ignorant = ScriptedSeat(lambda messages: DOES_NOT_KNOW)
+    ignorant = ScriptedRole(lambda messages: DOES_NOT_KNOW)
     assert mean(asyncio.run(answered_by(ignorant, subject, records[SCAFFOLDS], checker))) == 0
 
 

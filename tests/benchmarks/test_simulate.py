@@ -30,8 +30,8 @@ RATES = Rates(ENGINE, ENGINE, 50.0, [1.0], 4.0, 2.0, 4, 3, [10], [20], {"teacher
 
 def lesson(*messages: tuple[int, int], judge_s: float = 0.0) -> Conversation:
     """A conversation of messages in turns, each with the tokens to read and to sample."""
-    seats = ("teacher", "student")
-    said = tuple(Message(seats[place % 2], *message) for place, message in enumerate(messages))
+    roles = ("teacher", "student")
+    said = tuple(Message(roles[place % 2], *message) for place, message in enumerate(messages))
     return Conversation(said, sum(map(sum, messages)), judge_s)
 
 

@@ -27,7 +27,7 @@ RATES = Rates(
 
 def replayed(*messages: tuple[str, range, int]) -> Replayed:
     """A conversation of which these are the prompts, as numbers of their tokens, and the numbers of sampled ones."""
-    said = [Message(seat, [*prompt], tokens) for seat, prompt, tokens in messages]
+    said = [Message(role, [*prompt], tokens) for role, prompt, tokens in messages]
     return Replayed(said, ids=[*range(100)])
 
 
@@ -92,16 +92,16 @@ class Asked:
 
 def test_prompts_are_fresh_and_engines_are_measured_up_to_what_they_take_at_once() -> None:
     options = VllmConfig(max_num_seqs=20, max_length=1024)
-    engines = {seat: Asked() for seat in simulate.SEATS}
+    engines = {role: Asked() for role in simulate.ROLES}
     prompts = [[1, 2, 3]] * 64
-    benches = {seat: Bench(engine, seat, options, prompts) for seat, engine in engines.items()}
+    benches = {role: Bench(engine, role, options, prompts) for role, engine in engines.items()}
     assert benches["teacher"].numbers(64) == [1, 4, 16, 20] and benches["teacher"].numbers(8) == [1, 4, 8]
     fresh = [*benches["teacher"].fresh(150), *benches["teacher"].fresh(150)]
     assert len({tuple(ids[:2]) for ids in fresh}) == 300 and all(ids[2:] == [1, 2, 3] for ids in fresh)
     rates = asyncio.run(engine_rates(benches, 8))
-    for seat in simulate.SEATS:
-        assert sorted(rates[seat].decode) == [1, 4, 8] and rates[seat].slots == 20
-        assert rates[seat].pass_tokens == 4096 and len(engines[seat].asked) > 200
+    for role in simulate.ROLES:
+        assert sorted(rates[role].decode) == [1, 4, 8] and rates[role].slots == 20
+        assert rates[role].pass_tokens == 4096 and len(engines[role].asked) > 200
 
 
 def test_a_step_is_what_was_trained_on(tmp_path: Path) -> None:

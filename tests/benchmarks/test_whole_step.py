@@ -86,7 +86,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 def test_the_bound_shows_a_student_what_the_template_said(world: Path) -> None:
     """A message of the template is in no turn of the journal, but in the student's prompt."""
-    named = [f"{seat}_model.model_name_or_path={world / 'blank'}" for seat in ("teacher", "student")]
+    named = [f"{role}_model.model_name_or_path={world / 'blank'}" for role in ("teacher", "student")]
     config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *named], check_train_rl)
     tokenizer = load_tokenizer("teacher_model", str(world / "blank"))
     given = [{"role": "student", "text": "Hello!", "given": True}, {"role": "teacher", "text": "Who?", "given": True}]

@@ -57,7 +57,7 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
             waiting = threading.Thread(target=lambda: answer.append(client.sample(request(lessons))))
             waiting.start()
             wait_for(lambda: paid_api.sent(record), "the first answer")
-            engine = health.seats["teacher"].pids[0]
+            engine = health.roles["teacher"].pids[0]
             kill({"server": server.pid, "provider": provider.pid, "engine": engine}[target])
             dead = provider if target == "provider" else server
             wait_for(lambda: dead.poll() is not None, f"the end of the {target}")
@@ -72,7 +72,7 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
     outcome = outcome_of(folder)
     assert (outcome.played_twice, outcome.judged_twice, outcome.lost) == (0, 0, 0)
     assert spent_wrongly(SimpleNamespace(folder=folder, record=record)) == []
-    assert {seat for seat, _ in ledgers(folder)["answered"]} == {"judge", "supervisor"}
+    assert {role for role, _ in ledgers(folder)["answered"]} == {"judge", "supervisor"}
     assert files_with_keys(tmp_path) == []
 
 
@@ -87,8 +87,8 @@ def test_a_second_server_on_a_run_folder_is_refused(world, tmp_path):
 
 
 def test_what_is_paid_twice_or_not_in_the_ledger_is_told(tmp_path):
-    for seat in ("judge", "supervisor"):
-        with closing(sqlite3.connect(tmp_path / f"{seat}_calls.sqlite")) as calls, calls:
+    for role in ("judge", "supervisor"):
+        with closing(sqlite3.connect(tmp_path / f"{role}_calls.sqlite")) as calls, calls:
             calls.execute("CREATE TABLE calls (key TEXT, outcome TEXT, cost_usd REAL, reserved_usd REAL)")
             calls.executemany("INSERT INTO calls VALUES (?, ?, ?, ?)", [("a", "usable", 1, 0), ("b", "lost", 0, 2)])
     assert ledgers(tmp_path)["sums"] == Counter(answered=2, held=2, usd=6)

@@ -157,7 +157,7 @@ def provider_overrides(folder: Path, port: int) -> list[str]:
     return [
         "judge_model.model_name_or_path=judge",
         "supervisor_model.model_name_or_path=supervisor",
-        *(f"{seat}_model.{option}" for seat in ("judge", "supervisor") for option in asked),
+        *(f"{role}_model.{option}" for role in ("judge", "supervisor") for option in asked),
         f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rules['pedagogical_eval']}}}",
         "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt",
         "guards.canaries=false",  # the provider draws its verdicts
@@ -207,8 +207,8 @@ def _play_undisturbed(folder: Path, settings: Settings) -> None:
             training.stop()
     outcome = outcome_of(folder / "run")
     wrong = [*differences(outcome, outcome, STEPS), *spent_wrongly(training)]
-    asked = {seat for seat, _ in ledgers(training.folder)["answered"]}
-    wrong += [f"the {seat}'s API was never asked" for seat in ("judge", "supervisor") if seat not in asked]
+    asked = {role for role, _ in ledgers(training.folder)["answered"]}
+    wrong += [f"the {role}'s API was never asked" for role in ("judge", "supervisor") if role not in asked]
     if wrong:
         raise RuntimeError(f"The training that was left alone is not as it has to be: {wrong}")
 
@@ -216,11 +216,11 @@ def _play_undisturbed(folder: Path, settings: Settings) -> None:
 def ledgers(folder: Path) -> dict[str, Counter]:
     """Of the two ledgers together: answered calls by their key, and what they say was spent or is held."""
     answered, sums = Counter(), Counter()
-    for seat in ("judge", "supervisor"):
-        with closing(sqlite3.connect(f"file:{folder / f'{seat}_calls.sqlite'}?mode=ro", uri=True)) as calls:
+    for role in ("judge", "supervisor"):
+        with closing(sqlite3.connect(f"file:{folder / f'{role}_calls.sqlite'}?mode=ro", uri=True)) as calls:
             for key, outcome, cost, held in calls.execute("SELECT key, outcome, cost_usd, reserved_usd FROM calls"):
                 is_answer = outcome in (USABLE, UNUSABLE)
-                answered[seat, key] += is_answer
+                answered[role, key] += is_answer
                 sums["answered"] += is_answer
                 sums["held"] += held > 0
                 sums["usd"] += cost + held

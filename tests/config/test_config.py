@@ -419,14 +419,14 @@ def test_there_is_no_number_that_may_be_anything():
         if item.type in NUMBERS and range_of(type(group), item.name) is None
     ], "give it a line in src/classroom_rl/config/bounds.py"
     of_two_keys = {"train.epochs", "train.max_steps"}
-    tested = {_of_any_seat(key) for key, _, _ in OUT_OF_RANGE} | of_two_keys
+    tested = {_of_any_role(key) for key, _, _ in OUT_OF_RANGE} | of_two_keys
     numbers = {
-        _of_any_seat(key) for key, kind in _leaves(TrainRLConfig) if kind in (int, float, int | None, float | None)
+        _of_any_role(key) for key, kind in _leaves(TrainRLConfig) if kind in (int, float, int | None, float | None)
     }
     assert numbers == tested & numbers, "without a range"
 
 
-def _of_any_seat(key: str) -> str:
+def _of_any_role(key: str) -> str:
     return re.sub(r"^(teacher|student|judge|reward)_model\.", "model.", key)
 
 

@@ -16,7 +16,7 @@ from classroom_rl.config.train_sft import TrainSFTConfig
 
 PROGRAMS = {"train_rl": TrainRLConfig, "eval": EvalConfig, "train_sft": TrainSFTConfig}
 SECTIONS = {"Training": "train_rl", "Evaluation": "eval", "Fine-tuning": "train_sft"}
-SEATS = ("teacher_model", "student_model", "judge_model", "reward_model")
+ROLES = ("teacher_model", "student_model", "judge_model", "reward_model")
 PAGE = (ROOT / "docs/config_keys.md").read_text(encoding="utf-8")
 
 # Names alone, from the schemas of eth-lre/PedagogicalRL; <vllm> and <lora> stand for the groups below.
@@ -109,7 +109,7 @@ def test_every_row_says_what_the_key_does_and_names_tests_that_exist(program, ke
 def test_upstreams_value_loads_and_has_an_effect_unless_the_row_says_none(
     program, key, default, meaning, _tests, caplog
 ):
-    keys = [key.replace("*", seat) for seat in SEATS] if key.startswith("*") else [key]
+    keys = [key.replace("*", role) for role in ROLES] if key.startswith("*") else [key]
     for each in keys:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -141,5 +141,5 @@ def leaves(schema: type, prefix: str = "") -> set[str]:
 
 def test_a_row_without_an_effect_is_no_key_of_the_schema():
     for program, key, _, meaning, _ in ROWS:
-        keys = {key.replace("*", seat) for seat in SEATS}
+        keys = {key.replace("*", role) for role in ROLES}
         assert bool(keys & leaves(PROGRAMS[program])) != meaning.startswith("No effect"), key

@@ -120,7 +120,7 @@ def test_the_rubrics_findings_are_counted_by_lesson_on_the_right_side():
 # Arms ------------------------------------------------------------------------------------------------------------
 
 
-def test_scripted_teachers_are_seats_like_those_behind_an_api():
+def test_scripted_teachers_are_roles_like_those_behind_an_api():
     assert is_script("script:ideal") and not is_script("owner/model")
     with pytest.raises(ConfigError, match="script:acknowledges, script:ideal"):
         ScriptedTeacher("script:nobody")
@@ -176,7 +176,7 @@ def models(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
             room.teacher = ScriptedTeacher(name)
         service = room.open(config.generation)
         if is_script(name):
-            del service.environment.seats.engines["teacher"]
+            del service.environment.roles.engines["teacher"]
         return service
 
     monkeypatch.setattr("classroom_rl.server.sampling_service.open_service", open_service)
@@ -374,7 +374,7 @@ def _answer(body: dict, nth: int):
 def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monkeypatch, capsys):
     async def start(wanted, *_):
         lines = {"teacher": lambda _: "Good! What do you say?", "student": lambda _: "abc"}
-        return {seat: ScriptedEngine(tokenizer, lines[seat]) for seat in wanted}
+        return {role: ScriptedEngine(tokenizer, lines[role]) for role in wanted}
 
     monkeypatch.setattr("classroom_rl.server.open_models._start_engines", start)
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")  # the tokenizer's model has a short context
@@ -383,7 +383,7 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
         overrides = [
             "--config-name=language_tutor",
             f"tutors=[{{name: trained, model_name_or_path: {model}}}]",
-            *(f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student")),
+            *(f"{role}_model.model_name_or_path={model}" for role in ("teacher", "student")),
             f"judge_model={{model_name_or_path: owner/judge, base_url: '{endpoint.url}'}}",
             "judge_model.use_openrouter=false",
             f"extra_judges=[{{model_name_or_path: owner/second, base_url: '{endpoint.url}'}}]",

@@ -246,8 +246,8 @@ def test_without_a_word_evaluations_run_without_a_supervisor():
 def test_the_quickstarts_evaluation_has_the_classroom_of_its_training():
     measured, trained = load(EvalConfig, "eval", [], check_eval), load(TrainRLConfig, "train_rl", [])
     assert measured.generation == trained.generation
-    for seat in ("teacher_model", "student_model", "judge_model"):
-        assert getattr(measured, seat).vllm == getattr(trained, seat).vllm, seat
+    for role in ("teacher_model", "student_model", "judge_model"):
+        assert getattr(measured, role).vllm == getattr(trained, role).vllm, role
     assert measured.judge_model == trained.judge_model
     assert measured.server_url == f"http://{trained.generation.server_host}:{trained.generation.server_port}"
 
@@ -275,10 +275,10 @@ class _ScriptedRoutes(BaseHTTPRequestHandler):
     server: _ScriptedServer
 
     def do_GET(self) -> None:
-        seat = {"model": "tutor", "engine": "vllm", "engine_version": "0.32.0", "pids": [1]}
+        role = {"model": "tutor", "engine": "vllm", "engine_version": "0.32.0", "pids": [1]}
         status = {"status": "ok", "run_folder": "runs/x", "running_requests": [], "running_conversations": 0}
         policy = {"run_id": "abc", "version": 3}
-        self._answer({**status, "finished_conversations": 0, "seats": {"teacher": seat}, "policy": policy})
+        self._answer({**status, "finished_conversations": 0, "roles": {"teacher": role}, "policy": policy})
 
     def do_POST(self) -> None:
         body = SampleRequest.model_validate_json(self.rfile.read(int(self.headers["Content-Length"])))

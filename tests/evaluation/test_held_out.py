@@ -35,7 +35,7 @@ def make_run(folder: Path, seed: int, recorded: bool = True) -> Path:
 def health(run: Path) -> Health:
     return Health(
         status="ok",
-        seats={},
+        roles={},
         policy=PolicyVersion("run", 0),
         run_folder=str(run),
         running_requests=[],

@@ -330,12 +330,12 @@ class Labeller:
 def test_open_lessons_are_labelled_and_the_quickstarts_are_not(answer, known):
     judge, record = Labeller(answer), labelled_lesson()
     rules = record_of(LESSON, [teacher("Hi!"), student(SLIP)], index=1)
-    seats = SimpleNamespace(apis={}, engines={"judge": judge})
-    labels = asyncio.run(label_errors(EvalConfig(), seats, ConcurrentSchedule(), [record, rules]))
+    roles = SimpleNamespace(apis={}, engines={"judge": judge})
+    labels = asyncio.run(label_errors(EvalConfig(), roles, ConcurrentSchedule(), [record, rules]))
     assert len(judge.asked) == 1 and "[2] STUDENT: abc" in judge.asked[0] and "error_student" not in judge.asked[0]
     assert labels == ({(record.id, 1): True, (record.id, 3): False} if known else {})
     fidelity = language_metrics([record], labels)["fidelity"]
     assert fidelity["labelled_by"] == ("judge" if known else "nobody")
     assert fidelity["error_persona"]["share"] == (1.0 if known else None)
     silent = replace(EvalConfig(), student_errors_prompt_path=None)
-    assert asyncio.run(label_errors(silent, seats, ConcurrentSchedule(), [record])) is None
+    assert asyncio.run(label_errors(silent, roles, ConcurrentSchedule(), [record])) is None

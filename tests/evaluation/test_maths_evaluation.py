@@ -270,8 +270,8 @@ def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, 
 
     folder = Path(config.logging.save_dir)
     problems = [Problem.of(name, "7") for name in BEFORE]
-    seats = scene.open(config.generation).environment.seats
-    written = asyncio.run(initial_solutions(config, problems, seats, folder))
+    roles = scene.open(config.generation).environment.roles
+    written = asyncio.run(initial_solutions(config, problems, roles, folder))
     config.recompute_initial_attempts = False
     assert asyncio.run(initial_solutions(config, problems, None, folder)) == written
     change(config)

@@ -44,9 +44,9 @@ def overrides_for(model: Path, scorer: Path, judge_url: str, folder: Path) -> li
     """Overrides for short conversations, with `model` as teacher and student and `scorer` as both reward models."""
     engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, number_of_gpus_per_instance: 1}"
     return [
-        *(f"{seat}_model.vllm={engine}" for seat in ("teacher", "student", "reward")),
+        *(f"{role}_model.vllm={engine}" for role in ("teacher", "student", "reward")),
         f"pedagogical_reward_vllm={engine}",
-        *(f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student")),
+        *(f"{role}_model.model_name_or_path={model}" for role in ("teacher", "student")),
         f"reward_model.model_name_or_path={scorer}",
         f"pedagogical_reward_model={scorer}",
         f"judge_model.base_url={judge_url}",

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from classroom_rl.config.load import ROOT
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import EngineFailure
 from classroom_rl.grading import checker as answers
 from classroom_rl.grading.checker import AnswerChecker
@@ -325,11 +325,11 @@ def test_a_worker_whose_program_was_killed_ends_by_itself(tmp_path, answer):
         time.sleep(0.2)
 
 
-def test_the_workers_end_with_the_seats():
-    seats = Seats(None, Sampling(1.0), None, Sampling(1.0), None)
-    assert is_correct(seats.answers, "x+1", "1+x")
-    pids = seats.answers.pids
-    seats.shutdown()
+def test_the_workers_end_with_the_roles():
+    roles = Roles(None, Sampling(1.0), None, Sampling(1.0), None)
+    assert is_correct(roles.answers, "x+1", "1+x")
+    pids = roles.answers.pids
+    roles.shutdown()
     assert pids and not any(psutil.pid_exists(pid) for pid in pids)
 
 

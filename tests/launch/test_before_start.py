@@ -53,7 +53,7 @@ def test_nothing_is_missing_for_the_quickstart():
         check_start(configured(f"--config-name={name}"), loads_models=True, reports=True)
 
 
-def test_a_missing_key_is_named_with_its_seat_and_variable(monkeypatch):
+def test_a_missing_key_is_named_with_its_role_and_variable(monkeypatch):
     keyed = [*JUDGE, "judge_model.api_key_env=MY_KEY"]
     assert missing(*keyed).startswith("judge_model is judge, behind an API that needs a key: set the environment varia")
     assert missing(*keyed, loads_models=False) == "", "the trainer asks no judge"
@@ -151,7 +151,7 @@ def test_the_requests_to_a_judge_and_their_costs():
 def test_the_requests_of_a_judge_of_groups_a_student_and_a_supervisor():
     api = ["base_url=http://127.0.0.1:9/v1", "model_name_or_path=m"]
     overrides = [*JUDGE, "judge_model.mode=group", "judge_model.anchor_share=0", "train.max_steps=10", "train.mu=1"]
-    overrides += [f"{seat}_model.{each}" for seat in ("student", "supervisor") for each in api]
+    overrides += [f"{role}_model.{each}" for role in ("student", "supervisor") for each in api]
     overrides += ["generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt"]
     overrides += ["generation.supervisor.on_invalid=retry", "generation.supervisor.share=0.5"]
     overrides += ["train.turn_credit.mode=immediate"]

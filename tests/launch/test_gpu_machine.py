@@ -39,7 +39,7 @@ from classroom_rl.memory.sources import (
 )
 from classroom_rl.models.precision import PRECISIONS, check_precision
 from classroom_rl.rollout.environment import models_on_engines, phases_of
-from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.open_models import open_roles
 from classroom_rl.system.processes import Signals
 from classroom_rl.trainer.grpo import run as grpo_run
 from classroom_rl.trainer.grpo.config import grpo_config
@@ -101,7 +101,7 @@ def trained(*arguments: str) -> TrainRLConfig:
     return load(TrainRLConfig, "train_rl", arguments, check_train_rl)
 
 
-def seats_of(config: TrainRLConfig) -> dict[str, ModelConfig]:
+def roles_of(config: TrainRLConfig) -> dict[str, ModelConfig]:
     return models_on_engines(config, reward_weights(config))
 
 
@@ -119,10 +119,10 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
 
     commands = make_commands(overrides)
     assert (commands.config.train.dtype, commands.config.train.optimizer) == ("float32", "adamw_torch")
-    assert {model.vllm.dtype for model in seats_of(commands.config).values()} == {"float32"}
+    assert {model.vllm.dtype for model in roles_of(commands.config).values()} == {"float32"}
     found = report(commands.config, lambda: Launch(1, zero_stage=2))
     assert "memory on a GPU of 8.00 GiB" in found.lines[0] and found.refusals == []
-    refuse_crowded_gpu(seats_of(commands.config), phases_of(commands.config))
+    refuse_crowded_gpu(roles_of(commands.config), phases_of(commands.config))
 
 
 def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_path, monkeypatch):
@@ -231,8 +231,8 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
 def test_the_engines_of_every_configuration_fit_side_by_side(name, gpus):
     gpus(1, mebibytes=8192 if name == "quickstart" else 81559)
     config = trained("--config-name", name)
-    assert len(seats_of(config)) >= (1 if config.environment == "marooned" else 2), "a game has the policy alone"
-    refuse_crowded_gpu(seats_of(config), phases_of(config))
+    assert len(roles_of(config)) >= (1 if config.environment == "marooned" else 2), "a game has the policy alone"
+    refuse_crowded_gpu(roles_of(config), phases_of(config))
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -301,17 +301,17 @@ def test_a_deepspeed_file_of_another_precision_is_refused(tmp_path):
             check_precision("bfloat16", environment)
 
 
-HALVES = [f"{seat}_model.vllm.gpu_memory_utilization=0.5" for seat in ("teacher", "student")]
+HALVES = [f"{role}_model.vllm.gpu_memory_utilization=0.5" for role in ("teacher", "student")]
 BOTH_KEYS = "teacher_model.vllm.gpu_memory_utilization=0.5 [+] student_model.vllm.gpu_memory_utilization=0.5"
 
 
 def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path):
     """vLLM would load the first engine and refuse the second. On CPUs shares have no meaning."""
     config = trained("--config-name", "quickstart", *HALVES, f"logging.save_dir={tmp_path}")
-    refuse_crowded_gpu(seats_of(config), phases_of(config))
+    refuse_crowded_gpu(roles_of(config), phases_of(config))
     gpus(1, mebibytes=24576)
     with pytest.raises(ConfigError, match=f"ask for 1 of it, and their CUDA contexts 0.042 more: {BOTH_KEYS}"):
-        asyncio.run(open_seats(config, {}, tmp_path))
+        asyncio.run(open_roles(config, {}, tmp_path))
 
 
 def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
@@ -319,10 +319,10 @@ def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
     config = trained("--config-name", "language_tutor", "judge_model.model_name_or_path=rules",
                      "judge_model.use_openrouter=false")  # fmt: skip
     gpus(2, first=4096)
-    refuse_crowded_gpu(seats_of(config), phases_of(config))
+    refuse_crowded_gpu(roles_of(config), phases_of(config))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(ConfigError, match="ask for 0.8 of it, and their CUDA contexts 0.250 more"):
-        refuse_crowded_gpu(seats_of(config), phases_of(config))
+        refuse_crowded_gpu(roles_of(config), phases_of(config))
 
 
 def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine(tmp_path):
@@ -341,13 +341,13 @@ def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine(tmp_path):
 
 
 def test_engines_that_take_turns_may_ask_for_more_together(tmp_path):
-    seats = {seat: ModelConfig("m") for seat in ("teacher", "student", "judge")}
-    [refusal] = what_is_crowded(seats, (), None)
+    roles = {role: ModelConfig("m") for role in ("teacher", "student", "judge")}
+    [refusal] = what_is_crowded(roles, (), None)
     assert "ask for 1.5 of it" in refusal and refusal.endswith("or set generation.schedule=phased.")
-    assert what_is_crowded(seats, PHASES, None) == []
-    seats["student"].vllm.gpu_memory_utilization = 0.4
-    seats["judge"].vllm.gpu_memory_utilization = 0.99
-    [refusal] = what_is_crowded(seats, PHASES, 80 * GIB)
+    assert what_is_crowded(roles, PHASES, None) == []
+    roles["student"].vllm.gpu_memory_utilization = 0.4
+    roles["judge"].vllm.gpu_memory_utilization = 0.99
+    [refusal] = what_is_crowded(roles, PHASES, 80 * GIB)
     assert refusal.startswith("The engines of the judging share one GPU") and "student" not in refusal
     assert refusal.endswith("are left.")
 

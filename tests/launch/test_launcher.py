@@ -265,7 +265,7 @@ sys.exit(cli.main(["--config-name", "x"]))
 HEALTH = json.dumps(
     {
         "status": "ok",
-        "seats": {},
+        "roles": {},
         "policy": {"run_id": "r", "version": 0},
         "run_folder": "/",
         "running_requests": [],

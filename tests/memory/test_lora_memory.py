@@ -94,7 +94,7 @@ def test_the_report_knows_lora(qwen):
 
 
 def test_too_large_a_training_is_told_of_lora(qwen):
-    overrides = [f"{seat}_model.model_name_or_path={qwen}" for seat in ("teacher", "student")]
+    overrides = [f"{role}_model.model_name_or_path={qwen}" for role in ("teacher", "student")]
     for lora, told in ((False, True), (True, False)):
         more = [f"teacher_model.lora.enable={lora}", "train.gpu_memory_gib=12"]
         config = load(TrainRLConfig, "train_rl", [*overrides, *more], check_train_rl)

@@ -323,7 +323,7 @@ def test_with_phases_the_engines_awake_together_count_and_the_others_on_the_host
     4,022,468,096 × 2 bytes = 7.49 GiB."""
     (tmp_path / "rule.txt").write_text("{{ problem }} {{ conversation }}")
     shares = {"teacher": 0.3, "student": 0.2, "judge": 0.6}
-    overrides = [f"{seat}_model.vllm.gpu_memory_utilization={share}" for seat, share in shares.items()]
+    overrides = [f"{role}_model.vllm.gpu_memory_utilization={share}" for role, share in shares.items()]
     overrides += ["judge_model.vllm.dtype=auto", "judge_model.vllm.max_length=8192", "train.gpu_memory_gib=80"]
     overrides += [f"judge_model.model_name_or_path={qwen}", "generation.number_judge_attempts=1"]
     overrides += [f"generation.judges_rules_prompts_paths={{pedagogical_eval: {tmp_path / 'rule.txt'}}}"]

@@ -26,7 +26,7 @@ def configured(name: str, *overrides: str) -> TrainRLConfig:
 
 
 def with_qwen(model: str, *overrides: str) -> TrainRLConfig:
-    models = [f"{seat}_model.model_name_or_path={model}" for seat in ("teacher", "student", "judge")]
+    models = [f"{role}_model.model_name_or_path={model}" for role in ("teacher", "student", "judge")]
     return configured("7b", *models, "train.dtype=bfloat16", *overrides)
 
 
@@ -71,8 +71,8 @@ def test_a_trainer_alone_on_its_gpu_is_not_charged_for_the_engines_of_a_server(q
 def test_the_launcher_refuses_before_it_starts_anything(qwen: str, gpu, monkeypatch, capsys):  # noqa: F811
     gpu(8)
     monkeypatch.setattr(cli, "launch", lambda *_: pytest.fail("something was started"))
-    seats = [f"{seat}_model.model_name_or_path={qwen}" for seat in ("teacher", "student", "judge")]
-    assert cli.main(["--config-name", "7b", *seats]) == 2
+    roles = [f"{role}_model.model_name_or_path={qwen}" for role in ("teacher", "student", "judge")]
+    assert cli.main(["--config-name", "7b", *roles]) == 2
     assert "8.00 GiB" in capsys.readouterr().err
 
 
@@ -103,6 +103,6 @@ def test_the_programs_check_before_they_load(qwen: str, program: str, tmp_path: 
     listing.chmod(0o755)
     monkeypatch.setenv("PATH", f"{listing.parent}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seats = [f"{seat}_model.model_name_or_path={qwen}" for seat in ("teacher", "student")]
-    result = run(program, *seats, f"logging.save_dir={tmp_path / 'run'}")
+    roles = [f"{role}_model.model_name_or_path={qwen}" for role in ("teacher", "student")]
+    result = run(program, *roles, f"logging.save_dir={tmp_path / 'run'}")
     assert result.returncode == 2 and "4.00 GiB" in result.stderr and not (tmp_path / "run").exists()

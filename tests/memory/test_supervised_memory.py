@@ -89,7 +89,7 @@ def test_drafts_are_said_to_be_left_out(qwen, more, drafts):  # noqa: F811
     assert any("micro-batches of 2 × 8192 tokens" in line for line in found.lines)
 
 
-def test_a_supervisor_on_an_engine_is_a_seat_like_the_others(qwen):  # noqa: F811
+def test_a_supervisor_on_an_engine_is_a_role_like_the_others(qwen):  # noqa: F811
     engine = "{dtype: auto, max_length: 8192, max_num_seqs: 256, gpu_memory_utilization: 0.25}"
     supervisor = f"supervisor_model={{model_name_or_path: {qwen}, vllm: {engine}}}"
     planned = ("train.gpu_memory_gib=80", PROMPT)

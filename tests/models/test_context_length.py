@@ -14,7 +14,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.report import report
 from classroom_rl.models.pretrained import context_length, too_long_for
-from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.open_models import open_roles
 from tests.models.test_pretrained import edit
 
 LLAMA = {
@@ -97,7 +97,7 @@ def test_a_configuration_that_names_no_length_takes_any(tmp_path: Path) -> None:
     assert context_length(config) is None and too_long_for("key", "model", config, 10**6) is None
 
 
-def test_a_dry_run_says_so_of_every_seat_that_is_too_long(tmp_path: Path) -> None:
+def test_a_dry_run_says_so_of_every_role_that_is_too_long(tmp_path: Path) -> None:
     model = write_model(tmp_path, {})
     long, short = (f"{{model_name_or_path: {model}, vllm: {{max_length: {length}}}}}" for length in (6144, 2048))
     overrides = [f"teacher_model={long}", f"student_model={short}", "train.gpu_memory_gib=null"]
@@ -113,14 +113,14 @@ def test_a_model_that_is_not_reckoned_is_looked_at_all_the_same(tmp_path: Path) 
     quantised = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
     model = write_model(tmp_path, quantised)
     models = [
-        f"{seat}_model={{model_name_or_path: {model}, vllm: {{max_length: 4096}}}}" for seat in ("teacher", "student")
+        f"{role}_model={{model_name_or_path: {model}, vllm: {{max_length: 4096}}}}" for role in ("teacher", "student")
     ]
     found = report(load(TrainRLConfig, "train_rl", models), None)
     assert len(found.refusals) == 2 and any("not reckoned" in line for line in found.lines)
 
 
-@pytest.mark.parametrize("seat", ["teacher", "student"])
-def test_the_server_says_so_before_any_engine_starts(seat: str, world: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("role", ["teacher", "student"])
+def test_the_server_says_so_before_any_engine_starts(role: str, world: Path, tmp_path: Path, monkeypatch) -> None:
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
@@ -129,8 +129,8 @@ def test_the_server_says_so_before_any_engine_starts(seat: str, world: Path, tmp
     edit("config.json", max_position_embeddings=512)(short)
     config = load(TrainRLConfig, "train_rl", [])
     for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
-        seated.model_name_or_path = str(short if name == seat else world / "blank")
+        seated.model_name_or_path = str(short if name == role else world / "blank")
         seated.vllm.max_length = 1024
-    opening = open_seats(config, {}, tmp_path)
-    with pytest.raises(ConfigError, match=f"^{seat}_model.vllm.max_length is 1024, but {short} .* at most 512 tokens"):
+    opening = open_roles(config, {}, tmp_path)
+    with pytest.raises(ConfigError, match=f"^{role}_model.vllm.max_length is 1024, but {short} .* at most 512 tokens"):
         opening.send(None)

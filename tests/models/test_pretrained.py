@@ -22,7 +22,7 @@ from classroom_rl.errors import ConfigError, EngineFailure
 from classroom_rl.memory.report import report
 from classroom_rl.models.pretrained import check_model, load_tokenizer, save_tokenizer, why_unfit
 from classroom_rl.rollout.chat_template import encode_chat, encode_text
-from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.open_models import open_roles
 from tests.rollout.test_chat_template import NO_SYSTEM
 
 KEY = "teacher_model.model_name_or_path"
@@ -187,7 +187,7 @@ def test_a_tokenizer_that_contradicts_its_model_is_refused_in_a_dry_run_and_befo
     assert report(config, None).refusals == [str(caught.value)]
     monkeypatch.setattr(classroom_rl.engines.vllm.engine.VllmEngine, "start", None)
     with pytest.raises(ConfigError, match=message):
-        open_seats(config, {}, model).send(None)
+        open_roles(config, {}, model).send(None)
 
 
 def test_a_special_token_that_no_text_becomes_needs_no_embedding(model: Path) -> None:
@@ -270,8 +270,8 @@ def test_a_name_that_is_not_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch)
         check_model(KEY, "nobody/nothing")
 
 
-@pytest.mark.parametrize("seat", ["teacher", "student"])
-def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path, world: Path, monkeypatch, seat: str):
+@pytest.mark.parametrize("role", ["teacher", "student"])
+def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path, world: Path, monkeypatch, role: str):
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
@@ -279,20 +279,20 @@ def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path
     cut_weights(model)
     config = load(TrainRLConfig, "train_rl", [])
     for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
-        seated.model_name_or_path = str(model if name == seat else world / "blank")
-    opening = open_seats(config, {}, model)
+        seated.model_name_or_path = str(model if name == role else world / "blank")
+    opening = open_roles(config, {}, model)
     with pytest.raises(ConfigError, match="missing or damaged"):
         opening.send(None)
 
 
-@pytest.mark.parametrize("seat", ["teacher", "student"])
-def test_the_server_refuses_an_unusable_chat_template_before_any_engine_starts(model: Path, world: Path, seat: str):
+@pytest.mark.parametrize("role", ["teacher", "student"])
+def test_the_server_refuses_an_unusable_chat_template_before_any_engine_starts(model: Path, world: Path, role: str):
     write("chat_template.jinja", "{{ raise_exception('Only tools may speak') }}")(model)
     config = load(TrainRLConfig, "train_rl", [])
     for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
-        seated.model_name_or_path = str(model if name == seat else world / "blank")
-    opening = open_seats(config, {}, model)
-    with pytest.raises(ConfigError, match=f"^{seat}_model.model_name_or_path: {model}: .*Only tools may speak"):
+        seated.model_name_or_path = str(model if name == role else world / "blank")
+    opening = open_roles(config, {}, model)
+    with pytest.raises(ConfigError, match=f"^{role}_model.model_name_or_path: {model}: .*Only tools may speak"):
         opening.send(None)
 
 
@@ -309,7 +309,7 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
         caplog.clear()
         write("chat_template.jinja", template)(model)
         with caplog.at_level("INFO"), pytest.raises(EngineFailure):
-            open_seats(config, {}, model).send(None)
+            open_roles(config, {}, model).send(None)
         assert ("the prompt goes as the user's" in caplog.text) == told
 
 

@@ -16,7 +16,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.report.build import write_report
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import read_records, read_rewards
-from classroom_rl.rollout.environment import Seats, environment_of
+from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
@@ -107,12 +107,12 @@ class Resumed:
         self.teacher.policy = PolicyVersion(**self.begun["policy"])
         self.teacher.weights = self.begun["weights"]
         models = {"teacher": self.teacher, "student": self.student}
-        self.seats = Seats(models, {"teacher": self.teacher}, judge=embedded_judge("rubric"))
+        self.roles = Roles(models, {"teacher": self.teacher}, judge=embedded_judge("rubric"))
         self.folder = folder
 
     def play(self) -> list[ConversationRecord]:
         journal, weights = Journal(self.folder), reward_weights(self.config)
-        environment = environment_of(self.config).open_with(self.config, self.seats, journal, weights)
+        environment = environment_of(self.config).open_with(self.config, self.roles, journal, weights)
         problems = [self.begun["problems"][place] for place in self.begun["problem_of"]]
         request = SampleRequest(
             problems=[text for text, _ in problems],

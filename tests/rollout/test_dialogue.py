@@ -13,7 +13,7 @@ from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.rollout.environment import ENVIRONMENTS, Seats, environment_of
+from classroom_rl.rollout.environment import ENVIRONMENTS, Roles, environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
@@ -42,9 +42,9 @@ class Game:
         self.folder = folder
 
     def service(self) -> SamplingService:
-        journal, seats = Journal(self.folder), Seats({"teacher": self.engine}, {"teacher": self.engine})
+        journal, roles = Journal(self.folder), Roles({"teacher": self.engine}, {"teacher": self.engine})
         weights = {"found": 1.0, "in_range": 0.5}
-        environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
+        environment = environment_of(self.config).open_with(self.config, roles, journal, weights)
         return SamplingService(Runner(environment, journal, weights), journal)
 
     def play(self, request: SampleRequest = REQUEST) -> list[Trajectory]:

@@ -447,6 +447,6 @@ def test_the_server_looks_at_the_templates_before_any_engine_starts(all_prompts,
     monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
     config = load(TrainRLConfig, "train_rl", [])
     config.generation = all_prompts("teacher_prompt_path", "nowhere.txt")
-    opening = classroom_rl.server.open_models.open_seats(config, {}, tmp_path)
+    opening = classroom_rl.server.open_models.open_roles(config, {}, tmp_path)
     with pytest.raises(DataError, match="There is no prompt template nowhere.txt"):
         opening.send(None)

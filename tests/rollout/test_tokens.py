@@ -20,7 +20,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.requests import SampleRequest
@@ -93,12 +93,12 @@ async def play(
     try:
         teacher = _Listener(engine)
         sampling = Sampling(1.0, max_tokens=16)
-        seats = Seats(teacher, sampling, engine, sampling, RubricJudge(), {"teacher": teacher})
+        roles = Roles(teacher, sampling, engine, sampling, RubricJudge(), {"teacher": teacher})
         weights = reward_weights(config)
         rules = classroom_rules(config.generation, weights, 1024, config.reward_model.grades)
         journal = Journal(run_folder)
         service = SamplingService(
-            Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal
+            Runner(Classroom(config.generation, roles, journal, weights, rules), journal, weights), journal
         )
         records = (await service.sample(request)).conversations
         longest = max((prompt for prompt, _ in teacher.calls), key=len)
@@ -162,10 +162,10 @@ def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], t
     config = load(TrainRLConfig, "train_rl", ["generation.max_turns=5"])
     weights = reward_weights(config)
     rules = classroom_rules(config.generation, weights, 1024, graded=False)
-    seats = Seats(teacher, Sampling(1.0, max_tokens=48), student, Sampling(1.0), RubricJudge(), {"teacher": teacher})
+    roles = Roles(teacher, Sampling(1.0, max_tokens=48), student, Sampling(1.0), RubricJudge(), {"teacher": teacher})
     journal = Journal(tmp_path)
     service = SamplingService(
-        Runner(Classroom(config.generation, seats, journal, weights, rules), journal, weights), journal
+        Runner(Classroom(config.generation, roles, journal, weights, rules), journal, weights), journal
     )
     record = asyncio.run(service.sample(request_for(lessons, "hidden", groups=1, size=1))).conversations[0]
     heard = [tokenizer.decode(prompt) for prompt, _, _ in student.calls]

@@ -29,7 +29,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
-    """Makes the real application with scripted engines in its seats."""
+    """Makes the real application with scripted engines in its roles."""
     return application_of(room, generation, monkeypatch)
 
 

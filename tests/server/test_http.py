@@ -408,16 +408,16 @@ def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(a
 
     room.judge = WaitingJudge(lambda *_: json.dumps(SCORES))
     down = "no answer for 60 s, given up after 1800 s; the last failure: no connection: ConnectError('refused')"
-    seat = {"url": "http://api/v1", "ledger": Mock(spent_usd=0.0, usage=lambda _: Usage()), "drain": AsyncMock()}
+    role = {"url": "http://api/v1", "ledger": Mock(spent_usd=0.0, usage=lambda _: Usage()), "drain": AsyncMock()}
     caplog.handler.addFilter(lambda record: told.set() or True if "still waiting" in record.getMessage() else True)
     port = free_port()
     application = app(port=port)
     with serving(application, port) as url:
-        seats = application.state.service.environment.seats
-        seats.apis |= {"judge": SimpleNamespace(model="a judge", trouble=down, **seat)}
-        seats.apis |= {"student": SimpleNamespace(model="a student", trouble=None, **seat)}
+        roles = application.state.service.environment.roles
+        roles.apis |= {"judge": SimpleNamespace(model="a judge", trouble=down, **role)}
+        roles.apis |= {"student": SimpleNamespace(model="a student", trouble=None, **role)}
         answer = ClassroomClient(url)._insist("POST", "/sample_conversations", BODY, 60.0, "the batch", 0.5)
-        seats.apis.clear()
+        roles.apis.clear()
     assert answer["conversations"][0]["reward"] is not None
     said = next(record.getMessage() for record in caplog.records if "still waiting" in record.getMessage())
     assert f"has no answer to it yet. The judge a judge (http://api/v1): {down}." in said and "a student" not in said

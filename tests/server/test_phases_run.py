@@ -34,8 +34,8 @@ def play(world: Path, folder: Path, lessons: list[str], schedule: str) -> tuple[
             for i in (0, 4)
         ]
         records = [r for response in threads.map(running.client.sample, requests) for r in response.conversations]
-        seats = running.client.health().seats
-        assert {seat: each.asleep for seat, each in seats.items()} == {
+        roles = running.client.health().roles
+        assert {role: each.asleep for role, each in roles.items()} == {
             "teacher": False,
             "student": False,
             "judge": schedule == "phased",

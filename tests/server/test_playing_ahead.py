@@ -198,7 +198,7 @@ def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room: Room,
 
         service, waiting = await begin(room, generation, halt)
         room.judge._halt = halt
-        service.environment.seats.judge.judge = Refusing(halt).judge
+        service.environment.roles.judge.judge = Refusing(halt).judge
         await service.play_as_json(NEXT)
         halt.go.set()
         with pytest.raises(ProviderFailure):

@@ -227,8 +227,8 @@ def test_published_weights_are_loaded_in_place(
     assert differences.abs().max() < on_this_machine(1e-3)
     assert logprob_differences(world / "blank", response).abs().mean() > 0.05
     after = server.client.health()
-    assert {n: s.pids for n, s in after.seats.items()} == {n: s.pids for n, s in before.seats.items()}
-    assert all(seat.pids for seat in after.seats.values())
+    assert {n: s.pids for n, s in after.roles.items()} == {n: s.pids for n, s in before.roles.items()}
+    assert all(role.pids for role in after.roles.values())
     for other in (PolicyVersion(policy.run_id, 4), PolicyVersion("another-run", 3)):
         stale = request_for(lessons, f"stale-{seed}-{other.version}", run_id=other.run_id, policy_version=other.version)
         with pytest.raises(PolicyMismatch, match="is loaded"):
@@ -390,8 +390,8 @@ def test_turns_wait_while_the_engines_sleep_and_new_weights_wake_the_teacher(
         assert not batch.done()
         policy = PolicyVersion("sleep-test", 1)
         server.client.load_weights(policy, publish_random_weights(server, world, policy, seed=12, shards=1))
-        seats = server.client.health().seats
-        assert (seats["teacher"].asleep, seats["student"].asleep) == (False, True)
+        roles = server.client.health().roles
+        assert (roles["teacher"].asleep, roles["student"].asleep) == (False, True)
     finally:
         assert not any(server.client.wake_up().asleep.values())
     assert len(batch.result(120).conversations) == 2

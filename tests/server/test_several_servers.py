@@ -21,7 +21,7 @@ from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.app import server_subfolder
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
-from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.open_models import open_roles
 from classroom_rl.server.schemas import ProcessId
 from classroom_rl.system.run_lock import claim
 from classroom_rl.trainer.servers import AssignedServer, assign_server
@@ -141,9 +141,9 @@ def test_servers_share_the_cap(tmp_path, generation) -> None:
     generation.judges_rules_prompts_paths = {}
     for urls, cap in ((None, 3.0), (TWO, 1.5)):
         generation.server_urls = urls
-        seats = asyncio.run(open_seats(config, {}, tmp_path))
-        assert (seats.apis["student"].ledger.cap_usd, seats.apis["teacher"].ledger.cap_usd) == (cap, None)
-        seats.shutdown()
+        roles = asyncio.run(open_roles(config, {}, tmp_path))
+        assert (roles.apis["student"].ledger.cap_usd, roles.apis["teacher"].ledger.cap_usd) == (cap, None)
+        roles.shutdown()
 
 
 def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:

@@ -122,7 +122,7 @@ class Classroom:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def asleep(self) -> list[bool]:
-        return [seat.asleep for seat in self.client.health().seats.values()]
+        return [role.asleep for role in self.client.health().roles.values()]
 
     def sample(self, name: str) -> "Future[SampleResponse]":
         """One conversation, sampled on another thread."""
@@ -143,9 +143,9 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
     """Opens a server with recording engines, by overrides of the quickstart's configuration."""
     opened: list[Classroom] = []
 
-    def open_with(*overrides: str, seats: tuple[str, ...] = ("teacher", "student")) -> Classroom:
+    def open_with(*overrides: str, roles: tuple[str, ...] = ("teacher", "student")) -> Classroom:
         events: list[str] = []
-        engines = [RecordingEngine(name, tokenizer, events) for name in seats]
+        engines = [RecordingEngine(name, tokenizer, events) for name in roles]
         waiting = list(engines)
         monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
         monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
@@ -260,7 +260,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
         {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, monitor, lambda records: {}
     )
     rollout([problem.id] * 2, trainer)
-    (Path(folder) / f"rank{rank}").write_text(str(client.health().seats["teacher"].asleep))
+    (Path(folder) / f"rank{rank}").write_text(str(client.health().roles["teacher"].asleep))
     state.wait_for_everyone()
     state.destroy_process_group()
 
@@ -333,7 +333,7 @@ def test_sleep_lets_turns_in_flight_end(open_classroom):
     talk = classroom.sample("talk")
     until(lambda: "turns" in classroom.events)
     asleep = classroom.submit(classroom.client.sleep, [this_process()])
-    gates = [engine.gate for engine in classroom.app.state.service.environment.seats.engines.values()]
+    gates = [engine.gate for engine in classroom.app.state.service.environment.roles.engines.values()]
     until(lambda: not any(gate._open.is_set() for gate in gates))
     for engine in classroom.engines:
         engine.held = False
@@ -379,7 +379,7 @@ JUDGING = ["turns", *ASLEEP, "judge: wake all", "turns", "judge: sleep 1", *DIAL
 
 def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_classroom, world, tmp_path):
     """Each recording engine asserts that it is awake while a turn is sampled from it."""
-    classroom = open_classroom(*phased(world, tmp_path), seats=THREE)
+    classroom = open_classroom(*phased(world, tmp_path), roles=THREE)
     until(lambda: not any(classroom.asleep()[:2]))
     assert in_order(classroom.events) == [*AS_EACH_IS_LOADED, *DIALOGUE_WAKES]
     assert classroom.asleep() == [False, False, True]
@@ -397,7 +397,7 @@ def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_cl
 def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
     from classroom_rl.trainer.grpo import run
 
-    classroom = open_classroom(*phased(world, tmp_path), "generation.colocate=true", seats=THREE)
+    classroom = open_classroom(*phased(world, tmp_path), "generation.colocate=true", roles=THREE)
     classroom.events.clear()
     run.train(classroom.config)
     weights = ["teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"]
@@ -410,10 +410,10 @@ def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
 
 
 def health(gpus: list[str], can_sleep: bool) -> Health:
-    seat = EngineHealth(model="m", engine="vllm", engine_version="", pids=[], gpus=gpus, can_sleep=can_sleep)
+    role = EngineHealth(model="m", engine="vllm", engine_version="", pids=[], gpus=gpus, can_sleep=can_sleep)
     return Health(
         status="ok",
-        seats={"teacher": seat},
+        roles={"teacher": role},
         policy=PolicyVersion(),
         run_folder="",
         running_requests=[],

@@ -15,7 +15,7 @@ from tests.supervision.test_toy_supervisor import HINT, PROBLEM, Q1, Q2, WRONG
 
 SAID = [{"role": "teacher", "content": Q1}, {"role": "student", "content": WRONG}]
 QUICKSTART = MessageToReview(SAID, f"Good! {Q2}", PROBLEM)
-MATHS = MessageToReview([], "It is 375.", "How many are 18 rows of 24 seats less 57?", "375")
+MATHS = MessageToReview([], "It is 375.", "How many are 18 rows of 24 roles less 57?", "375")
 DUTCH = MessageToReview([], "Welcome!", PLAN)
 OTHER = MessageToReview([], "Welcome!", "Talk about the weather.")
 

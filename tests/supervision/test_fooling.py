@@ -80,7 +80,7 @@ def in_open_lessons(teacher, reward=process_reward):
 
 
 def in_maths(teacher):
-    problem = "A cinema has 18 rows of 24 seats each. 57 seats stay empty. How many people watch the film?"
+    problem = "A cinema has 18 rows of 24 roles each. 57 roles stay empty. How many people watch the film?"
     messages = []
     for said in ("No idea.", "18 × 24 = 422?", "432", "So 385?", "375", None):
         messages.append({"role": "teacher", "content": teacher(problem, messages)})
@@ -93,7 +93,7 @@ def in_maths(teacher):
 def good_maths_tutor(problem, messages):
     return (
         "What do you know about the rows?",
-        "How many seats are there in all? Try 18 times 20 first.",
+        "How many roles are there in all? Try 18 times 20 first.",
         "Check 18 · 24: what is 18 times 4?",
         "Right, 432. And how many people are sitting there?",
         "Careful with the tens: what is 432 less 50?",

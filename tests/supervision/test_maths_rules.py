@@ -19,8 +19,8 @@ from classroom_rl.supervision.embedded import RulesSupervisor, review_by_rules
 from classroom_rl.supervision.faults import RANKING
 
 PENALTIES = default_penalties()
-CINEMA = "A cinema has 18 rows of 24 seats each. 57 seats stay empty. How many people watch the film?"
-ASK = "What do you know about the seats?"
+CINEMA = "A cinema has 18 rows of 24 roles each. 57 roles stay empty. How many people watch the film?"
+ASK = "What do you know about the roles?"
 ROWS = [
     json.loads(row)
     for split in ("train", "test")
@@ -164,7 +164,7 @@ def test_what_gives_the_answer_away(answer, message):
     [
         ("375", "What is 18 times 24?", CINEMA),
         ("375", "There are 3750 of them, or 37.5, or 1375.", CINEMA),
-        ("18", "So there are 18 rows. How many seats?", CINEMA),
+        ("18", "So there are 18 rows. How many roles?", CINEMA),
         ("6", "There are 6 terms. Which ones hold x?", ""),
         ("2", "Divide both sides by 2 and tell me what is left.", ""),
         ("12", "Take a smaller example: 3 · 4 = 12. And yours?", ""),
@@ -222,7 +222,7 @@ def test_every_shipped_answer_is_found_where_it_is_stated(row):
         (ASK, "18 × 24 = 422", "So 18 × 24 = 422, and now?"),
         (ASK, "No idea.", "Is 18 × 24 = 422?"),
         (ASK, "No idea.", "Suppose somebody says 18 × 24 = 422. Can it end in a 2?"),
-        (ASK, "No idea.", "Draw a row of seats."),
+        (ASK, "No idea.", "Draw a row of roles."),
         (ASK, "No idea.", "18 × 20 = 360, so you are close. Now the rest, please: think of 18 times 4."),
         (ASK, "375", "Exactly, well done."),
     ],
@@ -243,7 +243,7 @@ def test_valid_messages(texts):
         ("wrong_maths", (ASK, "No.", "Well, 18 × 24 = 422. What follows?")),
         ("task", (ASK, "No.", "You are doing great!")),
         ("task", (ASK, "No.", "What? Why? How? When? Who?")),
-        ("length", (ASK, "No.", f"{'Think of rows and seats in it. ' * 30}What now?")),
+        ("length", (ASK, "No.", f"{'Think of rows and roles in it. ' * 30}What now?")),
         ("repetition", (ASK, "No.", ASK)),
         ("language", (ASK, "No.", "Что ты знаешь о местах в этом зале?")),
         ("language", (ASK, "No.", f"{'Das ist ein sehr schönes Haus mit vielen alten Zimmern. ' * 4}Oder?")),

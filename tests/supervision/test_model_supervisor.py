@@ -45,7 +45,7 @@ FILTERED = fails(403, {"message": "Input was flagged", "metadata": {"reasons": [
 def about(number: int, message: str = "What comes next in step {}?") -> MessageToReview:
     facts = ConversationFacts(("error_student",), 15)
     said = [{"role": "student", "content": "I am stuck."}]
-    return MessageToReview(said, message.format(number), "How many are 18 rows of 24 seats less 57?", "375", facts)
+    return MessageToReview(said, message.format(number), "How many are 18 rows of 24 roles less 57?", "375", facts)
 
 
 def number_in(prompt: str) -> int:

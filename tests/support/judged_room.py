@@ -83,7 +83,7 @@ class Server:
             rules = self.generation.judges_rules_prompts_paths
             self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
             service = self.room.open(self.generation)
-            service.environment.seats.apis["judge"] = api
+            service.environment.roles.apis["judge"] = api
             try:
                 return await work(service)
             finally:

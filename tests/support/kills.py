@@ -30,7 +30,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.errors import ClassroomError
 from classroom_rl.launch.commands import server_command, trainer_command
 from classroom_rl.models.policy_folder import policies_folder, shared_memory_folder
-from classroom_rl.rollout.environment import POLICY_SEAT
+from classroom_rl.rollout.environment import POLICY_ROLE
 from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_of, read_journal
 from classroom_rl.rollout.store.journal_segments import JournalStream
 from classroom_rl.server.client import ClassroomClient
@@ -127,10 +127,10 @@ class Run:
         if target == "trainer":
             return next((each.pid for each in _descendants(self.trainer.pid) if _is_training(each)), None)
         try:
-            seats = self.client.health().seats
+            roles = self.client.health().roles
         except ClassroomError:
             return None
-        return random.choice([pid for seat in seats.values() for pid in seat.pids])
+        return random.choice([pid for role in roles.values() for pid in role.pids])
 
     def stop(self) -> None:
         self.trainer.stop()
@@ -281,7 +281,7 @@ def outcome_of(folder: Path) -> Outcome:
 
 def _messages(record: dict) -> int:
     """The number of messages of the policy that entered a conversation."""
-    return sum(turn["role"] == POLICY_SEAT for turn in record["turns"])
+    return sum(turn["role"] == POLICY_ROLE for turn in record["turns"])
 
 
 def _verdict_key(event: dict) -> tuple[str, str, int]:

@@ -22,7 +22,7 @@ class ScriptedBatches(Replay):
     def __init__(self, run_folder: str, play: Callable[[int, int, Problem], ConversationRecord]):
         health = Health(
             status="ok",
-            seats={},
+            roles={},
             policy=PolicyVersion("run", 0),
             run_folder=run_folder,
             running_requests=[],

@@ -18,7 +18,7 @@ Script = Callable[[str], str]
 
 
 class ScriptedEngine:
-    """A teacher or student seat whose lines come from a script.
+    """A teacher or student role whose lines come from a script.
 
     Lines are tokenised with a real tokenizer and cut at the sampling's `max_tokens`, as an engine would. Spellings of
     special tokens become special tokens, as if the model had sampled them. `calls` keeps every prompt and answer.

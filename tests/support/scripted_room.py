@@ -21,7 +21,7 @@ from classroom_rl.config.values import PHASED
 from classroom_rl.environments.classroom.config import default_weights
 from classroom_rl.environments.classroom.environment import PHASES, Classroom, classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.requests import SampleRequest
@@ -80,8 +80,8 @@ def guided(template: Callable[[str], str]) -> GenerationConfig:
 
 
 class Room:
-    """A classroom of scripted engines, whose text each test sets. `woken` records the seats that each phase wakes, if
-    the schedule has phases. There is no `supervisor` unless a test seats one."""
+    """A classroom of scripted engines, whose text each test sets. `woken` records the roles that each phase wakes, if
+    the schedule has phases. There is no `supervisor` unless a test roles one."""
 
     def __init__(self, tokenizer, folder: Path):
         self.tokenizer = tokenizer
@@ -99,7 +99,7 @@ class Room:
     def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
         weights = self.reward_weights or default_weights(generation)
         rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
-        seats = Seats(
+        roles = Roles(
             self.teacher,
             Sampling(1.0, max_tokens=generation.max_tokens_per_turn),
             self.student,
@@ -112,12 +112,12 @@ class Room:
         )
         journal = Journal(self.folder)
         schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()
-        classroom = Classroom(generation, seats, journal, weights, rules, self.turn_rewards, self.judge_options)
+        classroom = Classroom(generation, roles, journal, weights, rules, self.turn_rewards, self.judge_options)
         return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
-    async def _wake_only(self, seats: tuple[str, ...]) -> None:
-        """Record the seats; real engines would sleep and wake here."""
-        self.woken.append(seats)
+    async def _wake_only(self, roles: tuple[str, ...]) -> None:
+        """Record the roles; real engines would sleep and wake here."""
+        self.woken.append(roles)
         await asyncio.sleep(0)
 
     def play(self, generation: GenerationConfig, **request) -> list[ConversationRecord]:

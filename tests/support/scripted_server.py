@@ -43,19 +43,19 @@ _IDEAL_SHARE = 2 / 3
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
-def line_of(seat: str, prompt: str) -> str:
-    """What a seat says to this prompt."""
-    if seat == "teacher" and random.random() < _IDEAL_SHARE:
+def line_of(role: str, prompt: str) -> str:
+    """What a role says to this prompt."""
+    if role == "teacher" and random.random() < _IDEAL_SHARE:
         return plays_the_ideal([{"role": role, "content": text} for role, text in _MESSAGE.findall(prompt)])
-    return random.choice(LINES[seat])
+    return random.choice(LINES[role])
 
 
 class PacedEngine(ScriptedEngine):
     """A scripted engine that takes its time, keeps no prompts, and can be killed."""
 
-    def __init__(self, seat: str, model: ModelConfig, seconds: float):
-        tokenizer = load_tokenizer(f"{seat}_model", model.model_name_or_path)
-        super().__init__(tokenizer, partial(line_of, seat))
+    def __init__(self, role: str, model: ModelConfig, seconds: float):
+        tokenizer = load_tokenizer(f"{role}_model", model.model_name_or_path)
+        super().__init__(tokenizer, partial(line_of, role))
         self.calls = deque(maxlen=0)
         self._seconds = seconds
         self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # it ends when this process has ended
@@ -89,7 +89,7 @@ class PacedEngine(ScriptedEngine):
 async def scripted_engines(wanted: dict[str, ModelConfig], _: EnvironmentConfig, __: int) -> dict[str, PacedEngine]:
     """In place of `_start_engines`."""
     seconds = float(os.environ.get(MESSAGE_S, "0"))
-    return {seat: PacedEngine(seat, model, seconds) for seat, model in wanted.items()}
+    return {role: PacedEngine(role, model, seconds) for role, model in wanted.items()}
 
 
 def command(overrides: Sequence[str]) -> list[str]:

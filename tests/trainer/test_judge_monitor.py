@@ -18,7 +18,7 @@ from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.canaries import CANARIES
-from classroom_rl.environments.classroom.environment import DIALOGUE_SEATS, PHASES
+from classroom_rl.environments.classroom.environment import DIALOGUE_ROLES, PHASES
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.toy_judge import RubricJudge
@@ -238,8 +238,8 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
     """With generation.schedule: phased."""
     awake: list[tuple[str, ...]] = []
 
-    async def wake_only(seats: Collection[str]) -> None:
-        awake.append(tuple(seats))
+    async def wake_only(roles: Collection[str]) -> None:
+        awake.append(tuple(roles))
 
     def judge(rule: str, conversation: list[dict[str, str]], attempt: int) -> str:
         assert awake[-1] == ("judge",)
@@ -259,7 +259,7 @@ def test_canaries_wait_until_an_engine_that_judges_is_awake(room: Room, generati
     room.judge = ScriptedJudge(judge)
     found = asyncio.run(check())
     assert [each.score for each in found.canaries] == [0.25] * len(CANARIES)
-    assert awake[-1] == DIALOGUE_SEATS, "and then the next batch can begin"
+    assert awake[-1] == DIALOGUE_ROLES, "and then the next batch can begin"
 
 
 # The figures, by hand ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.messages import parse_message
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.environment import Seats
+from classroom_rl.rollout.environment import Roles
 from classroom_rl.server.error_responses import add_error_answers
 from classroom_rl.server.view_only import create_viewer
 from classroom_rl.viewer.game_table import GameTable
@@ -33,7 +33,7 @@ def game_app(tokenizer, folder: Path, context: int = 20_000) -> FastAPI:
     add_viewer(app, folder, live=True)
     engine = app.state.engine = ScriptedEngine(tokenizer, lambda prompt: MODEL)
     generation = Generation(max_tokens_in_conversation=20_000, max_tokens_per_turn=200)
-    app.state.table = GameTable(Seats({"teacher": engine}), generation, context, Sampling(1.0), 10.0)
+    app.state.table = GameTable(Roles({"teacher": engine}), generation, context, Sampling(1.0), 10.0)
     return app
 
 

@@ -315,7 +315,8 @@ class ToolLimitsConfig:
 
 @dataclass
 class PostTestConfig:
-    """A delayed post-test after the dialogue (docs/trusting_rewards.md): what the student still knows without the transcript.
+    """A delayed post-test after the dialogue: what the student still knows without the transcript
+    (docs/trusting_rewards.md).
 
     A ledger says what the student may know: what it produced in the lesson before the teacher said it. With `enable`, a
     student that the program holds by this ledger answers the test; with `ask_student` the student's model does, too,

@@ -86,10 +86,12 @@ def model_of_tutor(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
 
 @dataclass
 class CounterfactualsConfig:
-    """Whether the prices of messages predict what the student does later (docs/trusting_rewards.md). `forks` messages of
-    the tutor (0: none) are each compared with another one in their place: the supervisor's correction, or one of
-    `siblings` messages that the tutor samples there. Each of the two is played on `playouts` times, with the same
-    seeds."""
+    """Whether the prices of messages predict what the student does later (docs/trusting_rewards.md).
+
+    `forks` messages of the tutor (0: none) are each compared with another one in their place: the supervisor's
+    correction, or one of `siblings` messages that the tutor samples there. Each of the two is played on `playouts`
+    times, with the same seeds.
+    """
 
     forks: int = 0
     playouts: int = 8

@@ -1,4 +1,4 @@
-"""Checks of how the models of the seats are loaded, reached and paid."""
+"""Checks of how the models of the roles are loaded, reached and paid."""
 
 import re
 
@@ -103,7 +103,7 @@ def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, n
 
 
 def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
-    """Check how the model of a seat is loaded, or how its API is reached and paid."""
+    """Check how the model of a role is loaded, or how its API is reached and paid."""
     check_vllm(f"{name}.vllm", model.vllm)
     _check_api(name, model)
     if model.is_remote and model.deadline_s >= generation.sample_timeout_s:

@@ -13,7 +13,7 @@ REPLACED = {
     "*.vllm.bits_and_bytes": "name a quantised model (AWQ, GPTQ, FP8): its own config.json says how it is to be read",
     "*.vllm.load_and_unload": _SLEEP,
     "*.vllm.enable_sleep_mode": _SLEEP,
-    "*.vllm.max_number_of_instances": "each seat has one engine, spread over vllm.number_of_gpus_per_instance GPUs",
+    "*.vllm.max_number_of_instances": "each role has one engine, spread over vllm.number_of_gpus_per_instance GPUs",
     "train.deepspeed_config_path": "accelerate launch --config_file config/deepspeed/… chooses DeepSpeed's stage",
     "train.batch_size_ref_model": "the reference model sees the same micro-batches as the training",
     "train.save_policy_to_disk_every_n": "every batch's weights are published; see train.publish_to_disk_every",

@@ -1,6 +1,6 @@
 """An engine behind any OpenAI-compatible API: messages in, text out, no tokens to train on.
 
-For notebooks and the command line. The classroom's seats behind an API count costs and keep replies
+For notebooks and the command line. The classroom's roles behind an API count costs and keep replies
 (engines/api/); this engine does neither.
 """
 

@@ -16,7 +16,7 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.engines.api.chat_api import ChatRequest
 from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import JudgeOutputError, RequestRefused
 from classroom_rl.evaluation.metrics.language import ErrorLabels
 from classroom_rl.judges.json_answer import find_object
@@ -44,7 +44,7 @@ SCHEMA = {
 
 
 async def label_errors(
-    config: EvalConfig, seats: Seats, schedule: Schedule, records: Sequence[ConversationRecord]
+    config: EvalConfig, roles: Roles, schedule: Schedule, records: Sequence[ConversationRecord]
 ) -> ErrorLabels | None:
     """Ask the judge's model for labels of all conversations that the rules cannot read.
 
@@ -56,32 +56,32 @@ async def label_errors(
         EngineFailure, ProviderFailure: if the judge cannot be asked at all.
     """
     open_ones = [record for record in records if read_plan(record.problem).lesson is None]
-    asked = config.student_errors_prompt_path is not None and ("judge" in seats.apis or "judge" in seats.engines)
+    asked = config.student_errors_prompt_path is not None and ("judge" in roles.apis or "judge" in roles.engines)
     if not open_ones or not asked:
         return None
     with schedule.register(1) as registration:
         await registration.wait_for_phase(State.JUDGE_TURN)  # a judge on an engine is awake only then
-        found = await asyncio.gather(*(_label(config, seats, record) for record in open_ones))
+        found = await asyncio.gather(*(_label(config, roles, record) for record in open_ones))
     return {label: error for labels in found for label, error in labels.items()}
 
 
-async def _label(config: EvalConfig, seats: Seats, record: ConversationRecord) -> ErrorLabels:
+async def _label(config: EvalConfig, roles: Roles, record: ConversationRecord) -> ErrorLabels:
     conversation = visible_messages(record.turns)
     messages = render_rule(config.student_errors_prompt_path, conversation, record.problem)
     try:
-        return read_labels(record, await _ask(config, seats, messages))
+        return read_labels(record, await _ask(config, roles, messages))
     except (JudgeOutputError, RequestRefused) as error:
         logger.warning("the student's errors in %s are not labelled: %s", record.id, error)
         return {}
 
 
-async def _ask(config: EvalConfig, seats: Seats, messages: list[dict[str, str]]) -> str:
+async def _ask(config: EvalConfig, roles: Roles, messages: list[dict[str, str]]) -> str:
     judge, most = config.judge_model, config.generation.max_tokens_per_judge_attempt
     schema = wanted_schema(judge, SCHEMA)
-    if "judge" not in seats.apis:
+    if "judge" not in roles.apis:
         sampling = Sampling(0.0, judge.vllm.top_p, judge.vllm.top_k, most, schema=schema)
-        return (await seats.engines["judge"].chat(messages, sampling)).text
-    api = seats.apis["judge"]
+        return (await roles.engines["judge"].chat(messages, sampling)).text
+    api = roles.apis["judge"]
     request = ChatRequest(messages, Sampling(0.0, max_tokens=most), schema, ("errors",))
     return (await KeptReplies(judge, api.ledger, api).get(request))[0].text
 
@@ -132,10 +132,10 @@ async def ask_extra_judges(
     paid: SpendingByJudge = {}
     for number, judge in enumerate(config.extra_judges):
         ledger_path = folder / f"extra_judge_{number}_calls.sqlite"
-        seat, api = open_second_judge(judge, config.generation, ledger_path, "extra judge")
+        role, api = open_second_judge(judge, config.generation, ledger_path, "extra judge")
         try:
             keys = [conversation_key(tutor, record) for tutor, group in records.items() for record in group]
-            asked = (_score(seat, config, record) for group in records.values() for record in group)
+            asked = (_score(role, config, record) for group in records.values() for record in group)
             extra_scores[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
         finally:
             if api is not None:

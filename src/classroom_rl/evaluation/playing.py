@@ -17,7 +17,7 @@ from uuid import uuid4
 from classroom_rl.config.evaluation import EvalConfig, is_measured_by_solutions, reward_weights
 from classroom_rl.config.values import GREEDY, SAMPLED, SUPERVISED
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import ConfigError, DeadlineExceeded, PolicyMismatch
 from classroom_rl.evaluation.counterfactuals.comparing import Compared, compare_messages
 from classroom_rl.evaluation.extra_judges import label_errors
@@ -42,12 +42,12 @@ REQUESTS_IN_FLIGHT = 16
 @dataclass
 class EvaluatedTutor:
     """The tutor that is measured: the function that plays its conversations, its engine and policy version, and, if it
-    runs in this process, the seats of all models, their schedule and the journal."""
+    runs in this process, the roles of all models, their schedule and the journal."""
 
     sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
     teacher: EngineHealth
     policy: PolicyVersion
-    seats: Optional[Seats] = None
+    roles: Optional[Roles] = None
     schedule: Optional[Schedule] = None
     journal: Optional[Journal] = None
 
@@ -88,7 +88,7 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
             },
         )
         if is_measured_by_solutions(config):
-            found.initial = await initial_solutions(config, problems, tutor.seats, folder)
+            found.initial = await initial_solutions(config, problems, tutor.roles, folder)
         run = uuid4().hex[:12]
         for sampling in config.samplings:
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
@@ -96,15 +96,15 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
             if sampling == SUPERVISED:
                 _check_reviewed(played)
             found.records += [(sampling, record) for record in played]
-        if tutor.seats is not None and not is_measured_by_solutions(config):
+        if tutor.roles is not None and not is_measured_by_solutions(config):
             records = [record for _, record in found.records]
-            found.labels = await label_errors(config, tutor.seats, tutor.schedule, records)
+            found.labels = await label_errors(config, tutor.roles, tutor.schedule, records)
         if config.counterfactuals.forks > 0:
             sampled = [record for sampling, record in found.records if sampling == SAMPLED]
-            here = (tutor.seats, tutor.schedule, tutor.journal)
+            here = (tutor.roles, tutor.schedule, tutor.journal)
             found.compared = await compare_messages(config, *here, sampled, problems, folder)
-        if tutor.seats is not None:
-            found.about["paid"] = {seat: asdict(api.ledger.spending()) for seat, api in tutor.seats.apis.items()}
+        if tutor.roles is not None:
+            found.about["paid"] = {role: asdict(api.ledger.spending()) for role, api in tutor.roles.apis.items()}
         found.about["seconds"] = round(time.monotonic() - started, 3)
     return found
 
@@ -194,7 +194,7 @@ async def _tutor_on_server(config: EvalConfig) -> AsyncIterator[EvaluatedTutor]:
         async def sample(request: SampleRequest) -> SampleResponse:
             return await loop.run_in_executor(threads, client.sample, request)
 
-        yield EvaluatedTutor(sample, health.seats["teacher"], health.policy)
+        yield EvaluatedTutor(sample, health.roles["teacher"], health.policy)
 
 
 def _health(client: "ClassroomClient") -> Health:
@@ -212,15 +212,15 @@ async def _tutor_in_process(config: EvalConfig, folder: Path) -> AsyncIterator[E
     from classroom_rl.server.sampling_service import open_service
 
     service = await open_service(config, reward_weights(config), folder)
-    seats = service.environment.seats
+    roles = service.environment.roles
     try:
         yield EvaluatedTutor(
             service.sample,
-            seats.health()["teacher"],
-            seats.teacher.policy,
-            seats,
+            roles.health()["teacher"],
+            roles.teacher.policy,
+            roles,
             service.runner.schedule,
             service.journal,
         )
     finally:
-        seats.shutdown()
+        roles.shutdown()

@@ -1,4 +1,6 @@
-"""Judges a run again from its files, without a network: `python -m classroom_rl.evaluation.rejudge RUN_FOLDER [overrides]`.
+"""Judges a run again from its files, without a network.
+
+    python -m classroom_rl.evaluation.rejudge RUN_FOLDER [overrides]
 
 Every conversation in the journal gets new verdicts, parsed from the replies that the run paid for (or given by an
 embedded judge), and new rewards by the current code and configuration. Example of an override:

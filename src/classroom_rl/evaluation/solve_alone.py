@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.environments.classroom.conversation import Solution
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import RequestRefused
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.rollout.problem import Problem
@@ -30,13 +30,13 @@ _FILE = TypeAdapter(InitialSolutions)
 
 
 async def initial_solutions(
-    config: EvalConfig, problems: Sequence[Problem], seats: Optional[Seats], folder: Path
+    config: EvalConfig, problems: Sequence[Problem], roles: Optional[Roles], folder: Path
 ) -> Optional[InitialSolutions]:
     """The student's solutions before the dialogue: `generation.number_student_attempts` for each problem, in answer to
     `generation.student_attempt_prompt_path` alone. They do not depend on the tutor, so all conversations on a problem
     are compared with the same solutions.
 
-    With `recompute_initial_attempts` the student in `seats` writes them now, and they are saved in the run folder as
+    With `recompute_initial_attempts` the student in `roles` writes them now, and they are saved in the run folder as
     `initial_solutions/{key}.json`. The key is a hash of the student (its name and its sampling), the prompts, the
     problems, the number and length of attempts, the seed, and the grader. Without `recompute_initial_attempts` the file
     is read; an earlier evaluation with the same settings and the same `logging.save_dir` wrote it.
@@ -55,7 +55,7 @@ async def initial_solutions(
             path,
         )
         return None
-    found = await _solve(config, problems, seats)
+    found = await _solve(config, problems, roles)
     with storage_errors(path):
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
@@ -64,7 +64,7 @@ async def initial_solutions(
     return found
 
 
-async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) -> InitialSolutions:
+async def _solve(config: EvalConfig, problems: Sequence[Problem], roles: Roles) -> InitialSolutions:
     places = asyncio.Semaphore(PROBLEMS_AT_ONCE)
     by_id = {problem.id: problem for problem in problems}
     progress = EvaluationProgress(len(by_id), "the student alone", "problems")
@@ -72,7 +72,7 @@ async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) 
     async def solve(problem: Problem) -> Optional[list[Solution]]:
         async with places:
             attempts = range(config.generation.number_student_attempts)
-            solving = (_attempt(config, problem, i, seats) for i in attempts)
+            solving = (_attempt(config, problem, i, roles) for i in attempts)
             solutions = await asyncio.gather(*solving, return_exceptions=True)
         progress.add(1)
         failures = [each for each in solutions if isinstance(each, BaseException)]
@@ -89,12 +89,12 @@ async def _solve(config: EvalConfig, problems: Sequence[Problem], seats: Seats) 
     return {name: solutions for name, solutions in zip(by_id, found, strict=True) if solutions is not None}
 
 
-async def _attempt(config: EvalConfig, problem: Problem, number: int, seats: Seats) -> Solution:
+async def _attempt(config: EvalConfig, problem: Problem, number: int, roles: Roles) -> Solution:
     digest = hashlib.sha256(f"{config.seed}|{problem.id}|alone|{number}".encode()).digest()
     limit = config.generation.max_tokens_per_student_attempt
-    sampling = replace(seats.student_sampling, max_tokens=limit, seed=int.from_bytes(digest[:4]))
-    said = await seats.student.chat([{"role": "user", "content": _prompt(config, problem)}], sampling)
-    return Solution(said.text, await seats.grade(problem, visible_text(said.text)))
+    sampling = replace(roles.student_sampling, max_tokens=limit, seed=int.from_bytes(digest[:4]))
+    said = await roles.student.chat([{"role": "user", "content": _prompt(config, problem)}], sampling)
+    return Solution(said.text, await roles.grade(problem, visible_text(said.text)))
 
 
 def _prompt(config: EvalConfig, problem: Problem) -> str:

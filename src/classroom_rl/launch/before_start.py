@@ -73,7 +73,7 @@ def check_start(config: TrainRLConfig | EvalConfig, loads_models: bool, reports:
     APIs.
 
     Args:
-        loads_models: whether this program, or one that it starts, has the seats' models.
+        loads_models: whether this program, or one that it starts, has the roles' models.
         reports: whether it, or one that it starts, reports to trackers.
 
     Raises:
@@ -99,11 +99,11 @@ def what_is_missing(
 ) -> Iterator[str]:
     """Keys, a token, a login, and places to write to that a start needs and that are not there."""
     if loads_models:
-        for seat, model in _remote_models(config).items():
+        for role, model in _remote_models(config).items():
             variable = key_variable(model)
             if variable is not None and not os.environ.get(variable):
                 yield (
-                    f"{seat} is {model.model_name_or_path}, behind an API that needs a key: set the environment "
+                    f"{role} is {model.model_name_or_path}, behind an API that needs a key: set the environment "
                     f"variable {variable} (any text will do for a local server)."
                 )
         yield from _unfit_temporary_folder(config)
@@ -121,8 +121,8 @@ def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConf
     """The models behind an API, by their config key."""
     if getattr(config, "server_url", None) is not None:
         return {}
-    seats = environment_of(config).models(config, _rewards(config))
-    models = {f"{seat}_model": model for seat, model in seats.items() if model.is_remote}
+    roles = environment_of(config).models(config, _rewards(config))
+    models = {f"{role}_model": model for role, model in roles.items() if model.is_remote}
     guards = getattr(config, "guards", None)
     if guards is not None and guards.judge_check_every_n_steps and guards.held_out_judge_model is not None:
         models["guards.held_out_judge_model"] = guards.held_out_judge_model
@@ -211,7 +211,7 @@ def slow_numbers(config: TrainRLConfig | EvalConfig) -> list[str]:
     keys = ["train.dtype"] if isinstance(config, TrainRLConfig) and config.train.dtype == "bfloat16" else []
     if getattr(config, "server_url", None) is None:
         engines = models_on_engines(config, _rewards(config))
-        keys += [f"{seat}_model.vllm.dtype" for seat, model in engines.items() if model.vllm.dtype == "bfloat16"]
+        keys += [f"{role}_model.vllm.dtype" for role, model in engines.items() if model.vllm.dtype == "bfloat16"]
     if not keys:
         return []
     return [
@@ -252,7 +252,7 @@ _ARMS = 3
 
 @dataclass(frozen=True)
 class _Asked:
-    """The requests to a seat behind an API: as many as usual and at most, and the most tokens of a prompt and of an
+    """The requests to a role behind an API: as many as usual and at most, and the most tokens of a prompt and of an
     answer."""
 
     usual: int
@@ -262,7 +262,7 @@ class _Asked:
 
 
 def requests_of(config: TrainRLConfig | EvalConfig) -> list[str]:
-    """How many requests each seat behind an API gets, and what they cost at most, by the configured prices."""
+    """How many requests each role behind an API gets, and what they cost at most, by the configured prices."""
     models = _remote_models(config)
     if not models or not isinstance(config.generation, GenerationConfig):
         return []
@@ -301,20 +301,20 @@ def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
     return math.ceil(length.conversations * more), f"for {length.batches} batches"
 
 
-def _asked(config: TrainRLConfig | EvalConfig, seat: str, conversations: int) -> _Asked | None:
+def _asked(config: TrainRLConfig | EvalConfig, role: str, conversations: int) -> _Asked | None:
     generation = config.generation
     context = generation.max_tokens_in_conversation + _LONGEST_TEMPLATE
     messages = generation.max_turns // 2 + 1  # of each side, an opening attempt included
-    if seat == "teacher" or seat.startswith("tutors["):
+    if role == "teacher" or role.startswith("tutors["):
         return _Asked(conversations * messages, conversations * messages, context, generation.max_tokens_per_turn)
     tutors = getattr(config, "tutors", [])
-    if seat.startswith("extra_judges["):  # once for each conversation, those of tutors on servers included
-        judge = config.extra_judges[int(seat[len("extra_judges[") : -1])]
+    if role.startswith("extra_judges["):  # once for each conversation, those of tutors on servers included
+        judge = config.extra_judges[int(role[len("extra_judges[") : -1])]
         usual = conversations * (_ARMS + len(tutors)) * len(generation.judges_rules_prompts_paths)
         return _Asked(usual, usual * judge.replies_per_attempt, context, generation.max_tokens_per_judge_attempt)
     if tutors:
         conversations *= _ARMS + sum(tutor.server_url is None for tutor in tutors)
-    if seat == "judge":
+    if role == "judge":
         attempts = conversations * len(generation.judge_rules) * generation.number_judge_attempts
         judge, answer = config.judge_model, generation.max_tokens_per_judge_attempt
         if judge.mode == GROUP:
@@ -324,12 +324,12 @@ def _asked(config: TrainRLConfig | EvalConfig, seat: str, conversations: int) ->
             return _Asked(usual, usual * judge.replies_per_attempt + alone, context * size, answer * size)
         # One more for each attempt without a verdict, which says whether the tutor's words are the reason.
         return _Asked(attempts, attempts * (judge.replies_per_attempt + 1), context, answer)
-    if seat == "student":
+    if role == "student":
         solutions = generation.number_student_attempts if "end_rm" in _rewards(config) else 0
         asked = conversations * (messages + solutions)
         longest = max(generation.max_tokens_per_turn, generation.max_tokens_per_student_attempt if solutions else 0)
         return _Asked(asked, asked, context, longest)
-    if seat == "supervisor" and config.supervisor_model is not None:
+    if role == "supervisor" and config.supervisor_model is not None:
         supervision = generation.supervisor
         reviews = conversations * messages * (1 + (supervision.max_retries if supervision.on_invalid == RETRY else 0))
         most = reviews * config.supervisor_model.replies_per_review

@@ -286,8 +286,8 @@ class GpuCheck:
         groups, group = (_GROUPS, _GROUP) if on_gpu else (2, 2)
         share = engine_share(model, length, groups * group, self._machine.memory)
         engines = [
-            f"{seat}_model.vllm.{key}={value}"
-            for seat in ("teacher", "student")
+            f"{role}_model.vllm.{key}={value}"
+            for role in ("teacher", "student")
             for key, value in {
                 "max_length": length,
                 "max_num_seqs": groups * group,

@@ -144,12 +144,12 @@ def show_evaluation_shares(config: EvalConfig) -> None:
     fit."""
     found = Report()
     if config.server_url is None:
-        seats, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
-        for name, group in awake_together(list(seats), phases).items():
-            found.lines.append(f"{name}: {share_of(seats, group):g} of a GPU ({named_shares(seats, group)})")
-        found.refusals += what_is_crowded(seats, phases, gpu_memory(None)[0])
-        for seat, model in seats.items():
-            unfit = why_unfit(f"{seat}_model.model_name_or_path", model.model_name_or_path)
+        roles, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
+        for name, group in awake_together(list(roles), phases).items():
+            found.lines.append(f"{name}: {share_of(roles, group):g} of a GPU ({named_shares(roles, group)})")
+        found.refusals += what_is_crowded(roles, phases, gpu_memory(None)[0])
+        for role, model in roles.items():
+            unfit = why_unfit(f"{role}_model.model_name_or_path", model.model_name_or_path)
             found.refusals += [unfit] if unfit else []
     show(found)
 
@@ -190,17 +190,17 @@ def report(
         found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
     else:
         trainer = _add_trainer(found, config, find_launch)
-    seats = models_on_engines(config, reward_weights(config)) if with_engines else {}
-    weights = {seat: _add_engine(found, seat, model, limit) for seat, model in seats.items()}
-    groups = awake_together(list(seats), phases_of(config))
+    roles = models_on_engines(config, reward_weights(config)) if with_engines else {}
+    weights = {role: _add_engine(found, role, model, limit) for role, model in roles.items()}
+    groups = awake_together(list(roles), phases_of(config))
     if limit is None:
-        found.refusals += what_is_crowded(seats, phases_of(config), None)
+        found.refusals += what_is_crowded(roles, phases_of(config), None)
     else:
-        shares = [share_of(seats, group) for group in groups.values()]
+        shares = [share_of(roles, group) for group in groups.values()]
         share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
         engines = [
             Part(f"{name} ({share:g} of the GPU)", int(share * limit)),
-            Part("CUDA contexts of the engines", len(seats) * CUDA_CONTEXT),
+            Part("CUDA contexts of the engines", len(roles) * CUDA_CONTEXT),
         ]
         memory = None if trainer is None else trainer_memory(trainer)
         colocate = config.generation.colocate if with_engines else False
@@ -214,12 +214,12 @@ def _add_host(
 ) -> None:
     """Add the host memory at its peak. If it does not fit, that is a refusal for a run on this machine's GPU, and a
     warning for a run on CPUs or on a planned GPU (`train.gpu_memory_gib`)."""
-    seats, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
+    roles, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
-    asleep = max((sum(size for seat, size in weights.items() if seat not in group) for group in awake), default=0)
+    asleep = max((sum(size for role, size in weights.items() if role not in group) for group in awake), default=0)
     engines = [
-        EngineOnHost(size, seats[seat].vllm.number_of_gpus_per_instance, seats[seat].vllm.cpu_kvcache_gib * GIB)
-        for seat, size in weights.items()
+        EngineOnHost(size, roles[role].vllm.number_of_gpus_per_instance, roles[role].vllm.cpu_kvcache_gib * GIB)
+        for role, size in weights.items()
     ]
     train = config.train
     versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
@@ -343,16 +343,16 @@ def _room_for_adapters(model: ModelConfig) -> int:
     return SLOTS * shape.parameters * served_rank(shape.rank) // shape.rank
 
 
-def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None) -> int:
+def _add_engine(found: Report, role: str, model: ModelConfig, limit: int | None) -> int:
     """Add an engine's lines.
 
     Returns:
         The bytes of its weights on all its GPUs together; 0 if they could not be estimated.
     """
     options = model.vllm
-    title = f"engine of the {seat}: {model.model_name_or_path}"
-    too_long = refuse_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, options.max_length)
-    unfit = None if too_long else why_unfit(f"{seat}_model.model_name_or_path", model.model_name_or_path)
+    title = f"engine of the {role}: {model.model_name_or_path}"
+    too_long = refuse_context(f"{role}_model.vllm.max_length", model.model_name_or_path, options.max_length)
+    unfit = None if too_long else why_unfit(f"{role}_model.model_name_or_path", model.model_name_or_path)
     found.refusals += [each for each in (too_long, unfit) if each]
     if unfit:
         return 0
@@ -374,11 +374,11 @@ def _add_engine(found: Report, seat: str, model: ModelConfig, limit: int | None)
     found.add([Part("weights (asleep: on the host)", memory.weights), Part("logits of all sequences", memory.sampling)])
     found.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
     if limit is not None:
-        _add_cache(found, seat, options, memory, limit)
+        _add_cache(found, role, options, memory, limit)
     return memory.weights * job.gpus
 
 
-def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
+def _add_cache(found: Report, role: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
     """Add the KV cache that an engine's share of the GPU leaves; refuse a share that cannot hold one conversation."""
     share = int(limit * options.gpu_memory_utilization)
     cache = memory.cache(share)
@@ -386,10 +386,10 @@ def _add_cache(found: Report, seat: str, options: VllmConfig, memory: EngineMemo
     found.lines[-1] += f"  = {max(0, cache) // memory.conversation} conversations of {options.max_length} tokens"
     if cache >= memory.conversation:
         return
-    key = f"{seat}_model.vllm"
+    key = f"{role}_model.vllm"
     needs = share - cache + memory.conversation
     found.refusals.append(
-        f"The engine of the {seat} needs {_gib(needs)} for its weights ({_gib(memory.weights)}), logits and the cache "
+        f"The engine of the {role} needs {_gib(needs)} for its weights ({_gib(memory.weights)}), logits and the cache "
         f"of one conversation of {options.max_length} tokens ({_gib(memory.conversation)}), but may take {_gib(share)} "
         f"of the GPU's {_gib(limit)}. Raise {key}.gpu_memory_utilization ({options.gpu_memory_utilization:g}) or "
         f"{key}.number_of_gpus_per_instance ({options.number_of_gpus_per_instance}), or lower {key}.max_length."
@@ -432,9 +432,9 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
     train = config.train
     ways = []
     if moment in ("rollout", "engines"):
-        seats = models_on_engines(config, reward_weights(config))
-        ways.append(f"lower the engines' shares ({named_shares(seats, list(seats))})")
-        if config.generation.schedule != PHASED and len(seats) > 2:
+        roles = models_on_engines(config, reward_weights(config))
+        ways.append(f"lower the engines' shares ({named_shares(roles, list(roles))})")
+        if config.generation.schedule != PHASED and len(roles) > 2:
             ways.append("set generation.schedule=phased, with which not all engines are awake at a time")
     if moment == "rollout":
         ways.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")

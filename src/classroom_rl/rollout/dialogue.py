@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.chat_template import Message, encode_chat
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.environment import POLICY_SEAT, Environment, Play, Seats
+from classroom_rl.rollout.environment import POLICY_ROLE, Environment, Play, Roles
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import check_answer
@@ -57,7 +57,7 @@ class Dialogue:
     @property
     def said(self) -> list[str]:
         """The policy's messages."""
-        return [turn.text for turn in self.turns if turn.role == POLICY_SEAT]
+        return [turn.text for turn in self.turns if turn.role == POLICY_ROLE]
 
 
 class DialogueEnvironment(Environment[Dialogue, bool]):
@@ -70,13 +70,13 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         rewards: the names of the rewards to compute.
     """
 
-    phases = (Phase("dialogue", (POLICY_TURN, REPLY), (POLICY_SEAT,)),)
+    phases = (Phase("dialogue", (POLICY_TURN, REPLY), (POLICY_ROLE,)),)
 
     def __init__(
-        self, generation: Any, context: int, sampling: Sampling, seats: Seats, journal: Journal, rewards: Sequence[str]
+        self, generation: Any, context: int, sampling: Sampling, roles: Roles, journal: Journal, rewards: Sequence[str]
     ):
         self.generation = generation
-        self.seats = seats
+        self.roles = roles
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
         self._journal = journal
@@ -100,11 +100,11 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
     # The same for all subclasses ---------------------------------------------------------------------------------
 
     @classmethod
-    def open_with(cls, config: Any, seats: Seats, journal: Journal, reward_weights: Mapping[str, float]) -> Self:
+    def open_with(cls, config: Any, roles: Roles, journal: Journal, reward_weights: Mapping[str, float]) -> Self:
         """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
-        return cls(generation, options.max_length, sampling, seats, journal, list(reward_weights))
+        return cls(generation, options.max_length, sampling, roles, journal, list(reward_weights))
 
     @classmethod
     def check_problems(cls, config: Any, problems: Sequence[Problem], tokenizer: Any, limit: int) -> None:
@@ -155,14 +155,14 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
             dialogue.rewards = {name: self.reward(name, dialogue) for name in self._rewards}
             dialogue.state = END
             return
-        ids = self.seats.policy.frame.reply(text)
+        ids = self.roles.policy.frame.reply(text)
         turn = Turn(PROGRAM, text)
         self._journal.append("turn", conversation=dialogue.id, turn=turn, ids=ids, logprobs=())
         dialogue.buffer.append_given(ids)
         self._add(dialogue, turn)
 
     async def _policy_turn(self, play: Play[Dialogue, bool]) -> None:
-        dialogue, policy, opened = play.episode, self.seats.policy, {}
+        dialogue, policy, opened = play.episode, self.roles.policy, {}
         if dialogue.buffer is None:
             messages = self.first_messages(dialogue.problem, self.generation)
             dialogue.buffer = TokenBuffer(encode_chat(policy.tokenizer, messages))
@@ -176,14 +176,14 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         given = [] if answer.ids[-1:] == (end,) else [end]
         span = dialogue.buffer.append_sampled(answer.ids, answer.logprobs)
         dialogue.buffer.append_given(given)
-        turn = Turn(POLICY_SEAT, answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
+        turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
         ids = [*answer.ids, *given]
         self._journal.append("turn", conversation=dialogue.id, turn=turn, ids=ids, logprobs=answer.logprobs, **opened)
         self._add(dialogue, turn)
 
     def _add(self, dialogue: Dialogue, turn: Turn) -> None:
         dialogue.turns.append(turn)
-        dialogue.state = REPLY if turn.role == POLICY_SEAT or self._room(dialogue) < 1 else POLICY_TURN
+        dialogue.state = REPLY if turn.role == POLICY_ROLE or self._room(dialogue) < 1 else POLICY_TURN
 
     def _room(self, dialogue: Dialogue) -> int:
         """The most tokens of the policy's next message; one place is kept for an end token it may omit."""

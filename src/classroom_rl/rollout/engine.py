@@ -1,4 +1,4 @@
-"""The interfaces of the models in an environment's seats, for engines and APIs alike."""
+"""The interfaces of the models in an environment's roles, for engines and APIs alike."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
@@ -16,7 +16,7 @@ BATCH: ContextVar[str] = ContextVar("batch", default="")
 
 @dataclass
 class Usage:
-    """What a batch used of one seat's API.
+    """What a batch used of one role's API.
 
     Attributes:
         calls, retries: requests sent, and those of them that repeated a failed one.
@@ -135,7 +135,7 @@ class CallAccounts(Protocol):
 
 
 class Api(Protocol):
-    """The client of a seat behind an API. `trouble` says for how long it has had no answer, and why; None while it is
+    """The client of a role behind an API. `trouble` says for how long it has had no answer, and why; None while it is
     answered. `drain` waits for requests in flight."""
 
     model: str
@@ -213,8 +213,8 @@ def ask_judge(
 
 
 class EngineHealth(BaseModel):
-    """The health of one seat: its model, its engine and version, the process ids of the workers and their GPUs, whether
-    the engine has a sleep mode, and whether it sleeps now. A seat behind an API names the API's address as its version,
+    """The health of one role: its model, its engine and version, the process ids of the workers and their GPUs, whether
+    the engine has a sleep mode, and whether it sleeps now. A role behind an API names the API's address as its version,
     and in `trouble` for how long and why it has no answer from there (null while it is answered)."""
 
     model: str

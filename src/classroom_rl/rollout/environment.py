@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from classroom_rl.rollout.store.journal import Journal
 
 
-POLICY_SEAT = "teacher"
-"""The seat of the policy in every environment: training updates `teacher_model`."""
+POLICY_ROLE = "teacher"
+"""The role of the policy in every environment: training updates `teacher_model`."""
 
 
 class LoadedModels:
     """The interface of loaded models that a server needs, for every environment.
 
     Attributes:
-        engines: the vLLM engines of this server, by seat.
-        apis: the clients of the seats behind an API, by seat.
+        engines: the vLLM engines of this server, by role.
+        apis: the clients of the roles behind an API, by role.
     """
 
     engines: Mapping[str, Engine]
@@ -56,21 +56,21 @@ class LoadedModels:
 
     @property
     def spent_usd(self) -> float | None:
-        """Dollars that this run spent on all seats behind an API; None if there are no such seats."""
+        """Dollars that this run spent on all roles behind an API; None if there are no such roles."""
         return sum(api.ledger.spent_usd for api in self.apis.values()) if self.apis else None
 
     def health(self) -> dict[str, EngineHealth]:
-        """The health of each seat except an embedded judge.
+        """The health of each role except an embedded judge.
 
         Raises:
             EngineFailure: if an engine died.
         """
         remote = {
-            seat: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[], trouble=api.trouble)
-            for seat, api in self.apis.items()
+            role: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[], trouble=api.trouble)
+            for role, api in self.apis.items()
         }
-        own = {} if POLICY_SEAT in self.apis else {POLICY_SEAT: self.policy.health()}  # an engine's, or a script's
-        return own | {seat: engine.health() for seat, engine in self.engines.items()} | remote
+        own = {} if POLICY_ROLE in self.apis else {POLICY_ROLE: self.policy.health()}  # an engine's, or a script's
+        return own | {role: engine.health() for role, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
         """Raise an `EngineFailure` if an engine died."""
@@ -87,11 +87,11 @@ class LoadedModels:
 
 
 @dataclass
-class Seats(LoadedModels):
+class Roles(LoadedModels):
     """The models that a server loads and hands to the environment.
 
     Attributes:
-        models: engines, models behind an API, or a script, by seat; without the judge.
+        models: engines, models behind an API, or a script, by role; without the judge.
         judge: the judge; None if nothing is judged.
         supervisor: the supervisor; None if nothing is supervised.
         examiner: knows the post-test on every problem; None if there is none.
@@ -107,7 +107,7 @@ class Seats(LoadedModels):
     @property
     def policy(self) -> Teacher:
         """The model under training."""
-        return self.models[POLICY_SEAT]
+        return self.models[POLICY_ROLE]
 
 
 class Episode(Protocol):
@@ -228,20 +228,20 @@ class Environment(ABC, Generic[E, R]):
         Record: the class of a finished episode's record; a subclass of `Trajectory` with the environment's own fields.
         phases: the phases of an episode under `generation.schedule: phased`.
         review_by_rules: the supervisor `rules` of this environment, as a static method; None for the classroom's.
-        seats: the models in the seats.
+        roles: the models in the roles.
     """
 
     Record: ClassVar[type[Trajectory]] = Trajectory
     phases: ClassVar[Sequence[Phase]]
     review_by_rules: ClassVar[Callable[[MessageToReview], Review] | None] = None
-    seats: LoadedModels
+    roles: LoadedModels
 
     # Opening -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The models that the seats need under this configuration, by seat, in the order of loading."""
-        return {POLICY_SEAT: config.teacher_model}
+        """The models that the roles need under this configuration, by role, in the order of loading."""
+        return {POLICY_ROLE: config.teacher_model}
 
     @classmethod
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
@@ -256,7 +256,7 @@ class Environment(ABC, Generic[E, R]):
 
     @classmethod
     @abstractmethod
-    def open_with(cls, config: Any, seats: Seats, journal: "Journal", reward_weights: Mapping[str, float]) -> Self:
+    def open_with(cls, config: Any, roles: Roles, journal: "Journal", reward_weights: Mapping[str, float]) -> Self:
         """Open the environment of a configuration, with the models that `models` named."""
 
     @classmethod
@@ -369,6 +369,6 @@ def phases_of(config: Any) -> "Sequence[Phase]":
 
 
 def models_on_engines(config: Any, reward_weights: "Mapping[str, float]") -> dict[str, Any]:
-    """The models that the server loads into engines, by seat, in the order of loading."""
+    """The models that the server loads into engines, by role, in the order of loading."""
     models = environment_of(config).models(config, reward_weights)
-    return {seat: model for seat, model in models.items() if not model.is_remote}
+    return {role: model for role, model in models.items() if not model.is_remote}

@@ -93,8 +93,8 @@ class SampleRequest(StrictModel):
 class SampleResponse(BaseModel, Generic[T]):
     """Answer of `/sample_conversations` and `/wait_batch`: one trajectory per entry of the request, in its order.
 
-    `reward_weights` are the weights in each trajectory's `reward`. `usage` is what the batch used of the seats behind
-    an API, by seat. `plays` is a fingerprint of the configuration that the server plays by, empty if it gives none.
+    `reward_weights` are the weights in each trajectory's `reward`. `usage` is what the batch used of the roles behind
+    an API, by role. `plays` is a fingerprint of the configuration that the server plays by, empty if it gives none.
     """
 
     request_id: str

@@ -86,7 +86,7 @@ class Runner(Generic[E, R]):
         plays = await self._open(request, weights)
         dialogues = _UnfinishedDialogues(environment, plays, when_played)
         if dialogues.open:
-            check_policy(request, environment.seats.policy.policy)
+            check_policy(request, environment.roles.policy.policy)
         played: list[Trajectory | None] = [None] * len(plays)
         try:
             with self.schedule.register(len(plays)) as registration:
@@ -98,7 +98,7 @@ class Runner(Generic[E, R]):
                         group.create_task(self._play_into(played, own, dialogues))
                         del play, own
         except BaseExceptionGroup as failures:
-            for api in environment.seats.apis.values():
+            for api in environment.roles.apis.values():
                 await api.drain()
             first, *others = _errors_in(failures)
             for message in dict.fromkeys(str(each) for each in others if str(each) != str(first)):
@@ -109,7 +109,7 @@ class Runner(Generic[E, R]):
             policy=policy,
             conversations=played,
             reward_weights=self.reward_weights,
-            usage={seat: api.ledger.usage(request.request_id) for seat, api in environment.seats.apis.items()},
+            usage={role: api.ledger.usage(request.request_id) for role, api in environment.roles.apis.items()},
         )
 
     def weights_for(self, request: SampleRequest) -> tuple[PolicyVersion | None, str]:
@@ -118,13 +118,13 @@ class Runner(Generic[E, R]):
         begun = self._journal.begun(request.request_id)
         if begun is not None and begun["body"] == self._body(request) and self.began_before(request, begun["weights"]):
             return request.wanted_policy, begun["weights"]
-        return self.environment.seats.policy.policy, self.environment.seats.policy.weights
+        return self.environment.roles.policy.policy, self.environment.roles.policy.weights
 
     def began_before(self, request: SampleRequest, weights: str) -> bool:
         """Whether a request asks for the policy that was loaded before the present one, and these were its weights. It
         may still wait for its judge; the policy answers no more in it."""
         wanted = request.wanted_policy
-        if wanted is None or wanted == self.environment.seats.policy.policy:
+        if wanted is None or wanted == self.environment.roles.policy.policy:
             return False
         return self._journal.earlier_weights() == (wanted, weights)
 

@@ -69,11 +69,11 @@ PHASED = "phased"
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: the states of an episode that belong to it, and the seats whose engines it needs."""
+    """One phase: the states of an episode that belong to it, and the roles whose engines it needs."""
 
     name: str
     states: tuple[Hashable, ...]
-    seats: tuple[str, ...]
+    roles: tuple[str, ...]
 
 
 def phase_of(phases: Sequence[Phase], state: Hashable) -> Phase:
@@ -126,7 +126,7 @@ class PhasedSchedule:
     """Lets all episodes go through one phase before any begins the next.
 
     Args:
-        wake_only: wakes the engines of these seats and puts the others to sleep.
+        wake_only: wakes the engines of these roles and puts the others to sleep.
         phases: in their order; the schedule begins with the first.
     """
 
@@ -183,7 +183,7 @@ class PhasedSchedule:
     async def _switch_to(self, phase: Phase) -> None:
         logger.info("phase: %s", phase.name)
         try:
-            await self._wake_only(phase.seats)
+            await self._wake_only(phase.roles)
         except BaseException as error:
             self._end_switch(phase, error)
             if not isinstance(error, ClassroomError):

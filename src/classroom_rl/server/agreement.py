@@ -14,7 +14,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.errors import ConfigError
 
-_SEATS = ("teacher_model", "student_model", "judge_model", "reward_model", "supervisor_model")
+_ROLES = ("teacher_model", "student_model", "judge_model", "reward_model", "supervisor_model")
 _ONLY_HOW_IT_RUNS = frozenset(
     "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance enforce_eager cpu_kvcache_gib cpu_cores "
     "api_key_env max_concurrent_requests requests_per_minute tokens_per_minute request_timeout_s deadline_s "
@@ -34,7 +34,7 @@ def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
     if config.supervisor_model is not None and hasattr(config.generation, "supervisor"):
         generation["supervisor"] = asdict(config.generation.supervisor)
     whole: dict[str, Any] = {"environment": config.environment, "seed": config.seed, "generation": generation}
-    whole |= {seat: _answers_of(getattr(config, seat)) for seat in _SEATS}
+    whole |= {role: _answers_of(getattr(config, role)) for role in _ROLES}
     whole["train"] = {"turn_credit": {"rewards": sorted(turn_reward_weights(config))}}
     run_folder, spelled = os.path.abspath(config.logging.save_dir), dict(_flat(whole))
     for key, value in spelled.items():
@@ -75,17 +75,17 @@ def refuse_other_play(theirs: Mapping[str, str], ours: Mapping[str, str], url: s
 
 def _is_of_no_model(key: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> bool:
     """Whether a key belongs to a model that one side does not have, which is difference enough."""
-    absent = [seat for seat in _SEATS if seat in theirs or seat in ours]
-    return any(key.startswith((f"{seat}.", f"generation.{seat.removesuffix('_model')}.")) for seat in absent)
+    absent = [role for role in _ROLES if role in theirs or role in ours]
+    return any(key.startswith((f"{role}.", f"generation.{role.removesuffix('_model')}.")) for role in absent)
 
 
 def _value(key: str, keys: Mapping[str, str]) -> str:
-    name = keys.get(f"{key}.model_name_or_path") if key in _SEATS else None
+    name = keys.get(f"{key}.model_name_or_path") if key in _ROLES else None
     return keys.get(key, name or "not set")
 
 
 def _answers_of(model: ModelConfig | None) -> dict[str, Any] | None:
-    """The keys of a seat's model without those of how it runs."""
+    """The keys of a role's model without those of how it runs."""
 
     def kept(group: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -138,9 +138,9 @@ FINISHED = Gauge("classroom_finished_conversations", "Conversations that finishe
 
 
 @cache
-def _gauge(seat: str, what: str, description: str, *labels: str) -> Gauge:
-    """A Prometheus gauge of what a seat behind an API used, created once per seat."""
-    return Gauge(f"classroom_{seat}_{what}", f"{description} a {seat} behind an API", labels)
+def _gauge(role: str, what: str, description: str, *labels: str) -> Gauge:
+    """A Prometheus gauge of what a role behind an API used, created once per role."""
+    return Gauge(f"classroom_{role}_{what}", f"{description} a {role} behind an API", labels)
 
 
 def serve(config: TrainRLConfig) -> None:
@@ -203,11 +203,11 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                     app.state.judge_check = open_judge_check(config, service, own_folder)
                 await service.restore_policy(config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
-            await add_openai_routes(app, service.environment.seats.policy, timeout_s)
+            await add_openai_routes(app, service.environment.roles.policy, timeout_s)
             if isinstance(service.environment, Classroom):
-                app.state.tutor = ServerTutor(service.environment.seats, config.generation, timeout_s / 2)
+                app.state.tutor = ServerTutor(service.environment.roles, config.generation, timeout_s / 2)
             elif isinstance(service.environment, Marooned):
-                app.state.table = GameTable.of(config, service.environment.seats, timeout_s / 2)
+                app.state.table = GameTable.of(config, service.environment.roles, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             tasks.append(asyncio.create_task(collect_at_rest(service)))
             logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
@@ -218,7 +218,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             service.engine_sleep.close()
             if app.state.judge_check is not None:
                 app.state.judge_check.close()
-            service.environment.seats.shutdown()
+            service.environment.roles.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan, responses=ERROR_RESPONSES)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
@@ -335,8 +335,8 @@ def _add_sleep_routes(app: FastAPI) -> None:
 
 
 def _sleep_response(request: Request, started: float) -> SleepResponse:
-    engines = _service(request).environment.seats.engines
-    asleep = {seat: engine.health().asleep for seat, engine in engines.items()}
+    engines = _service(request).environment.roles.engines
+    asleep = {role: engine.health().asleep for role, engine in engines.items()}
     return SleepResponse(asleep=asleep, seconds=time.monotonic() - started)
 
 
@@ -344,11 +344,11 @@ def _add_status_routes(app: FastAPI) -> None:
     @app.get("/health")
     async def health(request: Request) -> Health:
         service = _service(request)
-        seats = service.environment.seats
+        roles = service.environment.roles
         return Health(
             status="ok",
-            seats=seats.health(),
-            policy=seats.policy.policy,
+            roles=roles.health(),
+            policy=roles.policy.policy,
             run_folder=str(request.app.state.run_folder),
             server_index=request.app.state.config.generation.server_index,
             reward_weights=service.runner.reward_weights,
@@ -361,23 +361,23 @@ def _add_status_routes(app: FastAPI) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         service = _service(request)
-        POLICY_VERSION.set(service.environment.seats.policy.policy.version)
+        POLICY_VERSION.set(service.environment.roles.policy.policy.version)
         RUNNING.set(service.runner.running)
         FINISHED.set(service.runner.finished)
-        for seat, api in service.environment.seats.apis.items():
-            _show_calls(seat, api.ledger)
-        engines = service.environment.seats.engines.items()
-        of_engines = in_words({seat: engine.metrics() for seat, engine in engines if isinstance(engine, EngineProcess)})
+        for role, api in service.environment.roles.apis.items():
+            _show_calls(role, api.ledger)
+        engines = service.environment.roles.engines.items()
+        of_engines = in_words({role: engine.metrics() for role, engine in engines if isinstance(engine, EngineProcess)})
         return Response(generate_latest() + of_engines, media_type=CONTENT_TYPE_LATEST)
 
 
-def _show_calls(seat: str, ledger: "CallLedger") -> None:
-    calls = _gauge(seat, "calls", "Requests of this run to", "model", "outcome")
+def _show_calls(role: str, ledger: "CallLedger") -> None:
+    calls = _gauge(role, "calls", "Requests of this run to", "model", "outcome")
     for (model, outcome), count in ledger.outcomes.items():
         calls.labels(model, outcome).set(count)
-    tokens = _gauge(seat, "tokens", "Tokens of this run, by the provider's count, of", "kind")
+    tokens = _gauge(role, "tokens", "Tokens of this run, by the provider's count, of", "kind")
     tokens.labels("prompt").set(ledger.prompt_tokens)
     tokens.labels("completion").set(ledger.completion_tokens)
-    usd = _gauge(seat, "usd", "Dollars spent, and held for requests of unknown fate, on", "state")
+    usd = _gauge(role, "usd", "Dollars spent, and held for requests of unknown fate, on", "state")
     usd.labels("spent").set(ledger.spent_usd)
     usd.labels("reserved").set(ledger.reserved_usd)

@@ -270,11 +270,11 @@ class ClassroomClient:
     def _troubles(self) -> str:
         """Which APIs the server has no answer from, for how long, and why; empty if the server does not say."""
         try:
-            seats = self.health().seats
+            roles = self.health().roles
         except ClassroomError:
             return ""
-        found = ((seat, each) for seat, each in seats.items() if each.trouble)
-        return "".join(f" The {seat} {each.model} ({each.engine_version}): {each.trouble}." for seat, each in found)
+        found = ((role, each) for role, each in roles.items() if each.trouble)
+        return "".join(f" The {role} {each.model} ({each.engine_version}): {each.trouble}." for role, each in found)
 
     def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
         """Send one request.

@@ -127,15 +127,15 @@ class EngineSleep:
     """Puts the engines of a server to sleep and wakes them.
 
     Args:
-        engines: by seat.
+        engines: by role.
         timeout_s: how long an engine that has to sleep waits for its turns in flight.
-        wanted: the seats whose engines are awake when no trainer uses the GPUs; None means all. `wake_only` changes it.
+        wanted: the roles whose engines are awake when no trainer uses the GPUs; None means all. `wake_only` changes it.
     """
 
     def __init__(self, engines: Mapping[str, Sleeper], timeout_s: float, wanted: Collection[str] | None = None):
         self._engines = engines
         self._timeout_s = timeout_s
-        self._wanted = [seat for seat in engines if wanted is None or seat in wanted]
+        self._wanted = [role for role in engines if wanted is None or role in wanted]
         self._trainer_has_gpus = False
         self._changes = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
@@ -168,15 +168,15 @@ class EngineSleep:
             self._end_watch()
             await self._end_sleep()
 
-    async def wake_only(self, seats: Collection[str]) -> None:
-        """Wake the engines of these seats and put the others to sleep: at once, or in the next `wake_up` if a trainer
-        uses the GPUs. If none of the seats has an engine here, nothing changes.
+    async def wake_only(self, roles: Collection[str]) -> None:
+        """Wake the engines of these roles and put the others to sleep: at once, or in the next `wake_up` if a trainer
+        uses the GPUs. If none of the roles has an engine here, nothing changes.
 
         Raises:
             DeadlineExceeded: if turns of an engine that has to sleep are still in flight after the timeout.
             EngineFailure: if an engine died.
         """
-        wanted = [seat for seat in self._engines if seat in seats]
+        wanted = [role for role in self._engines if role in roles]
         if not wanted:
             return
         async with self._changes:
@@ -185,18 +185,18 @@ class EngineSleep:
                 await self._wake_wanted()
 
     @asynccontextmanager
-    async def room_for_loading(self, seat: str) -> AsyncIterator[None]:
-        """Inside, the engine of this seat has room on the GPU to load weights. If it is not wanted, the wanted ones
+    async def room_for_loading(self, role: str) -> AsyncIterator[None]:
+        """Inside, the engine of this role has room on the GPU to load weights. If it is not wanted, the wanted ones
         sleep meanwhile, and afterwards it sleeps again."""
         async with self._changes:
-            unwanted = seat in self._engines and seat not in self._wanted
+            unwanted = role in self._engines and role not in self._wanted
             if unwanted and not self._trainer_has_gpus:
                 await self._put_to_sleep(self._wanted)
             try:
                 yield
             finally:
                 if unwanted:
-                    await self._put_to_sleep([seat])
+                    await self._put_to_sleep([role])
                 if unwanted and not self._trainer_has_gpus:
                     await self._wake_wanted()
 
@@ -209,13 +209,13 @@ class EngineSleep:
         self._trainer_has_gpus = False
 
     async def _wake_wanted(self) -> None:
-        await self._put_to_sleep([seat for seat in self._engines if seat not in self._wanted])
-        for seat in self._wanted:
-            await self._engines[seat].wake_up()
+        await self._put_to_sleep([role for role in self._engines if role not in self._wanted])
+        for role in self._wanted:
+            await self._engines[role].wake_up()
 
-    async def _put_to_sleep(self, seats: Collection[str]) -> None:
+    async def _put_to_sleep(self, roles: Collection[str]) -> None:
         asleep = await asyncio.gather(
-            *(self._engines[seat].sleep(self._timeout_s) for seat in seats), return_exceptions=True
+            *(self._engines[role].sleep(self._timeout_s) for role in roles), return_exceptions=True
         )
         failures = [each for each in asleep if each is not None]
         for failure in failures[1:]:

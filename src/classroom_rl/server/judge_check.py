@@ -82,7 +82,7 @@ class JudgeCheck:
             self._api.ledger.close()
 
     async def _run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
-        training = self._classroom.seats.judge
+        training = self._classroom.roles.judge
         if training is None:
             raise ConfigError("There is no judge to check: the server runs without judge rules.")
         BATCH.set(request.request_id)  # counts the costs apart from those of the batch

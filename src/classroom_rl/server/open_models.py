@@ -1,4 +1,4 @@
-"""Chooses and loads the engine, API client or embedded judge of each seat."""
+"""Chooses and loads the engine, API client or embedded judge of each role."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ from classroom_rl.memory.sources import gpu_is_there, refuse_crowded_gpu
 from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
 from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
-from classroom_rl.rollout.environment import POLICY_SEAT, Seats, environment_of, models_on_engines, phases_of
+from classroom_rl.rollout.environment import POLICY_ROLE, Roles, environment_of, models_on_engines, phases_of
 from classroom_rl.rollout.reviews import Supervisor
 from classroom_rl.supervision.embedded import embedded_supervisor, review_by_rules
 from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 JUDGE_CALLS_NAME = "judge_calls.sqlite"
-"""The judge's ledger. Every seat behind an API has one, `<seat>_calls.sqlite`, with a spending cap of its own."""
+"""The judge's ledger. Every role behind an API has one, `<role>_calls.sqlite`, with a spending cap of its own."""
 
 
-async def open_seats(
+async def open_roles(
     config: "TrainRLConfig | EvalConfig", reward_weights: Mapping[str, float], run_folder: Path
-) -> Seats:
-    """Load the models of all seats.
+) -> Roles:
+    """Load the models of all roles.
 
     Raises:
         EngineFailure: if a model cannot be loaded; the engines of the others are shut down.
@@ -62,8 +62,8 @@ async def open_seats(
     models = environment.models(config, reward_weights)
     wanted = models_on_engines(config, reward_weights)
     apis = {
-        seat: ChatApi(model, CallLedger(run_folder / f"{seat}_calls.sqlite", _cap_usd(model, generation)), seat)
-        for seat, model in models.items()
+        role: ChatApi(model, CallLedger(run_folder / f"{role}_calls.sqlite", _cap_usd(model, generation)), role)
+        for role, model in models.items()
         if model.is_remote
     }
     readers = open_readers(generation)
@@ -75,13 +75,13 @@ async def open_seats(
     if "judge" in engines:
         most = generation.max_tokens_per_judge_attempt
         judged_by = ChatEngineJudge(judge, generation.judge_rules, most, engines["judge"])
-    answering = {seat: ApiChatEngine(models[seat], api) for seat, api in apis.items()} | engines
+    answering = {role: ApiChatEngine(models[role], api) for role, api in apis.items()} | engines
     if is_script(config.teacher_model.model_name_or_path):
-        answering[POLICY_SEAT] = ScriptedTeacher(config.teacher_model.model_name_or_path)
+        answering[POLICY_ROLE] = ScriptedTeacher(config.teacher_model.model_name_or_path)
     answering.pop("judge", None)
     answering.pop("supervisor", None)
     supervisor, examiner = _supervisor(config, engines, apis, readers), examiner_of(generation)
-    return Seats(answering, engines, apis, judged_by, supervisor, examiner)
+    return Roles(answering, engines, apis, judged_by, supervisor, examiner)
 
 
 def _supervisor(
@@ -104,18 +104,18 @@ def _supervisor(
     return EngineSupervisor(model, supervision, engines["supervisor"], sampling, rules=rules)
 
 
-async def open_chat_engine(seat: str, model: ModelConfig, generation: EnvironmentConfig, seed: int) -> "VllmEngine":
+async def open_chat_engine(role: str, model: ModelConfig, generation: EnvironmentConfig, seed: int) -> "VllmEngine":
     """Load one generating model, outside of any environment.
 
     Args:
-        seat: its name in log and error messages.
+        role: its name in log and error messages.
 
     Raises:
         ConfigError: if the model's folder is missing or damaged.
         EngineFailure: if it cannot be loaded.
     """
-    _check_models({seat: model})
-    return (await _start_engines({seat: model}, generation, seed))[seat]
+    _check_models({role: model})
+    return (await _start_engines({role: model}, generation, seed))[role]
 
 
 def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
@@ -181,31 +181,31 @@ def _judge_without_engine(
 
 
 def _check_models(wanted: dict[str, ModelConfig]) -> None:
-    for seat, model in wanted.items():
-        key, name = f"{seat}_model.model_name_or_path", model.model_name_or_path
+    for role, model in wanted.items():
+        key, name = f"{role}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
         tokenizer = load_tokenizer(key, name)
-        if seat == "reward":  # a reward model needs no reply frame: it only reads
+        if role == "reward":  # a reward model needs no reply frame: it only reads
             continue
         try:
             ReplyFrame(tokenizer)
             alone = roles_as_rendered(tokenizer, ["system"])
         except ConfigError as error:
             raise ConfigError(f"{key}: {name}: {error}") from error
-        if seat == "teacher" and alone != ["system"]:
+        if role == "teacher" and alone != ["system"]:
             logger.info("the chat template of %s takes no system message alone: the prompt goes as the user's", name)
-    for seat, model in wanted.items():  # last, because it is only of interest for models that passed the rest
-        check_context(f"{seat}_model.vllm.max_length", model.model_name_or_path, model.vllm.max_length)
+    for role, model in wanted.items():  # last, because it is only of interest for models that passed the rest
+        check_context(f"{role}_model.vllm.max_length", model.model_name_or_path, model.vllm.max_length)
 
 
 async def _start_engines(
     wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int
 ) -> dict[str, "EngineProcess"]:
-    """Start an engine for every seat: at once without a GPU, because most of a start is the loading of Python modules,
+    """Start an engine for every role: at once without a GPU, because most of a start is the loading of Python modules,
     with which each process keeps one core busy. On GPUs one after the other, because vLLM measures free memory as it
     loads; so, too, with the phased schedule."""
     engines: dict[str, EngineProcess] = {}
-    starts = [_start_engine(seat, model, generation, seed, engines) for seat, model in wanted.items()]
+    starts = [_start_engine(role, model, generation, seed, engines) for role, model in wanted.items()]
     try:
         if generation.schedule == PHASED or gpu_is_there():
             for start in starts:
@@ -218,23 +218,23 @@ async def _start_engines(
         for engine in engines.values():
             engine.shutdown()
         raise
-    return {seat: engines[seat] for seat in wanted}
+    return {role: engines[role] for role in wanted}
 
 
 async def _start_engine(
-    seat: str, model: ModelConfig, generation: EnvironmentConfig, seed: int, engines: dict[str, "EngineProcess"]
+    role: str, model: ModelConfig, generation: EnvironmentConfig, seed: int, engines: dict[str, "EngineProcess"]
 ) -> None:
     """Start one engine, and put it into `engines` as soon as it has processes to be ended."""
     from classroom_rl.engines.vllm.engine import VllmEngine
     from classroom_rl.engines.vllm.reward_engine import RewardEngine
 
     started = time.monotonic()
-    logger.info("loading the %s: %s", seat, model.model_name_or_path)
-    kind = RewardEngine if seat == "reward" else VllmEngine
-    engines[seat] = await kind.start(model, seed, generation)
-    logger.info("the %s is loaded (%.0f s)", seat, time.monotonic() - started)
+    logger.info("loading the %s: %s", role, model.model_name_or_path)
+    kind = RewardEngine if role == "reward" else VllmEngine
+    engines[role] = await kind.start(model, seed, generation)
+    logger.info("the %s is loaded (%.0f s)", role, time.monotonic() - started)
     if generation.schedule == PHASED:
-        await _sleep_after_loading(engines[seat], generation)
+        await _sleep_after_loading(engines[role], generation)
 
 
 async def _all_at_once(starts: Iterable[Coroutine[None, None, None]]) -> None:

@@ -24,7 +24,7 @@ from classroom_rl.rollout.store.journal import Journal, request_of
 from classroom_rl.rollout.tokens import replay_tokens
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
 from classroom_rl.server.engine_sleep import EngineSleep
-from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.open_models import open_roles
 from classroom_rl.server.schemas import PlayedResponse
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class SamplingService:
         while (batch := self._batches.get(request.request_id)) is not None:
             if batch.digest != digest:
                 raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
-            if batch.weights in (None, self.environment.seats.policy.weights):
+            if batch.weights in (None, self.environment.roles.policy.weights):
                 break
             if self._runner.began_before(request, batch.weights):
                 break
@@ -221,7 +221,7 @@ class SamplingService:
         batch."""
         if self._failure is not None:
             raise self._failure
-        self.environment.seats.check_alive()
+        self.environment.roles.check_alive()
 
     @property
     def running(self) -> list[str]:
@@ -230,7 +230,7 @@ class SamplingService:
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
         """Load published weights into the teacher's engine, and record that for a server that replaces this one."""
-        teacher = self.environment.seats.policy
+        teacher = self.environment.roles.policy
         async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.write_weights(policy, teacher.weights, folder)
@@ -246,7 +246,7 @@ class SamplingService:
             folder = inside_run_folder(self._journal.path.parent.resolve(), event["path"])
             check_policy(folder, policy)
             async with self._engine_sleep.room_for_loading("teacher"):
-                await self.environment.seats.policy.load_policy(folder, policy, timeout_s)
+                await self.environment.roles.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
             return
@@ -294,9 +294,9 @@ async def open_service(
     Raises:
         EngineFailure: if a model cannot be loaded.
     """
-    seats = await open_seats(config, reward_weights, run_folder)
+    roles = await open_roles(config, reward_weights, run_folder)
     journal = Journal(run_folder)
-    environment = environment_of(config).open_with(config, seats, journal, reward_weights)
+    environment = environment_of(config).open_with(config, roles, journal, reward_weights)
     engine_sleep, schedule = await _open_schedule(config, environment)
     return SamplingService(Runner(environment, journal, reward_weights, schedule), journal, engine_sleep=engine_sleep)
 
@@ -304,10 +304,10 @@ async def open_service(
 async def _open_schedule(
     config: "TrainRLConfig | EvalConfig", environment: Environment
 ) -> tuple[EngineSleep, Schedule]:
-    engines, timeout_s = environment.seats.engines, config.generation.load_weights_timeout_s
+    engines, timeout_s = environment.roles.engines, config.generation.load_weights_timeout_s
     phases = phases_of(config)
     if not phases:
         return EngineSleep(engines, timeout_s), ConcurrentSchedule()
-    engine_sleep = EngineSleep(engines, timeout_s, wanted=phases[0].seats)
-    await engine_sleep.wake_only(phases[0].seats)
+    engine_sleep = EngineSleep(engines, timeout_s, wanted=phases[0].roles)
+    await engine_sleep.wake_only(phases[0].roles)
     return engine_sleep, PhasedSchedule(engine_sleep.wake_only, phases)

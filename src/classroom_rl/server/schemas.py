@@ -104,7 +104,7 @@ class SleepRequest(StrictModel):
 
 
 class SleepResponse(BaseModel):
-    """Answer of `/sleep` and `/wake_up`: whether each seat's engine sleeps now, and how many seconds it took."""
+    """Answer of `/sleep` and `/wake_up`: whether each role's engine sleeps now, and how many seconds it took."""
 
     asleep: dict[str, bool]
     seconds: float
@@ -116,7 +116,7 @@ class Health(BaseModel):
     say)."""
 
     status: str
-    seats: dict[str, EngineHealth]
+    roles: dict[str, EngineHealth]
     policy: PolicyVersion
     run_folder: str
     server_index: int = 0

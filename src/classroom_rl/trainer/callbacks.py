@@ -140,9 +140,9 @@ class GRPOMetricsCallback(MetricsCallback):
         for name in ("rollout", "publish", "train"):
             if line.get(f"seconds/{name}") is not None:
                 parts.append(f"{name} {line[f'seconds/{name}']:.1f} s")
-        for seat, done in (("judge", "judged"), ("student", "student answered")):
-            if line.get(f"{seat}/run_cost_usd"):
-                parts.append(f"{done} for ${line[f'{seat}/run_cost_usd']:.4f} so far")
+        for role, done in (("judge", "judged"), ("student", "student answered")):
+            if line.get(f"{role}/run_cost_usd"):
+                parts.append(f"{done} for ${line[f'{role}/run_cost_usd']:.4f} so far")
         return "  ".join(parts)
 
 

@@ -198,8 +198,8 @@ class ClassroomRollout:
         records = [record for own, _ in everyones for record in own]
         usages = [each for _, own in everyones for each in own]
         metrics = self._metrics(records) | reward_metrics([record.rewards for record in records])
-        for seat in dict.fromkeys(seat for each in usages for seat in each):
-            metrics |= usage_metrics(seat, [each.get(seat) for each in usages])
+        for role in dict.fromkeys(role for each in usages for role in each):
+            metrics |= usage_metrics(role, [each.get(role) for each in usages])
         return metrics
 
     def _problems_of(self, step: int, prompts: Sequence[str], trainer: TrainerContext) -> Sequence[str]:
@@ -394,8 +394,8 @@ def reward_metrics(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, f
     return metrics
 
 
-def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]:
-    """Metrics of what a batch used of a seat's API, over all ranks; empty for a seat that is not behind an API.
+def usage_metrics(role: str, usages: Sequence[Usage | None]) -> dict[str, float]:
+    """Metrics of what a batch used of a role's API, over all ranks; empty for a role that is not behind an API.
 
     `…/run_cost_usd` is the spending of the whole run so far, by the count of the server that spent most.
     """
@@ -403,13 +403,13 @@ def usage_metrics(seat: str, usages: Sequence[Usage | None]) -> dict[str, float]
     if not known:
         return {}
     return {
-        f"{seat}/calls": sum(usage.calls for usage in known),
-        f"{seat}/failed_calls": sum(sum(usage.failures.values()) for usage in known),
-        f"{seat}/unusable_replies": sum(usage.unusable for usage in known),
-        f"{seat}/tokens": sum(usage.prompt_tokens + usage.completion_tokens for usage in known),
-        f"{seat}/cost_usd": sum(usage.cost_usd for usage in known),
-        f"{seat}/reserved_usd": sum(usage.reserved_usd for usage in known),
-        f"{seat}/run_cost_usd": max(usage.run_cost_usd for usage in known),
+        f"{role}/calls": sum(usage.calls for usage in known),
+        f"{role}/failed_calls": sum(sum(usage.failures.values()) for usage in known),
+        f"{role}/unusable_replies": sum(usage.unusable for usage in known),
+        f"{role}/tokens": sum(usage.prompt_tokens + usage.completion_tokens for usage in known),
+        f"{role}/cost_usd": sum(usage.cost_usd for usage in known),
+        f"{role}/reserved_usd": sum(usage.reserved_usd for usage in known),
+        f"{role}/run_cost_usd": max(usage.run_cost_usd for usage in known),
     }
 
 

@@ -163,7 +163,7 @@ def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[s
     Raises:
         ConfigError: if `colocate` is true and an engine was started without sleep mode.
     """
-    engines = server.seats.values()
+    engines = server.roles.values()
     if colocate and any(engine.gpus and not engine.can_sleep for engine in engines):
         raise ConfigError(
             "generation.colocate is true, but the server's engines cannot give their GPU's memory back: it was started "

@@ -9,7 +9,7 @@ from uuid import uuid4
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.environments.classroom.teacher import (
     TeacherTools,
@@ -52,24 +52,24 @@ class ServerTutor:
             answers in flight.
     """
 
-    def __init__(self, seats: Seats, generation: GenerationConfig, longest_s: float):
-        self._seats = seats
+    def __init__(self, roles: Roles, generation: GenerationConfig, longest_s: float):
+        self._roles = roles
         self._generation = generation
         self._longest_s = longest_s
-        self._tools = TeacherTools(generation, seats)
+        self._tools = TeacherTools(generation, roles)
         self._forced_ids, self._opened_thought = [], ""
-        if seats.teacher_has_tokens:
-            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
-            self._opened_thought = opened_thought(generation, seats.teacher.frame)
+        if roles.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, roles.teacher.frame)
 
     @property
     def policy(self) -> str:
-        return str(self._seats.teacher.policy)
+        return str(self._roles.teacher.policy)
 
     @property
     def spent_usd(self) -> float | None:
         """As `LoadedModels.spent_usd`."""
-        return self._seats.spent_usd
+        return self._roles.spent_usd
 
     @property
     def _kind(self) -> ConversationType:
@@ -116,8 +116,8 @@ class ServerTutor:
 
     async def _answer(self, messages: Sequence[Message]) -> tuple[str, int, bool, PolicyVersion | None]:
         """The teacher's message: its text, its tokens, whether the teacher ended it, and the policy version."""
-        teacher, sampling = self._seats.teacher, self._seats.teacher_sampling
-        if not self._seats.teacher_has_tokens:
+        teacher, sampling = self._roles.teacher, self._roles.teacher_sampling
+        if not self._roles.teacher_has_tokens:
             room = self._room(sum(approximate_tokens(message["content"]) for message in messages))
             sampling = replace(sampling, max_tokens=room, draw=("chat", uuid4().hex))
             if self._tools:

@@ -26,28 +26,28 @@ class GameTable:
             training wait for answers in flight.
     """
 
-    def __init__(self, seats: LoadedModels, generation: Generation, context: int, sampling: Sampling, longest_s: float):
-        self._seats = seats
+    def __init__(self, roles: LoadedModels, generation: Generation, context: int, sampling: Sampling, longest_s: float):
+        self._roles = roles
         self._generation = generation
         self._context = context
         self._sampling = sampling
         self._longest_s = longest_s
 
     @classmethod
-    def of(cls, config: TrainRLConfig, seats: LoadedModels, longest_s: float) -> "GameTable":
+    def of(cls, config: TrainRLConfig, roles: LoadedModels, longest_s: float) -> "GameTable":
         """The table of a server's configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
-        return cls(seats, generation, options.max_length, sampling, longest_s)
+        return cls(roles, generation, options.max_length, sampling, longest_s)
 
     @property
     def policy(self) -> str:
-        return str(self._seats.policy.policy)
+        return str(self._roles.policy.policy)
 
     @property
     def spent_usd(self) -> float | None:
         """As `LoadedModels.spent_usd`."""
-        return self._seats.spent_usd
+        return self._roles.spent_usd
 
     async def play(self, request: GameBody) -> GameMoment:
         """The game after the person's action, if the request has one, and after the model's next decision, if it is
@@ -82,7 +82,7 @@ class GameTable:
         )
 
     async def _decision(self, table: Table) -> str:
-        policy = self._seats.policy
+        policy = self._roles.policy
         ids = encode_chat(policy.tokenizer, table.prompt(self._generation.show_rules))
         limit = min(self._context, self._generation.max_tokens_in_conversation)
         room = min(limit - len(ids) - 1, self._generation.max_tokens_per_turn)

@@ -39,7 +39,7 @@ class RunInfo(BaseModel):
 class Pulse(BaseModel):
     """Response of `GET /api/pulse`, which the page polls every few seconds: current figures, and stamps that change
     with the sets of conversations (`shelf`), the `metrics` and the `journal`. `playing` and `played` count the
-    unfinished and the finished conversations that are not in a file yet; `spent_usd` is the cost of all seats behind
+    unfinished and the finished conversations that are not in a file yet; `spent_usd` is the cost of all roles behind
     an API so far."""
 
     shelf: str

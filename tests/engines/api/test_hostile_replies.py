@@ -31,7 +31,7 @@ from classroom_rl.rollout.store.journal import read_journal
 from classroom_rl.server.view_only import create_viewer
 from tests.engines.api.test_replies import REPLIES
 from tests.environments.classroom.test_judging import answer
-from tests.environments.classroom.test_remote_seats import Server as SeatServer
+from tests.environments.classroom.test_remote_roles import Server as RoleServer
 from tests.support.chat_client import PRICES, Client, in_turn, question
 from tests.support.judge_endpoint import Behaviour, Exchange, JudgeEndpoint, completion, judge_endpoint, says
 from tests.support.judged_room import Server as JudgeServer
@@ -272,10 +272,10 @@ def test_half_a_character_of_a_judge_ends_no_run_now_or_later(room, judged):
 
 def test_half_a_character_of_a_student_or_a_teacher_is_replaced_everywhere(room, generation):
     with judge_endpoint(halves) as endpoint:
-        first = SeatServer(room, generation, endpoint.url, "student", "teacher").sample()
+        first = RoleServer(room, generation, endpoint.url, "student", "teacher").sample()
         asked = len(endpoint.calls)
         (room.folder / "journal.jsonl").unlink()
-        again = SeatServer(room, generation, endpoint.url, "student", "teacher").sample()
+        again = RoleServer(room, generation, endpoint.url, "student", "teacher").sample()
         assert len(endpoint.calls) == asked
     for record in (*first.conversations, *again.conversations):
         assert {turn.text for turn in record.turns} == {KEPT} and record.failure is None

@@ -161,11 +161,11 @@ async def _asleep(_timeout_s: float) -> None:
     pass
 
 
-def start_all(monkeypatch, starts: _Starts, seats: dict[str, ModelConfig], gpu: bool, schedule: str) -> list[str]:
+def start_all(monkeypatch, starts: _Starts, roles: dict[str, ModelConfig], gpu: bool, schedule: str) -> list[str]:
     monkeypatch.setattr(VllmEngine, "start", starts)
     monkeypatch.setattr(classroom_rl.server.open_models, "gpu_is_there", lambda: gpu)
-    engines = asyncio.run(_start_engines(seats, GenerationConfig(schedule=schedule), 1))
-    return [f"{seat}: {engine.name}" for seat, engine in engines.items()]
+    engines = asyncio.run(_start_engines(roles, GenerationConfig(schedule=schedule), 1))
+    return [f"{role}: {engine.name}" for role, engine in engines.items()]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_engines_start_at_once_only_without_a_gpu_and_without_phases(monkeypatch
 @pytest.mark.parametrize("gpu", [False, True])
 def test_if_one_engine_fails_the_others_end(monkeypatch, gpu: bool) -> None:
     starts = _Starts(student_fails=True)
-    seats = {"teacher": TEACHER, "student": STUDENT, "judge": ModelConfig("judge")}
+    roles = {"teacher": TEACHER, "student": STUDENT, "judge": ModelConfig("judge")}
     with pytest.raises(EngineFailure, match="could not load student: no room"):
-        start_all(monkeypatch, starts, seats, gpu, "concurrent")
+        start_all(monkeypatch, starts, roles, gpu, "concurrent")
     assert starts.shut_down == ["teacher"]
     assert starts.cancelled == ([] if gpu else ["judge"])  # on GPUs the judge's turn had not come
 
@@ -212,8 +212,8 @@ def test_a_start_that_is_cancelled_ends_the_engine_once_it_is_loaded(monkeypatch
 def test_the_server_starts_real_engines_at_once(server: RunningServer) -> None:
     log = (server.run_folder / f"server-{server.port}.log").read_text(encoding="utf-8")
     assert 0 < log.index("loading the teacher") < log.index("is loaded") > log.index("loading the student")
-    seats = server.client.health().seats
-    (teacher,), (student,) = seats["teacher"].pids, seats["student"].pids
+    roles = server.client.health().roles
+    (teacher,), (student,) = roles["teacher"].pids, roles["student"].pids
     assert teacher != student
     if len(psutil.Process().cpu_affinity()) > 1:  # the quickstart gives each of them a core
         assert [psutil.Process(pid).cpu_affinity() for pid in (teacher, student)] == [[0], [1]]
@@ -236,7 +236,7 @@ def test_engines_end_at_once_and_the_ledgers_are_closed_after() -> None:
     both, closed = threading.Barrier(2), []
 
     class Models(LoadedModels):
-        engines = {seat: SimpleNamespace(shutdown=lambda: both.wait(DEADLINE_S)) for seat in ("teacher", "student")}
+        engines = {role: SimpleNamespace(shutdown=lambda: both.wait(DEADLINE_S)) for role in ("teacher", "student")}
         apis = {"judge": SimpleNamespace(ledger=SimpleNamespace(close=lambda: closed.append(both.broken)))}
 
     Models().shutdown()

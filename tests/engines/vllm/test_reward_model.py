@@ -16,7 +16,7 @@ from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB
 from classroom_rl.memory.report import report
 from classroom_rl.rollout.environment import models_on_engines
-from classroom_rl.server.open_models import open_seats
+from classroom_rl.server.open_models import open_roles
 from tests.environments.classroom.test_odd_tutors import RULES
 from tests.support.reward_models import classifier_logit, math_rm_logit, save_classifier, save_math_rm
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -132,23 +132,23 @@ def test_a_run_that_goes_on_with_another_grader_grades_again(graded: Room, gener
 MODEL = ("--config-name=maths_small", "reward_model.model_name_or_path=some/model")
 
 
-def seats_of(*overrides: str) -> list[str]:
+def roles_of(*overrides: str) -> list[str]:
     config = load(TrainRLConfig, "train_rl", [*MODEL, *overrides], check_train_rl)
     return list(models_on_engines(config, reward_weights(config)))
 
 
-def test_the_seat_is_filled_only_when_there_is_something_to_grade():
-    assert seats_of() == ["teacher", "student", "judge", "reward"]
+def test_the_role_is_filled_only_when_there_is_something_to_grade():
+    assert roles_of() == ["teacher", "student", "judge", "reward"]
     for needless in (
         ["reward_model.model_name_or_path=Answer"],
         ["train.reward_weights={length: 1.0}", "generation.number_student_attempts=0"],
         ["train.reward_weights={length: 1.0}"],
     ):
-        assert seats_of(*needless) == ["teacher", "student", "judge"]
+        assert roles_of(*needless) == ["teacher", "student", "judge"]
 
 
 def test_the_memory_budget_counts_the_reward_model(world: Path):
-    small = [f"{seat}_model.model_name_or_path={world / 'blank'}" for seat in ("teacher", "student", "judge")]
+    small = [f"{role}_model.model_name_or_path={world / 'blank'}" for role in ("teacher", "student", "judge")]
     options = ["reward_model.vllm.gpu_memory_utilization=0.25", "train.gpu_memory_gib=80"]
     model = [*MODEL[:1], f"reward_model.model_name_or_path={world / 'blank'}"]
     config = load(TrainRLConfig, "train_rl", [*model, *small, *options], check_train_rl)
@@ -173,6 +173,6 @@ def test_a_damaged_reward_model_is_refused_before_any_engine_starts(world: Path,
     config.teacher_model.model_name_or_path = config.student_model.model_name_or_path = str(world / "blank")
     config.reward_model.model_name_or_path = str(model)
     config.generation.number_student_attempts = 1  # something to grade
-    opening = open_seats(config, {"end_rm": 1.0}, tmp_path)
+    opening = open_roles(config, {"end_rm": 1.0}, tmp_path)
     with pytest.raises(ConfigError, match="holds no .safetensors file"):
         opening.send(None)

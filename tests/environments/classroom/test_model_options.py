@@ -65,9 +65,9 @@ def test_a_local_judge_is_asked_with_the_rules_template_within_its_limit(
 
     async def judge() -> str:
         config = EvalConfig(generation=generation, judge_model=JudgeModelConfig("some/judge"))
-        seats = await classroom_rl.server.open_models.open_seats(config, {}, tmp_path)
+        roles = await classroom_rl.server.open_models.open_roles(config, {}, tmp_path)
         said = [{"role": "teacher", "content": "Hello."}]
-        return await seats.judge.judge("does_not_leak_answer", said, "fractions", 0)
+        return await roles.judge.judge("does_not_leak_answer", said, "fractions", 0)
 
     with pytest.raises(JudgeOutputError, match="cut off at its most tokens") as caught:
         asyncio.run(judge())

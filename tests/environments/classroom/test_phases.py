@@ -21,7 +21,7 @@ from tests.support.scripted_room import SCORES, Room
 from tests.support.turned_clock import run
 from tests.trainer.test_resume import judge_that_accepts
 
-DIALOGUE, JUDGING, SOLUTIONS, REWARDS = (phase.seats for phase in PHASES)
+DIALOGUE, JUDGING, SOLUTIONS, REWARDS = (phase.roles for phase in PHASES)
 REQUEST = SampleRequest(
     problems=["fractions", "fractions", "sums"], answers=["1/2", "1/2", "7"], request_id="r", seed=1, step=0
 )
@@ -46,21 +46,21 @@ class Watched:
         self.schedule = PhasedSchedule(self.wake_only, PHASES)
         self._draw = random.Random(0)
 
-    async def wake_only(self, seats: tuple[str, ...]) -> None:
+    async def wake_only(self, roles: tuple[str, ...]) -> None:
         self.changing = True
         await asyncio.sleep(0.001)
         self.changing = False
         if self.failure is not None:
             raise self.failure
-        self.awake = seats
-        self.woken.append(seats)
+        self.awake = roles
+        self.woken.append(roles)
 
     async def work(self, registration, states: list[State], seconds: float = 0.0) -> None:
         for state in states:
             await registration.wait_for_phase(state)
-            assert self.awake == phase_of(PHASES, state).seats and not self.changing
+            assert self.awake == phase_of(PHASES, state).roles and not self.changing
             await asyncio.sleep(seconds)
-            assert self.awake == phase_of(PHASES, state).seats and not self.changing, (
+            assert self.awake == phase_of(PHASES, state).roles and not self.changing, (
                 "engines changed under a conversation"
             )
         registration.deregister_one()
@@ -304,14 +304,14 @@ def test_engines_sleep_before_others_wake() -> None:
     engine_sleep, _, events = three_engines()
 
     async def scenario() -> None:
-        for seats, changes in (
+        for roles, changes in (
             (JUDGING, ["-teacher", "-student", "+judge"]),
             (SOLUTIONS, ["-judge", "+student"]),
             (REWARDS, []),  # no engine of this server
             (DIALOGUE, ["+teacher"]),
             (DIALOGUE, []),
         ):
-            await engine_sleep.wake_only(seats)
+            await engine_sleep.wake_only(roles)
             assert drain(events) == changes
 
     asyncio.run(scenario())

@@ -31,11 +31,11 @@ LINES = [  # the teacher's messages; the second gives the second answer away
 ]
 SAID = ["Every day I cook an egg in the kitchen.", "Every day my sister cooks a cake in the kitchen."]
 MATERIAL = PostTestMaterial(
-    (Step("the seats", "806"),),
+    (Step("the roles", "806"),),
     tuple(
-        SiblingProblem(f"{rows} rows of 21 seats, 50 empty. How many people?", str(rows * 21 - 50), (step,))
+        SiblingProblem(f"{rows} rows of 21 roles, 50 empty. How many people?", str(rows * 21 - 50), (step,))
         for rows in (20, 30)
-        for step in (Step("the seats", str(rows * 21)),)
+        for step in (Step("the roles", str(rows * 21)),)
     ),
 )
 
@@ -131,7 +131,7 @@ def test_with_phases_it_comes_while_the_student_is_awake(room: Room, generation:
 def test_it_does_not_change_the_solutions(room: Room, generation: GenerationConfig) -> None:
     """Their seeds and their prompts are the same with a post-test before them and without."""
     room.reward_weights = {"end_rm": 1.0}
-    request = {"problems": ["26 rows of 31 seats, 40 empty?"], "answers": ["766"], "fixed_seeds": True}
+    request = {"problems": ["26 rows of 31 roles, 40 empty?"], "answers": ["766"], "fixed_seeds": True}
     request["post_test_material"] = [MATERIAL]
     asked = []
     for number, options in enumerate((generation, asking(generation, ask_student=True))):
@@ -145,13 +145,13 @@ def test_it_does_not_change_the_solutions(room: Room, generation: GenerationConf
 
 def test_a_maths_problem_is_tested_by_its_siblings(room: Room, generation: GenerationConfig) -> None:
     """A step that the student found counts on every sibling; the answer, which the teacher told, on none."""
-    lines = iter(["How many seats are there?", "Yes. The answer is 766.", "Bye."])
+    lines = iter(["How many roles are there?", "Yes. The answer is 766.", "Bye."])
     room.teacher = ScriptedEngine(room.tokenizer, lambda _: next(lines))
     room.student = ScriptedEngine(room.tokenizer, lambda _: "There are 806.")
     room.reward_weights = {"post_test": 1.0}
     record = room.play(
         asking(generation, siblings=2),
-        problems=["26 rows of 31 seats, 40 empty. How many people?"],
+        problems=["26 rows of 31 roles, 40 empty. How many people?"],
         answers=["766"],
         post_test_material=[MATERIAL],
     )[0]

@@ -79,7 +79,7 @@ class Server:
         self.room.supervisor = Killed(self.config, generation.supervisor, ledger, api, self.timeout_s)
         self.room.supervisor.dies_at = dies_at
         service = self.room.open(generation)
-        service.environment.seats.apis["supervisor"] = api
+        service.environment.roles.apis["supervisor"] = api
         answers = [""] * len(PROBLEMS)
         request = SampleRequest(problems=PROBLEMS, answers=answers, request_id="r", seed=1, step=0, supervised=True)
         try:

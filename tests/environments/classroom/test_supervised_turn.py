@@ -392,8 +392,8 @@ def test_reviews_are_a_part_of_the_dialogue_phase(room: Room, generation: Genera
     rules = replace(supervising(generation, on_invalid=RETRY), schedule=PHASED)
     record = play(room, rules, WRONG, FINE)
     assert record.state == "END" and len(room.supervisor.asked) == 4
-    assert room.woken[:1] == [PHASES[1].seats] and "supervisor" in PHASES[0].seats
-    assert room.woken.count(PHASES[0].seats) <= 1, "not left for a review"
+    assert room.woken[:1] == [PHASES[1].roles] and "supervisor" in PHASES[0].roles
+    assert room.woken.count(PHASES[0].roles) <= 1, "not left for a review"
 
 
 # Turn rewards -------------------------------------------------------------------------------------------------------

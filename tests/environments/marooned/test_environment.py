@@ -17,7 +17,7 @@ from classroom_rl.environments.marooned.episode import END, GameRecord
 from classroom_rl.environments.marooned.islands import islands
 from classroom_rl.environments.marooned.messages import parse_message
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.rollout.environment import Seats, environment_of
+from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, rows_of
 from classroom_rl.rollout.runner import Runner
@@ -64,7 +64,7 @@ class Table:
     def play(self, request: SampleRequest = REQUEST) -> list[GameRecord]:
         journal, weights = Journal(self.folder), self.weights
         supervisor = None if self.config.supervisor_model is None else embedded_supervisor("rules", self.rules)
-        seats = Seats({"teacher": self.engine}, {"teacher": self.engine}, supervisor=supervisor)
+        seats = Roles({"teacher": self.engine}, {"teacher": self.engine}, supervisor=supervisor)
         environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
         return asyncio.run(
             SamplingService(Runner(environment, journal, weights), journal).sample(request)

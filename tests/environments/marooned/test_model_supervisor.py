@@ -11,7 +11,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.environments.marooned.episode import GameRecord
 from classroom_rl.errors import DataError, ProviderFailure
-from classroom_rl.rollout.environment import Seats, environment_of
+from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
 from classroom_rl.server.sampling_service import SamplingService
@@ -54,7 +54,7 @@ class WatchedTable(Table):
         ledger = CallLedger(self.folder / "supervisor_calls.sqlite", self.model.max_cost_usd)
         api = timed_api(self.model, ledger)
         supervisor = ApiSupervisor(self.model, self.config.generation.supervisor, ledger, api, rules=self.rules)
-        seats = Seats({"teacher": self.engine}, {"teacher": self.engine}, {"supervisor": api}, supervisor=supervisor)
+        seats = Roles({"teacher": self.engine}, {"teacher": self.engine}, {"supervisor": api}, supervisor=supervisor)
         environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
         try:
             service = SamplingService(Runner(environment, journal, weights), journal)

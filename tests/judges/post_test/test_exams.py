@@ -52,7 +52,7 @@ def test_what_is_asked() -> None:
     meaning = FRENCH["chunks"][0]["meaning"]
     assert first["past"] == "What did you cook last week?"
     assert first["French"] == f'How do you say this in French: "{meaning}"? Answer with the phrase alone.'
-    assert first["maths"].startswith("A cinema has 20 rows") and first["maths"].endswith("alone: the seats in total.")
+    assert first["maths"].startswith("A cinema has 20 rows") and first["maths"].endswith("alone: the roles in total.")
 
 
 def test_a_talk_in_english_is_asked_with_its_own_questions() -> None:

@@ -35,11 +35,11 @@ JAPANESE = next(
     if json.loads(line)["language_code"] == "ja"
 )
 CINEMA = Problem.of(
-    "A cinema has 26 rows of 31 seats each. 40 seats stay empty. How many people watch the film?",
+    "A cinema has 26 rows of 31 roles each. 40 roles stay empty. How many people watch the film?",
     "766",
     PostTestMaterial(
-        (Step("the seats in total", "806"),),
-        (SiblingProblem("A cinema has 20 rows of 30 seats each. …", "550", (Step("the seats in total", "600"),)),),
+        (Step("the roles in total", "806"),),
+        (SiblingProblem("A cinema has 20 rows of 30 roles each. …", "550", (Step("the roles in total", "600"),)),),
     ),
 )
 
@@ -92,7 +92,7 @@ MATHS = Taught(
     ["I get 806.", "So 766 people."],
     ["I get 800.", "So 800."],
     ["26 times 31 is 806.", "The answer is 766."],
-    ["How many seats are there, with 26 rows of 31?", "And when 40 stay empty?", "Check that."],
+    ["How many roles are there, with 26 rows of 31?", "And when 40 stay empty?", "Check that."],
 )
 WORLDS = {"past": toy(TOY), "present": toy(PRESENT), "French": plan(FRENCH), "Japanese": plan(JAPANESE), "maths": MATHS}
 every_world = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
@@ -289,7 +289,7 @@ def test_a_phrase_in_pieces_is_given_away_and_a_cloze_is_not() -> None:
         ("It is \\boxed{766}.", True),
         ("766.0", True),
         ("7660", False),
-        ("26 rows of 31 seats", False),
+        ("26 rows of 31 roles", False),
         ("40 stay empty", False),
     ],
 )

@@ -29,8 +29,8 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory):
         yield server
 
 
-def test_the_policy_s_seat_is_the_only_one(trained: RunningServer) -> None:
-    assert set(trained.client.health().seats) == {"teacher"}
+def test_the_policy_s_role_is_the_only_one(trained: RunningServer) -> None:
+    assert set(trained.client.health().roles) == {"teacher"}
 
 
 def test_it_is_trained_on_what_was_said_and_scored_on_the_server(trained: RunningServer) -> None:

@@ -54,7 +54,7 @@ class CallUsage:
 
 @dataclass(frozen=True)
 class Spending:
-    """Tokens and cost of one seat's API over a whole run folder. `reserved_usd` is held for requests in flight and for
+    """Tokens and cost of one role's API over a whole run folder. `reserved_usd` is held for requests in flight and for
     those with unknown outcome."""
 
     prompt_tokens: int

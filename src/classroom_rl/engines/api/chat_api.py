@@ -106,7 +106,7 @@ class ChatApi:
     """One API, its models in order of preference, and the ledger that records every request.
 
     Args:
-        role: the seat that uses it, for messages: "judge", "student" or "teacher".
+        role: the role that uses it, for messages: "judge", "student" or "teacher".
         clock, sleep: for tests.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A vLLM engine for a seat: it gets token ids or messages and returns sampled tokens."""
+"""A vLLM engine for a role: it gets token ids or messages and returns sampled tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path

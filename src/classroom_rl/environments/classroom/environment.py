@@ -25,7 +25,7 @@ from classroom_rl.environments.classroom.prompt_check import (
 )
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
-from classroom_rl.environments.classroom.roles import Seats, models_in_use
+from classroom_rl.environments.classroom.roles import Roles, models_in_use
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.environments.classroom.teacher import (
@@ -38,7 +38,7 @@ from classroom_rl.environments.classroom.teacher import (
     turn_of,
 )
 from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
-from classroom_rl.rollout import environment as rollout_seats
+from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.environment import Environment as BaseEnvironment
@@ -59,27 +59,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-DIALOGUE_SEATS = ("teacher", "student", "supervisor")
+DIALOGUE_ROLES = ("teacher", "student", "supervisor")
 DIALOGUE = (State.TEACHER_TURN, State.SUPERVISOR_TURN, State.STUDENT_TURN)
 PHASES = (
-    Phase("dialogue", DIALOGUE, DIALOGUE_SEATS),
+    Phase("dialogue", DIALOGUE, DIALOGUE_ROLES),
     Phase("judging", (State.JUDGE_TURN,), ("judge",)),
     Phase("solutions", (State.POST_TEST, State.GENERATE_SOLUTION), ("student",)),
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),
 )
-"""The phases in order. The last one grades solutions, with the reward model if there is one. A seat without an engine
-of this server (an API, the embedded rubric, an empty seat) needs no GPU memory."""
+"""The phases in order. The last one grades solutions, with the reward model if there is one. A role without an engine
+of this server (an API, the embedded rubric, an empty role) needs no GPU memory."""
 
 
 _PROMPTS_IN_MEMORY = 512
 
 
 class Classroom(BaseEnvironment[Conversation, ReplayedState]):
-    """An environment that plays conversations with the models in `seats` under the rules in `generation`.
+    """An environment that plays conversations with the models in `roles` under the rules in `generation`.
 
     Args:
         generation: prompts, lengths and judging.
-        seats: the model of each role.
+        roles: the model of each role.
         journal: every turn, verdict and reward is written to it before it is used.
         reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
         rules: the limits and judging rules of all conversations, from `classroom_rules`.
@@ -93,7 +93,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def __init__(
         self,
         generation: GenerationConfig,
-        seats: Seats,
+        roles: Roles,
         journal: Journal,
         reward_weights: Mapping[str, float],
         rules: ClassroomRules,
@@ -102,24 +102,24 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     ):
         self._generation = generation
         self._turn_rewards = tuple(turn_rewards)
-        self.seats = seats
+        self.roles = roles
         self._journal = journal
         self._reward_weights = reward_weights
         self._rules = rules
         self._options = setup_options(generation)
         self._forced_ids, self._opened_thought = [], ""
-        if seats.teacher_has_tokens:
-            self._forced_ids = forced_ids(generation, seats.teacher.frame, seats.teacher.tokenizer)
-            self._opened_thought = opened_thought(generation, seats.teacher.frame)
-        self._tools = TeacherTools(generation, seats)
+        if roles.teacher_has_tokens:
+            self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
+            self._opened_thought = opened_thought(generation, roles.teacher.frame)
+        self._tools = TeacherTools(generation, roles)
         self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)  # conversations of a group begin alike
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
-        self._panel = JudgePanel(seats, journal, rules.judge_rules, attempts, options)
-        self._supervised_turn = SupervisedTurn(generation.supervisor, seats, self._forced_ids)
-        if generation.post_test.enable and seats.examiner is None:
-            raise ValueError("generation.post_test.enable is true, and no examiner is seated")
+        self._panel = JudgePanel(roles, journal, rules.judge_rules, attempts, options)
+        self._supervised_turn = SupervisedTurn(generation.supervisor, roles, self._forced_ids)
+        if generation.post_test.enable and roles.examiner is None:
+            raise ValueError("generation.post_test.enable is true, and there is no examiner")
         self._steps = {
-            State.TEACHER_TURN: self._teacher_turn if seats.teacher_has_tokens else self._teacher_message,
+            State.TEACHER_TURN: self._teacher_turn if roles.teacher_has_tokens else self._teacher_message,
             State.SUPERVISOR_TURN: self._supervisor_turn,
             State.STUDENT_TURN: self._student_turn,
             State.JUDGE_TURN: self._judge_turn,
@@ -130,7 +130,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The models that the seats need, by seat."""
+        """The models that the roles need, by role."""
         return models_in_use(config, reward_weights)
 
     @classmethod
@@ -142,7 +142,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     @classmethod
     def open_with(
-        cls, config: Any, seats: rollout_seats.Seats, journal: Journal, reward_weights: Mapping[str, float]
+        cls, config: Any, roles: rollout_environment.Roles, journal: Journal, reward_weights: Mapping[str, float]
     ) -> "Classroom":
         """Open the classroom of a configuration."""
         generation, teacher = config.generation, config.teacher_model
@@ -150,9 +150,9 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
         rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
         named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
-        supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
+        supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         rewarded = supervised | named
-        return cls(generation, Seats.of(config, seats), journal, reward_weights, rules, rewarded, config.judge_model)
+        return cls(generation, Roles.of(config, roles), journal, reward_weights, rules, rewarded, config.judge_model)
 
     @classmethod
     def check_problems(
@@ -170,19 +170,19 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def identity(self) -> tuple[Any, ...]:
         """Everything that a conversation depends on: `generation` without the server's keys, the rules, the samplings,
         the reward model's name, and the supervision."""
-        seats = [self.seats.teacher_sampling, self.seats.student_sampling]
-        if self.seats.reward is not None:
-            seats.append(self.seats.reward.model_name)
-        own = (self._generation.identity(), self._rules, tuple(seats), *self._panel.identity)
-        if self.seats.supervisor is not None:
-            own = (*own, self._generation.supervisor, self.seats.supervisor_name)
+        roles = [self.roles.teacher_sampling, self.roles.student_sampling]
+        if self.roles.reward is not None:
+            roles.append(self.roles.reward.model_name)
+        own = (self._generation.identity(), self._rules, tuple(roles), *self._panel.identity)
+        if self.roles.supervisor is not None:
+            own = (*own, self._generation.supervisor, self.roles.supervisor_name)
         return (*own, self._turn_rewards) if self._turn_rewards else own
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
         """A new conversation, with its drawn setup and the opening messages of the teacher's prompt template."""
         setup = draw_setup(problem, request.seed, request.step, self._options)
         conversation = Conversation(id=id, problem=problem, setup=setup, rules=self._rules)
-        if request.supervised and self.seats.supervisor is not None:
+        if request.supervised and self.roles.supervisor is not None:
             conversation.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
         conversation.start(opening_turns(self._generation, problem.text, setup.student_name))
         return conversation
@@ -236,8 +236,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
         prompt_ids, end_ids = [], []
-        if not (conversation.buffer and conversation.buffer.completion_ids) and self.seats.teacher_has_tokens:
-            end_ids = [self.seats.teacher.frame.turn_end_id]
+        if not (conversation.buffer and conversation.buffer.completion_ids) and self.roles.teacher_has_tokens:
+            end_ids = [self.roles.teacher.frame.turn_end_id]
             prompt_ids = self._prompt_ids(conversation)[: self._rules.max_tokens_in_conversation - len(end_ids)]
         event = {"reason": reason, "prompt_ids": prompt_ids, "end_ids": end_ids, "overflow": overflow}
         self._journal.append("failure", conversation=conversation.id, **event)
@@ -254,9 +254,9 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         if self._tools:
             self._say(conversation, await self._tools.draft(play, hint_ids, sampling, self._opened_thought))
             return
-        answer = await self.seats.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
+        answer = await self.roles.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
         check_answer(play, answer)
-        end = self.seats.teacher.frame.turn_end_id
+        end = self.roles.teacher.frame.turn_end_id
         given = () if answer.ids[-1:] == (end,) else (end,)
         text = self._opened_thought + answer.text
         turn = Turn("teacher", text, None, len(answer.ids), answer.ended, policy=answer.policy)
@@ -277,7 +277,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             message = await self._tools.chat([*messages, *hint], sampling)
             self._say(conversation, SampledDraft(turn_of(play, message)))
             return
-        answer = await self.seats.teacher.chat([*messages, *hint], sampling)
+        answer = await self.roles.teacher.chat([*messages, *hint], sampling)
         turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
         self._say(conversation, SampledDraft(turn))
 
@@ -325,7 +325,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     def _teacher_sampling(self, play: Play, hint_tokens: int) -> Sampling:
         limit = play.episode.turn_limit_after(hint_tokens)
-        sampling = replace(play.sampled_with(self.seats.teacher_sampling), max_tokens=limit)
+        sampling = replace(play.sampled_with(self.roles.teacher_sampling), max_tokens=limit)
         return replace(sampling, temperature=0.0) if play.request.greedy else sampling
 
     async def _student_turn(self, play: Play) -> None:
@@ -335,18 +335,18 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             return
         persona = conversation.next_persona
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
-        answer = await self.seats.student.chat(messages, play.sampled_with(self.seats.student_sampling))
+        answer = await self.roles.student.chat(messages, play.sampled_with(self.roles.student_sampling))
         turn = self._student_said(answer, persona)
         framed_ids = []  # messages before the teacher's first own turn are part of its prompt
         if conversation.buffer is not None:
-            framed_ids = self.seats.teacher.frame.reply(turn.text) + self._forced_ids
+            framed_ids = self.roles.teacher.frame.reply(turn.text) + self._forced_ids
         self._write_turn(conversation, turn, framed_ids)
         conversation.add_student_turn(turn, framed_ids)
 
     async def _opening_attempt(self, play: Play) -> None:
         limit = self._generation.max_tokens_per_student_attempt
-        sampling = replace(play.sampled_with(self.seats.student_sampling), max_tokens=limit)
-        answer = await self.seats.student.chat(self._attempt_request(play.episode), sampling)
+        sampling = replace(play.sampled_with(self.roles.student_sampling), max_tokens=limit)
+        answer = await self.roles.student.chat(self._attempt_request(play.episode), sampling)
         turn = self._student_said(answer, persona=None)
         self._write_turn(play.episode, turn, ids=())
         play.episode.add_student_turn(turn)
@@ -357,8 +357,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     async def _take_post_test(self, play: Play) -> None:
         post_test = play.replayed.post_test
         if post_test is None:
-            turn = PostTestTurn(self._generation.post_test, self.seats.student, self.seats.answers, self.seats.examiner)
-            post_test = await turn.take(play.episode, play.sampled_with(self.seats.student_sampling))
+            turn = PostTestTurn(self._generation.post_test, self.roles.student, self.roles.answers, self.roles.examiner)
+            post_test = await turn.take(play.episode, play.sampled_with(self.roles.student_sampling))
             self._journal.append("post_test", conversation=play.episode.id, post_test=post_test)
         play.episode.add_post_test(post_test)
 
@@ -370,7 +370,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         if any(solution.grade is None for solution in solutions):
             await play.registration.wait_for_phase(State.REWARD_TURN)  # the phase in which a reward model is awake
             texts = (visible_text(solution.text) for solution in solutions)
-            grades = await asyncio.gather(*(self.seats.grade(play.episode.problem, text) for text in texts))
+            grades = await asyncio.gather(*(self.roles.grade(play.episode.problem, text) for text in texts))
             self._journal.append("grades", conversation=play.episode.id, grades=grades)
             solutions = graded(solutions, grades)
         play.episode.add_solutions(solutions)
@@ -382,7 +382,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         limit = self._generation.max_tokens_per_student_attempt
         texts = await asyncio.gather(
             *(
-                self.seats.student.chat(messages, replace(sampling, max_tokens=limit))
+                self.roles.student.chat(messages, replace(sampling, max_tokens=limit))
                 for sampling in self._solution_samplings(play)
             ),
             return_exceptions=True,  # waits for all requests, so none runs on after the conversation has ended
@@ -450,7 +450,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return self._generation.student_final_prompt_path
 
     def _solution_samplings(self, play: Play) -> Sequence[Sampling]:
-        base = play.sampled_with(self.seats.student_sampling)
+        base = play.sampled_with(self.roles.student_sampling)
         seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
         return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
 

@@ -16,7 +16,7 @@ from classroom_rl.config.base import JudgeModelConfig
 from classroom_rl.config.values import GROUP, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ReplayedState
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.verdicts import STOPS, Verdict, ask_for_verdict, failed_verdict, parse_group
 from classroom_rl.rollout.environment import Play, Siblings
 from classroom_rl.rollout.store.journal import Journal
@@ -59,9 +59,9 @@ class JudgePanel:
     """
 
     def __init__(
-        self, seats: Seats, journal: Journal, rules: Sequence[str], attempts: int, options: JudgeModelConfig
+        self, roles: Roles, journal: Journal, rules: Sequence[str], attempts: int, options: JudgeModelConfig
     ) -> None:
-        self._seats, self._journal = seats, journal
+        self._roles, self._journal = roles, journal
         self._rules, self._attempts, self._options = rules, attempts, options
 
     @property
@@ -162,7 +162,7 @@ class JudgePanel:
         shown = sorted(transcripts, key=lambda each: _draw(each, rule, attempt))  # no place in the prompt is one's own
         text, size = "", len(shown)
         try:
-            text = await self._seats.judge.judge_group(rule, [json.loads(each) for each in shown], problem, attempt)
+            text = await self._roles.judge.judge_group(rule, [json.loads(each) for each in shown], problem, attempt)
             verdicts = parse_group(rule, attempt, text, size)
         except STOPS:
             raise
@@ -192,7 +192,7 @@ class JudgePanel:
             if known is not None and not _is_of_group(known):
                 return known
             about = (play.episode.transcript(), play.episode.problem.text)
-            verdict = await ask_for_verdict(self._seats.judge, rule, attempt, about, play.episode.facts)
+            verdict = await ask_for_verdict(self._roles.judge, rule, attempt, about, play.episode.facts)
             verdict = replace(verdict, group_size=size, anchor=anchor)
             self._write(play, [verdict])
             return verdict

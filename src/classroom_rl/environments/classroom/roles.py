@@ -1,4 +1,4 @@
-"""The classroom's seats: the model of each role, and the models that a configuration needs."""
+"""The classroom's roles: the model of each role, and the models that a configuration needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, is_script
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.rollout import environment as rollout_seats
+from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.engine import (
     Api,
     ChatEngine,
@@ -25,11 +25,11 @@ from classroom_rl.rollout.reviews import Supervisor
 
 
 @dataclass
-class Seats(rollout_seats.LoadedModels):
+class Roles(rollout_environment.LoadedModels):
     """The model of each role, and how it is sampled. `judge` is None if nothing is judged, `supervisor` if nothing is
     supervised; `supervisor_name` is its model's name. `examiner` is None without a post-test.
 
-    `engines` are the vLLM engines by seat, `apis` the API clients by seat. The model in `reward` grades solutions;
+    `engines` are the vLLM engines by role, `apis` the API clients by role. The model in `reward` grades solutions;
     without one, `answers` compares their boxed answers with the reference.
     """
 
@@ -64,8 +64,8 @@ class Seats(rollout_seats.LoadedModels):
         return isinstance(self.teacher, TokenEngine)
 
     @classmethod
-    def of(cls, config: Any, models: rollout_seats.Seats) -> "Seats":
-        """The seats of a classroom with the models that were loaded for a configuration."""
+    def of(cls, config: Any, models: rollout_environment.Roles) -> "Roles":
+        """The roles of a classroom with the models that were loaded for a configuration."""
         generation = config.generation
         return cls(
             teacher=models.models["teacher"],
@@ -94,7 +94,7 @@ class Seats(rollout_seats.LoadedModels):
 
 
 def models_in_use(config: Any, reward_weights: Mapping[str, float]) -> dict[str, ModelConfig]:
-    """The models to load or to connect to, by seat, in the order of loading. A scripted teacher has none, nor has a
+    """The models to load or to connect to, by role, in the order of loading. A scripted teacher has none, nor has a
     judge that is embedded or has nothing to judge, or an embedded supervisor. A reward model is included only if it has
     solutions to grade."""
     generation, reward = config.generation, config.reward_model

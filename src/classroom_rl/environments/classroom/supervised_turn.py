@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from classroom_rl.config.base import SupervisionConfig
 from classroom_rl.environments.classroom.conversation import Conversation
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_further_text
 from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
 from classroom_rl.rollout.supervision import REPLACE, RETRY, ReviewedMessage, SampledDraft, decide, settle
@@ -33,9 +33,9 @@ class SupervisedTurn:
         forced_ids: the tokens that every message of the teacher begins with, which it does not sample.
     """
 
-    def __init__(self, supervision: SupervisionConfig, seats: Seats, forced_ids: Sequence[int]):
+    def __init__(self, supervision: SupervisionConfig, roles: Roles, forced_ids: Sequence[int]):
         self._supervision = supervision
-        self._seats = seats
+        self._roles = roles
         self._forced_ids = tuple(forced_ids)
 
     async def review(self, conversation: Conversation) -> Review:
@@ -53,7 +53,7 @@ class SupervisedTurn:
             conversation.facts,
             cut=not draft.turn.ended,
         )
-        return await reviewed(self._seats.supervisor, about, self._supervision.penalties)
+        return await reviewed(self._roles.supervisor, about, self._supervision.penalties)
 
     def settle(self, conversation: Conversation, review: Review) -> ReviewedMessage | None:
         """The message that enters the conversation after a review of its last draft; None if the teacher has to write
@@ -76,7 +76,7 @@ class SupervisedTurn:
         unless `show_critique` is set."""
         if not conversation.drafts or not self._supervision.show_critique:
             return ()
-        return retry_hint(conversation.drafts[-1], self._seats.teacher.frame, self._forced_ids)
+        return retry_hint(conversation.drafts[-1], self._roles.teacher.frame, self._forced_ids)
 
     def hint_messages(self, conversation: Conversation) -> list[Message]:
         """The same for a teacher that works on text: the rejected drafts and what was said of each."""
@@ -92,7 +92,7 @@ class SupervisedTurn:
         if conversation.buffer is None:
             shown = sum(approximate_tokens(message["content"]) for message in _hint_messages([*earlier, last]))
         else:
-            shown = len(retry_hint(last, self._seats.teacher.frame, self._forced_ids))
+            shown = len(retry_hint(last, self._roles.teacher.frame, self._forced_ids))
         return conversation.turn_limit_after(shown) >= 1
 
     # Corrections -------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class SupervisedTurn:
         teacher's context."""
         if conversation.buffer is None:
             return None
-        frame, tokenizer = self._seats.teacher.frame, self._seats.teacher.tokenizer
+        frame, tokenizer = self._roles.teacher.frame, self._roles.teacher.tokenizer
         target = target_of(draft, correction, tokenizer, frame.turn_end_id)
         if target is None or sum(map(len, target)) > conversation.tokens_left:
             return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.environments.classroom.conversation import Conversation
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_chat, encode_further_markup
 from classroom_rl.rollout.engine import Sampling
@@ -109,15 +109,15 @@ def _render(generation: GenerationConfig, problem: str, student_name: str | None
 
 
 class TeacherTools:
-    """The tools of the teacher in its seat; without any, its prompt and its messages are as they would be without this
+    """The tools of the teacher in its role; without any, its prompt and its messages are as they would be without this
     class."""
 
-    def __init__(self, generation: GenerationConfig, seats: Seats):
-        self._teacher = seats.teacher
+    def __init__(self, generation: GenerationConfig, roles: Roles):
+        self._teacher = roles.teacher
         self._toolbox = toolbox_of(generation)
         self._frame: ToolFrame | None = None
-        if self._toolbox is not None and seats.teacher_has_tokens:
-            self._frame = ToolFrame(seats.teacher.tokenizer, seats.teacher.frame, self._toolbox.schemas())
+        if self._toolbox is not None and roles.teacher_has_tokens:
+            self._frame = ToolFrame(roles.teacher.tokenizer, roles.teacher.frame, self._toolbox.schemas())
 
     def __bool__(self) -> bool:
         return self._toolbox is not None

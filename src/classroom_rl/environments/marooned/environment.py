@@ -31,7 +31,7 @@ from classroom_rl.errors import DataError
 from classroom_rl.rollout import environment
 from classroom_rl.rollout.chat_template import encode_chat, encode_further_text
 from classroom_rl.rollout.engine import ConversationFacts, Sampling
-from classroom_rl.rollout.environment import POLICY_SEAT, Play, Seats
+from classroom_rl.rollout.environment import POLICY_ROLE, Play, Roles
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import OF_SUPERVISORS, check_template
 from classroom_rl.rollout.requests import SampleRequest
@@ -102,7 +102,7 @@ def review_by_rules(about: MessageToReview) -> Review:
     return Review(False, found.category, critique=found.critique, correction=correction)
 
 
-SUPERVISOR_SEAT = "supervisor"
+SUPERVISOR_ROLE = "supervisor"
 _TURN, _DRAFT, _REVIEW = TypeAdapter(Turn), TypeAdapter(SampledDraft), TypeAdapter(Review)
 
 
@@ -126,7 +126,7 @@ class Environment(environment.Environment[Episode, Replayed]):
     """
 
     Record = GameRecord
-    phases = (Phase("game", (DECISION, REVIEW), (POLICY_SEAT, SUPERVISOR_SEAT)),)
+    phases = (Phase("game", (DECISION, REVIEW), (POLICY_ROLE, SUPERVISOR_ROLE)),)
     review_by_rules = staticmethod(review_by_rules)
 
     def __init__(
@@ -134,13 +134,13 @@ class Environment(environment.Environment[Episode, Replayed]):
         generation: Generation,
         context: int,
         sampling: Sampling,
-        seats: Seats,
+        roles: Roles,
         journal: Journal,
         rewards: Mapping[str, float],
         turn_rewards: Sequence[str] = (),
         supervisor_name: str = "",
     ):
-        self.seats = seats
+        self.roles = roles
         self._generation = generation
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
@@ -154,10 +154,10 @@ class Environment(environment.Environment[Episode, Replayed]):
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
         """The policy, and a supervisor that is a model."""
-        models = {POLICY_SEAT: config.teacher_model}
+        models = {POLICY_ROLE: config.teacher_model}
         supervisor = getattr(config, "supervisor_model", None)
         if supervisor is not None and supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS:
-            models[SUPERVISOR_SEAT] = supervisor
+            models[SUPERVISOR_ROLE] = supervisor
         return models
 
     @classmethod
@@ -169,16 +169,16 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     @classmethod
     def open_with(
-        cls, config: Any, seats: Seats, journal: Journal, reward_weights: Mapping[str, float]
+        cls, config: Any, roles: Roles, journal: Journal, reward_weights: Mapping[str, float]
     ) -> "Environment":
         """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
         named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
-        supervised = {} if seats.supervisor is None else {SUPERVISOR_REWARD: 1.0}
-        supervisor = "" if seats.supervisor is None else config.supervisor_model.model_name_or_path
+        supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
+        supervisor = "" if roles.supervisor is None else config.supervisor_model.model_name_or_path
         turn_rewards = list(supervised | named)
-        return cls(generation, options.max_length, sampling, seats, journal, reward_weights, turn_rewards, supervisor)
+        return cls(generation, options.max_length, sampling, roles, journal, reward_weights, turn_rewards, supervisor)
 
     @classmethod
     def check_problems(
@@ -211,7 +211,7 @@ class Environment(environment.Environment[Episode, Replayed]):
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Episode:
         """A game before the first decision of the seat."""
         episode = Episode.of(id, problem, self._generation)
-        if request.supervised and self.seats.supervisor is not None:
+        if request.supervised and self.roles.supervisor is not None:
             episode.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
         return episode
 
@@ -249,7 +249,7 @@ class Environment(environment.Environment[Episode, Replayed]):
             self._score(play.episode)
 
     async def _decide(self, play: Play[Episode, Replayed]) -> None:
-        episode, policy = play.episode, self.seats.policy
+        episode, policy = play.episode, self.roles.policy
         prompt_ids = self._prompt_of(episode)
         room = min(self._generation.max_tokens_per_turn, self._limit - len(prompt_ids) - 1)
         if room < 1:
@@ -262,7 +262,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         check_answer(play, answer)
         end = policy.frame.turn_end_id
         given = () if answer.ids[-1:] == (end,) else (end,)
-        turn = Turn(POLICY_SEAT, answer.text, None, len(answer.ids), answer.ended, policy=answer.policy)
+        turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, policy=answer.policy)
         own_prompt = () if episode.buffer is None else prompt_ids
         draft = SampledDraft(turn, answer.ids, answer.logprobs, given, prompt_ids=own_prompt)
         if episode.supervised:
@@ -275,13 +275,13 @@ class Environment(environment.Environment[Episode, Replayed]):
         """The prompt of the decision that is due, made once."""
         if not episode.prompt_ids:
             messages = prompt_of(episode, self._generation.show_rules)
-            episode.prompt_ids = tuple(encode_chat(self.seats.policy.tokenizer, messages))
+            episode.prompt_ids = tuple(encode_chat(self.roles.policy.tokenizer, messages))
         return episode.prompt_ids
 
     async def _review(self, play: Play[Episode, Replayed]) -> None:
         episode, supervision = play.episode, self._generation.supervisor
         about = about_decision(episode, episode.drafts[-1])
-        review = await reviewed(self.seats.supervisor, about, supervision.penalties)
+        review = await reviewed(self.roles.supervisor, about, supervision.penalties)
         decision = decide(review, supervision, len(episode.drafts))
         if decision == RETRY:
             self._journal.append("review", conversation=episode.id, review=review)
@@ -291,7 +291,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         self._enter(episode, settle(episode.drafts, review, decision == REPLACE, place, self._target_of))
 
     def _target_of(self, draft: SampledDraft, correction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        policy = self.seats.policy
+        policy = self.roles.policy
         return (), (*encode_further_text(policy.tokenizer, correction), policy.frame.turn_end_id)
 
     def _enter(self, episode: Episode, message: ReviewedMessage) -> None:
@@ -336,7 +336,7 @@ class Environment(environment.Environment[Episode, Replayed]):
             SUPERVISOR_REWARD: [
                 None if turn.review is None else turn.review.penalty
                 for turn in episode.turns
-                if turn.role == POLICY_SEAT
+                if turn.role == POLICY_ROLE
             ],
             STEP_REWARD: [each.reward for each in episode.decisions],
         }

@@ -89,7 +89,7 @@ def _lesson_in(prompt: str) -> Lesson:
 
 
 class ScriptedTeacher:
-    """A teacher seat whose messages come from a script. Like a teacher behind an API, it returns text and no token ids.
+    """A teacher role whose messages come from a script. Like a teacher behind an API, it returns text and no token ids.
 
     Raises:
         ConfigError: if there is no such script.

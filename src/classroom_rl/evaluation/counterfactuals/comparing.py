@@ -12,7 +12,7 @@ from classroom_rl.config.values import GROUP, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.environment import classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.counterfactuals.forks import BranchPlayer, Fork, Message, all_forks, corrected
 from classroom_rl.evaluation.counterfactuals.prices import (
@@ -113,7 +113,7 @@ def check_outcomes(config: EvalConfig, problems: Sequence[Problem]) -> None:
 
 async def compare_messages(
     config: EvalConfig,
-    seats: Seats,
+    roles: Roles,
     schedule: Schedule,
     played: Journal,
     records: Sequence[ConversationRecord],
@@ -133,7 +133,7 @@ async def compare_messages(
     wanted, max_turns = config.counterfactuals.forks, config.generation.max_turns
     forks = all_forks(records, problems, played.events, max_turns, config.seed)
     with closing(Journal(folder / JOURNAL_FOLDER)) as journal:
-        comparer = _Comparer(config, seats, schedule, journal)
+        comparer = _Comparer(config, roles, schedule, journal)
         pairs: list[_Pair] = []
         for first in range(0, len(forks), wanted):
             found = await gather_or_stop(map(comparer.pair, forks[first : first + wanted]))
@@ -153,17 +153,17 @@ async def compare_messages(
 class _Comparer:
     """Compares the messages of one evaluation. `unpriced`, `without_other` and `lost` are as in `Compared`."""
 
-    def __init__(self, config: EvalConfig, seats: Seats, schedule: Schedule, journal: Journal):
+    def __init__(self, config: EvalConfig, roles: Roles, schedule: Schedule, journal: Journal):
         generation, teacher = config.generation, config.teacher_model
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
         rules = classroom_rules(generation, reward_weights(config), context, graded=False)
         self.unpriced = self.without_other = self.lost = 0
-        self._config, self._seats, self._schedule = config, seats, schedule
-        self._player = BranchPlayer(generation, rules, seats, schedule, journal, config.seed)
+        self._config, self._roles, self._schedule = config, roles, schedule
+        self._player = BranchPlayer(generation, rules, roles, schedule, journal, config.seed)
         self._examiner = EmbeddedExaminer(generation.post_test.siblings)
         self._slots = asyncio.Semaphore(BRANCHES_IN_FLIGHT)
         scoring = [rule for rule in generation.judge_rules if rule in SCORING_RULES]
-        judged = seats.judge is not None and config.judge_model.mode != GROUP
+        judged = roles.judge is not None and config.judge_model.mode != GROUP
         self._rule = scoring[0] if scoring and judged else None
 
     async def pair(self, fork: Fork) -> _Pair | None:
@@ -174,7 +174,7 @@ class _Comparer:
             if review.penalty is None:
                 self.unpriced += 1
                 return None
-            correction = corrected(fork, review, self._seats.teacher, self._seats.teacher_has_tokens)
+            correction = corrected(fork, review, self._roles.teacher, self._roles.teacher_has_tokens)
             if correction is not None:
                 reviewed = await self._review(fork, correction)
                 if _differ(review, reviewed):
@@ -221,7 +221,7 @@ class _Comparer:
         penalties, max_turns = self._config.generation.supervisor.penalties, self._config.generation.max_turns
         with self._schedule.register(1) as registration:
             await registration.wait_for_phase(State.SUPERVISOR_TURN)  # a supervisor on an engine is awake only then
-            return await review_of_message(self._seats, fork, message.turn, penalties, max_turns)
+            return await review_of_message(self._roles, fork, message.turn, penalties, max_turns)
 
     async def _prices(self, fork: Fork, message: Message) -> dict[str, float]:
         """The judge's scores of a message; {} without a judge that scores, or without a verdict."""
@@ -230,7 +230,7 @@ class _Comparer:
         attempts = self._config.generation.number_judge_attempts
         with self._schedule.register(1) as registration:
             await registration.wait_for_phase(State.JUDGE_TURN)  # a judge on an engine is awake only then
-            return await judge_scores(self._seats, fork, message.turn, self._rule, attempts) or {}
+            return await judge_scores(self._roles, fork, message.turn, self._rule, attempts) or {}
 
 
 def _distance(review: Review, other: Review) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation
 from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.supervised_turn import target_of
 from classroom_rl.rollout.engine import Teacher
 from classroom_rl.rollout.player import derive_seed
@@ -184,12 +184,12 @@ class BranchPlayer:
         self,
         generation: GenerationConfig,
         rules: ClassroomRules,
-        seats: Seats,
+        roles: Roles,
         schedule: Schedule,
         journal: Journal,
         seed: int,
     ):
-        self._generation, self._seats, self._schedule = generation, seats, schedule
+        self._generation, self._roles, self._schedule = generation, roles, schedule
         self._rules = replace(rules, judge_rules=(), solutions=0, post_test="")
         self._journal, self._seed = journal, seed
 
@@ -224,7 +224,7 @@ class BranchPlayer:
     async def _play(
         self, rules: ClassroomRules, request: SampleRequest, beginning: Sequence[Event]
     ) -> list[ConversationRecord]:
-        classroom = ForkedClassroom(self._generation, self._seats, self._journal, {}, rules)
+        classroom = ForkedClassroom(self._generation, self._roles, self._journal, {}, rules)
         classroom.beginnings = {request.request_id: beginning}
         classroom.drawn_with = {"seed": self._seed, "step": 0}
         runner = Runner(classroom, self._journal, {}, self._schedule)

@@ -1,8 +1,8 @@
 """The price of a message by itself, knowing only what came before it, and the outcome that it is compared with.
 
-It is read by the ledger of the post-test (docs/trusting_rewards.md), from the student's own later words, never by the judge or
-the supervisor that set the price. A `LaterOutcome` is made from what came before the fork, before there are branches,
-and gets the messages after the forked one: it never sees the forked message itself.
+It is read by the ledger of the post-test (docs/trusting_rewards.md), from the student's own later words, never by the
+judge or the supervisor that set the price. A `LaterOutcome` is made from what came before the fork, before there are
+branches, and gets the messages after the forked one: it never sees the forked message itself.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.evaluation.counterfactuals.forks import Fork
 from classroom_rl.judges.verdicts import CRITERIA, ask_for_verdict, sum_up
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
@@ -23,7 +23,7 @@ SUPERVISOR, JUDGE = "supervisor", "judge"
 
 
 async def review_of_message(
-    seats: Seats, fork: Fork, turn: Turn, penalties: Mapping[str, float], max_turns: int
+    roles: Roles, fork: Fork, turn: Turn, penalties: Mapping[str, float], max_turns: int
 ) -> Review:
     """The supervisor's priced review of a message at the fork.
 
@@ -38,10 +38,10 @@ async def review_of_message(
         ConversationFacts(tuple(each.persona for each in fork.before), max_turns),
         cut=not turn.ended,
     )
-    return await reviewed(seats.supervisor, about, penalties)
+    return await reviewed(roles.supervisor, about, penalties)
 
 
-async def judge_scores(seats: Seats, fork: Fork, turn: Turn, rule: str, attempts: int) -> dict[str, float] | None:
+async def judge_scores(roles: Roles, fork: Fork, turn: Turn, rule: str, attempts: int) -> dict[str, float] | None:
     """The judge's scores of the conversation up to and including a message, as if it ended there: the reward under
     `judge`, and each of `CRITERIA` as a share of its maximum. None without a verdict.
 
@@ -49,7 +49,7 @@ async def judge_scores(seats: Seats, fork: Fork, turn: Turn, rule: str, attempts
     is not told how long the lesson could have been, or it would count as missing what comes later.
     """
     about = (visible_messages([*fork.before, turn]), fork.problem.text)
-    asked = (ask_for_verdict(seats.judge, rule, attempt, about, NO_FACTS) for attempt in range(attempts))
+    asked = (ask_for_verdict(roles.judge, rule, attempt, about, NO_FACTS) for attempt in range(attempts))
     judgement = sum_up(await asyncio.gather(*asked), (rule,))
     if judgement is None or judgement.scores is None:
         return None

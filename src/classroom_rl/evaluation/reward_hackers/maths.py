@@ -18,7 +18,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.evaluation.reward_hackers.hackers import reversed_letters, spelt
 from classroom_rl.evaluation.reward_hackers.playing import ScriptedTutor
 from classroom_rl.judges.messages import holds
@@ -193,16 +193,16 @@ async def _play(
         return script(MathsView(problem.answer, sum(each["role"] == "teacher" for each in messages)))
 
     student = _MathsStudent(problem, generation)
-    seats = Seats(ScriptedTutor(reply), Sampling(1.0), student, Sampling(1.0), judge=None)
+    roles = Roles(ScriptedTutor(reply), Sampling(1.0), student, Sampling(1.0), judge=None)
     rules = classroom_rules(generation, weights, _CONTEXT, graded=True)
     request = SampleRequest(
         problems=[problem.text], answers=[problem.answer], request_id=f"maths-{number}", seed=SEED, step=0
     )
     try:
-        runner = Runner(Classroom(generation, seats, journal, weights, rules), journal, weights)
+        runner = Runner(Classroom(generation, roles, journal, weights, rules), journal, weights)
         (record,) = (await runner.sample(request)).conversations
     finally:
-        seats.shutdown()
+        roles.shutdown()
     return PlayedProblem(record, any(_leaks(record, place) for place in range(len(record.turns))))
 
 

@@ -16,7 +16,7 @@ from classroom_rl.config.values import ERROR_PERSONA
 from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.environment import Classroom, classroom_rules, setup_options
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import draw_setup
 from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
 from classroom_rl.evaluation.reward_hackers.lessons import (
@@ -44,7 +44,7 @@ from classroom_rl.system.shipped import ROOT
 
 
 class ScriptedTutor:
-    """The teacher's seat.
+    """The teacher's role.
 
     Args:
         reply: writes a message, from the dialogue so far.
@@ -66,7 +66,7 @@ class ScriptedTutor:
 
 
 class ScriptedStudent:
-    """The student's seat.
+    """The student's role.
 
     Args:
         reply: writes a message, from the drawn persona and the dialogue so far.
@@ -100,7 +100,7 @@ _NO_TOKEN_LIMIT = 10**7
 
 @dataclass(frozen=True)
 class Room:
-    """A configuration whose lessons are played, with a script in the seats of teacher and student.
+    """A configuration whose lessons are played, with a script in the roles of teacher and student.
 
     Attributes:
         name: of the configuration in config/train_rl.
@@ -231,14 +231,14 @@ def _runner(room: Room, script: Script, problem: Problem, journal: Journal) -> R
     generation, weights = room.config.generation, reward_weights(room.config)
     view = room.view(problem.text)
     student = ScriptedStudent(room.student(problem.text), _personas(room, problem))
-    seats = Seats(
+    roles = Roles(
         ScriptedTutor(lambda messages: script(view(messages))),
         Sampling(1.0),
         student,
         Sampling(1.0),
         embedded_judge(room.judge),
     )
-    return Runner(Classroom(generation, seats, journal, weights, room.rules), journal, weights)
+    return Runner(Classroom(generation, roles, journal, weights, room.rules), journal, weights)
 
 
 def _personas(room: Room, problem: Problem) -> Mapping[str, str]:

@@ -39,21 +39,21 @@ REQUEST = SampleRequest(
 
 
 class Server:
-    """What a server is, but for engines: opened on a run folder with some seats behind `url`, asked, closed."""
+    """What a server is, but for engines: opened on a run folder with some roles behind `url`, asked, closed."""
 
-    def __init__(self, room: Room, generation: GenerationConfig, url: str, *seats: str, **options):
-        self.room, self.generation, self.seats = room, generation, seats
+    def __init__(self, room: Room, generation: GenerationConfig, url: str, *roles: str, **options):
+        self.room, self.generation, self.roles = room, generation, roles
         options = {"deadline_s": 60.0} | options
-        self.configs = {seat: ApiModelConfig(model_name_or_path=f"a-{seat}", base_url=url, **options) for seat in seats}
+        self.configs = {role: ApiModelConfig(model_name_or_path=f"a-{role}", base_url=url, **options) for role in roles}
         self.ledgers: dict[str, CallLedger] = {}
 
     def run(self, work: Callable[[SamplingService], Awaitable]):
         async def whole():
-            apis = {seat: self._api(seat) for seat in self.seats}
-            for seat, api in apis.items():
-                setattr(self.room, seat, ApiChatEngine(self.configs[seat], api))
+            apis = {role: self._api(role) for role in self.roles}
+            for role, api in apis.items():
+                setattr(self.room, role, ApiChatEngine(self.configs[role], api))
             service = self.room.open(self.generation)
-            service.environment.seats.apis |= apis
+            service.environment.roles.apis |= apis
             try:
                 return await work(service)
             finally:
@@ -64,10 +64,10 @@ class Server:
 
         return run(whole())
 
-    def _api(self, seat: str) -> ChatApi:
-        config = self.configs[seat]
-        ledger = self.ledgers[seat] = CallLedger(self.room.folder / f"{seat}_calls.sqlite", config.max_cost_usd)
-        return timed_api(config, ledger, seat)
+    def _api(self, role: str) -> ChatApi:
+        config = self.configs[role]
+        ledger = self.ledgers[role] = CallLedger(self.room.folder / f"{role}_calls.sqlite", config.max_cost_usd)
+        return timed_api(config, ledger, role)
 
     def sample(self, request: SampleRequest = REQUEST) -> SampleResponse:
         return self.run(lambda service: service.sample(request))
@@ -318,10 +318,10 @@ def test_a_measurement_with_fixed_seeds_finds_its_replies_again_under_another_re
         assert len(endpoint.calls) > 15
 
 
-# How seats are opened -----------------------------------------------------------------------------------------------
+# How roles are opened -----------------------------------------------------------------------------------------------
 
 
-def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
+def test_all_roles_behind_apis_are_opened_without_an_engine_and_shown(
     tmp_path, prompts, generation, monkeypatch
 ) -> None:
     from classroom_rl.server.sampling_service import open_service
@@ -337,18 +337,18 @@ def test_all_seats_behind_apis_are_opened_without_an_engine_and_shown(
 
     async def opened():
         service = await open_service(config, {"pedagogical": 1.0}, run_folder=tmp_path / "run")
-        service.environment.seats.shutdown()
-        return service.environment.seats
+        service.environment.roles.shutdown()
+        return service.environment.roles
 
-    seats = asyncio.run(opened())
-    assert {seat: (each.model, each.engine, each.engine_version) for seat, each in seats.health().items()} == {
+    roles = asyncio.run(opened())
+    assert {role: (each.model, each.engine, each.engine_version) for role, each in roles.health().items()} == {
         "teacher": ("openai/gpt-4o", "api", "https://openrouter.ai/api/v1/"),
         "student": ("gemini-2.5-flash", "api", "https://generativelanguage.googleapis.com/v1beta/openai/"),
         "judge": ("judge", "api", "http://127.0.0.1:9/v1/"),
     }
-    assert seats.engines == {} and not seats.teacher_has_tokens
+    assert roles.engines == {} and not roles.teacher_has_tokens
     assert {path.name for path in (tmp_path / "run").glob("*_calls.sqlite")} == {
-        f"{seat}_calls.sqlite" for seat in ("teacher", "student", "judge")
+        f"{role}_calls.sqlite" for role in ("teacher", "student", "judge")
     }
     monkeypatch.delenv("GEMINI_API_KEY")
     with suppress(FileNotFoundError), pytest.raises(ConfigError, match="set the environment variable GEMINI_API_KEY"):
@@ -382,7 +382,7 @@ def test_grpo_refuses_a_teacher_without_tokens_and_takes_a_student() -> None:
         ("student_model.deadline_s=0", "student_model.deadline_s is 0.0; it must be above 0"),
     ],
 )
-def test_a_seats_keys_are_checked_by_its_own_name(override: str, message: str) -> None:
+def test_a_roles_keys_are_checked_by_its_own_name(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train_rl(override)
 

@@ -39,13 +39,13 @@ def endpoint(provider: Provider) -> Iterator[JudgeEndpoint]:
 
 
 def eval_command(world: Path, folder: Path, url: str, *overrides: str) -> list[str]:
-    seats = (
-        f"{seat}_model.{key}"
-        for seat in ("teacher", "student")
-        for key in (f"base_url={url}", f"model_name_or_path=a-{seat}", "deadline_s=3")
+    roles = (
+        f"{role}_model.{key}"
+        for role in ("teacher", "student")
+        for key in (f"base_url={url}", f"model_name_or_path=a-{role}", "deadline_s=3")
     )
     return [
-        *(sys.executable, "eval.py", "--config-name", "quickstart", "server_url=null", *seats),
+        *(sys.executable, "eval.py", "--config-name", "quickstart", "server_url=null", *roles),
         *(f"dataset.eval_datasets=[{{name_or_path: {world / 'lessons_heldout.jsonl'}}}]", "samplings=[sampled]"),
         *("dataset.max_val_examples=2", f"logging.save_dir={folder}", *overrides),
     ]
@@ -89,7 +89,7 @@ def server(world: Path, endpoint: JudgeEndpoint, tmp_path: Path) -> Iterator[Run
 def test_grpo_with_a_student_behind_an_api_stops_without_it_and_pays_for_nothing_twice(server, provider, endpoint):
     """About two student turns in each of 16 conversations of a batch; in the second batch the student goes away."""
     health = server.client.health()
-    assert (health.seats["teacher"].engine, health.seats["student"].engine) == ("vllm", "api")
+    assert (health.roles["teacher"].engine, health.roles["student"].engine) == ("vllm", "api")
     provider.answers_left = 32 + 10
     stopped = train(server, steps=2)
     assert stopped.returncode == 2, stopped.stderr[-3000:]
