@@ -33,6 +33,8 @@ NOW = "now"
 RUN = "run"
 """The run folder in that of a round."""
 _MODULE = "classroom_rl.launch.quickstart"
+_FORMER_MODULE = "src.launch.quickstart"
+"""The quickstart of version 0.1, which had no package."""
 
 
 def take_out(commit: str, folder: Path) -> None:
@@ -60,7 +62,8 @@ def full_name(commit: str) -> str:
 def play_quickstart(folder: Path, source: Path) -> Round:
     """Run a quickstart; the files of its run are kept in its folder `RUN`."""
     started = time.perf_counter()
-    run_in([sys.executable, "-m", _MODULE, f"logging.save_dir={folder / RUN}"], folder, source)
+    module = _MODULE if (source / "src/classroom_rl").is_dir() else _FORMER_MODULE
+    run_in([sys.executable, "-m", module, f"logging.save_dir={folder / RUN}"], folder, source)
     seconds = time.perf_counter() - started
     run = load_run(folder / RUN)
     return Round(seconds, reward_after(run), CONVERSATIONS * fmean(line["conversation/messages"] for line in run.steps))

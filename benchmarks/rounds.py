@@ -3,6 +3,7 @@ figures of each, kept in a folder, so that the same command goes on where it was
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -124,8 +125,9 @@ def play_project(
 def run_in(command: Sequence[str], folder: Path, source: Path = ROOT) -> None:
     """Run a program of a checkout, which must end with status 0; what it prints goes into the folder's output.log."""
     folder.mkdir(parents=True)
+    environment = {**os.environ, "PYTHONPATH": str(source / "src")}  # the checkout's package, not the installed one
     with (folder / "output.log").open("w") as log:
-        done = subprocess.run(command, cwd=source, check=False, stdout=log, stderr=subprocess.STDOUT)
+        done = subprocess.run(command, cwd=source, env=environment, check=False, stdout=log, stderr=subprocess.STDOUT)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with status {done.returncode}:\n{(folder / 'output.log').read_text()}")
 

@@ -71,13 +71,16 @@ def test_the_reward_is_that_after_the_training(run: Path) -> None:
         reward_after(load_run(run))
 
 
-def test_a_round_is_a_quickstart_of_that_checkout(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "folder"), [("_MODULE", "src/classroom_rl"), ("_FORMER_MODULE", "src/launch")])
+def test_a_round_is_a_quickstart_of_that_checkout(
+    module: str, folder: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The program that is run is the checkout's; what is counted is what its run folder holds."""
     source = tmp_path / "source"
-    source.mkdir()
+    (source / folder).mkdir(parents=True)
     copy = f"import shutil, sys; shutil.copytree({str(run)!r}, sys.argv[1].partition('=')[2])"
     (source / "quick.py").write_text(copy)
-    monkeypatch.setattr(quickstart_against, "_MODULE", "quick")
+    monkeypatch.setattr(quickstart_against, module, "quick")
     played = play_quickstart(tmp_path / "round", source)
     assert played.seconds > 0 and played.reward == 0.75
     assert played.messages > CONVERSATIONS
