@@ -1,6 +1,7 @@
 """Flags and overrides: what a command line makes of a configuration, and what a run writes down of it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,12 @@ def test_a_multirun_gives_each_run_a_folder_of_its_own(tmp_path):
     assert printed.count("save_dir: runs/quickstart/sft/0\n") == printed.count("save_dir: runs/quickstart/sft/1\n") == 1
     assert printed.count("learning_rate: 0.001\n") == printed.count("learning_rate: 0.0001\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["multirun"]
+
+
+def test_a_multirun_takes_several_texts_that_need_quotes(tmp_path):
+    result = run("train_sft.py", "--multirun", "logging.save_dir=runs/lr=1,runs/Übung", "dry_run=true", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert re.findall("save_dir: (.*)", result.stdout) == ["runs/lr=1/0", "runs/Übung/1"]
 
 
 def test_a_run_writes_down_its_config_commit_and_packages(tmp_path):

@@ -32,6 +32,7 @@ from classroom_rl.errors import ConfigError
 DEFAULT_CONFIG = "quickstart"
 NAME_FLAGS = ("--config-name", "-cn")
 FOLDER_FLAGS = ("--config-dir", "-cd")
+_MULTIRUN_FLAGS = {"--multirun", "-m"}
 _REFUSED_FLAGS = {
     "--config-path": "Use --config-dir for a folder of your own.",
     "-cp": "Use --config-dir for a folder of your own.",
@@ -82,13 +83,14 @@ def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
             "the program without -O, and with PYTHONOPTIMIZE unset."
         )
     name, folders, rest = DEFAULT_CONFIG, [], []
+    sweeps = not _MULTIRUN_FLAGS.isdisjoint(arguments)
     remaining = iter(arguments)
     for argument in remaining:
         flag, _, value = argument.partition("=")
         if flag in _REFUSED_FLAGS:
             raise ConfigError(f"{flag} cannot be given here. {_REFUSED_FLAGS[flag]}")
         if flag not in (*NAME_FLAGS, *FOLDER_FLAGS):
-            rest.append(_override(argument))
+            rest.append(_override(argument, sweeps))
             continue
         value = value or next(remaining, "")
         if not value:
@@ -103,9 +105,9 @@ def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
     return CommandLine(name, (*folders, shipped), tuple(rest))
 
 
-def _override(argument: str) -> str:
+def _override(argument: str, sweeps: bool) -> str:
     """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist. A value that Hydra cannot read as it
-    stands, such as runs/lr=1e-4, runs/Übung or ~/runs, is quoted.
+    stands, such as runs/lr=1e-4, runs/Übung or ~/runs, is quoted; in a multirun (`sweeps`), each value of a list.
 
     Raises:
         ConfigError: for an override without a key, and for one that is nested too deeply.
@@ -119,7 +121,8 @@ def _override(argument: str) -> str:
     if not plain:
         return argument
     if _HOME.fullmatch(value) or not (_ORDINARY.fullmatch(value) or value.startswith(_STRUCTURED) or _reads(argument)):
-        argument = f"{key}={quoted(value)}"
+        values = value.split(",") if sweeps else [value]
+        argument = f"{key}={','.join(quoted(each) for each in values)}"
     return f"++{argument}"
 
 
