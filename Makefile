@@ -7,7 +7,7 @@ SHELL := bash
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
 
 .PHONY: help setup doctor quickstart quickstart-models small-tutor small-tutor-models small-tutor-controls marooned marooned-models test \
-        test-engines test-others test-full chaos lint bench docs gpu-check openenv-check
+        test-engines test-others test-full chaos lint house bench docs gpu-check openenv-check release
 
 help:
 	@echo 'make doctor             looks this machine over: what is missing, and what to do about it'
@@ -21,11 +21,13 @@ help:
 	@echo 'make test               the tests'
 	@echo 'make test-full          the long and the rarely needed ones, too'
 	@echo 'make chaos              what a run survives: a misbehaving API, kills, full disks, a cut network, a soak, odd requests; in parts: make chaos ARGS="--shard 1/4"'
-	@echo 'make lint               ruff'
+	@echo 'make lint               ruff and mypy'
+	@echo 'make house              how large the code, the tests and the docs are, beside their aims'
 	@echo 'make bench              two of the benchmarks; docs/measured.md has the commands of all'
 	@echo 'make gpu-check          on a GPU: its tests, three quickstart steps, whole steps of models of real size'
 	@echo 'make docs               the pages of docs/ that are made from the sources; checks the lesson plans'
 	@echo 'make openenv-check      Marooned as an OpenEnv server: its validator and its test, in an environment of their own'
+	@echo 'make release            sdist and wheel in dist/, checked; the wheel is tried in an empty environment'
 	@echo 'make setup              .venv with the pinned requirements; most targets above do it when needed'
 
 setup:
@@ -81,6 +83,10 @@ chaos: setup
 lint: setup
 	@$(PYTHON_IN_VENV) -m ruff check .
 	@$(PYTHON_IN_VENV) -m ruff format --check .
+	@$(PYTHON_IN_VENV) -m mypy
+
+house: setup
+	@$(PYTHON_IN_VENV) -m benchmarks.house $(ARGS)
 
 bench: setup
 	@test -d runs/quickstart/sft/model || $(MAKE) --no-print-directory quickstart-models ARGS=
@@ -98,3 +104,14 @@ docs: setup
 # Leaves .venv alone: openenv asks for other versions than this project.
 openenv-check:
 	@bash src/classroom_rl/environments/marooned/openenv_server/check.sh
+
+# The wheel is tried where there is nothing but its dependencies, and from another folder than this one.
+release: setup
+	@rm -f dist/classroom_rl-*
+	@$(PYTHON_IN_VENV) -m build --no-isolation --outdir dist .
+	@$(PYTHON_IN_VENV) -m twine check --strict dist/classroom_rl-*
+	@empty=$$(mktemp -d) && trap 'rm -rf "$$empty"' EXIT && unset PYTHONPATH \
+	    && $(PYTHON_IN_VENV) -m venv "$$empty/venv" \
+	    && "$$empty/venv/bin/python" -m pip install --quiet --disable-pip-version-check dist/classroom_rl-*.whl \
+	    && cd "$$empty" && venv/bin/classroom-rollouts --help >/dev/null \
+	    && venv/bin/python -c 'import classroom_rl as cr; print("the wheel of classroom-rl", cr.__version__, "works")'
