@@ -62,15 +62,15 @@ class ArmResult:
 
 
 def compare_tutors(config: EvalConfig) -> dict[str, Any]:
-    """Measure `teacher_model` (the untrained base), each of `tutors`, and the control arms, one after the other, and
+    """Evaluate `teacher_model` (the untrained base), each of `tutors`, and the control arms, one after the other, and
     write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
 
     Returns:
         The content of metrics.json.
 
     Raises:
-        ConfigError, DataError: if a tutor's folder holds no model or adapter, or the trained readers are missing or
-            damaged.
+        ConfigError, DataError: if a tutor's folder holds no model or adapter, or the trained move classifiers are
+            missing or damaged.
         The errors of `classroom_rl.evaluation.playing.play_all`.
     """
     problems, trained_on = load_measured_problems(config)
@@ -80,19 +80,19 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     measured: dict[str, ArmResult] = {}
     for arm in arms_of(config, problems):
         logger.info("measuring the tutor %s", arm.name)
-        own = folder / "tutors" / arm.name
-        own.mkdir(parents=True, exist_ok=True)
-        with _config_of(arm, config, own) as its:
-            found = asyncio.run(play_all(its, problems, own))
-        measured[arm.name] = ArmResult(found.about, found.records, found.labels)
-    records = {name: [record for _, record in each.records] for name, each in measured.items()}
+        tutor_folder = folder / "tutors" / arm.name
+        tutor_folder.mkdir(parents=True, exist_ok=True)
+        with _config_of(arm, config, tutor_folder) as arm_config:
+            played = asyncio.run(play_all(arm_config, problems, tutor_folder))
+        measured[arm.name] = ArmResult(played.about, played.records, played.labels)
+    records = {name: [record for _, record in result.records] for name, result in measured.items()}
     extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
     metrics = summarise_comparison(config, measured, extra_scores, readers)
     metrics["extra_judges_paid"] = paid
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-    write_compared(folder / CONVERSATIONS_NAME, {name: each.records for name, each in measured.items()})
-    report = write_comparison_report(folder, metrics, {name: each.records for name, each in measured.items()})
+    write_compared(folder / CONVERSATIONS_NAME, {name: result.records for name, result in measured.items()})
+    report = write_comparison_report(folder, metrics, {name: result.records for name, result in measured.items()})
     print(comparison_text(metrics))
     print(f"\n{folder / 'metrics.json'}\n{folder / CONVERSATIONS_NAME}\n{report}")
     for run, count in trained_on.items():
@@ -112,7 +112,7 @@ def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
 
 @contextmanager
 def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
-    """The configuration of an evaluation of this arm alone. A merged adapter lasts as long as the context."""
+    """The configuration that evaluates this arm alone. A merged adapter is deleted at the end of the context."""
     alone = replace(config, tutors=[])
     if arm.script is not None:
         yield replace(alone, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
@@ -135,35 +135,36 @@ def summarise_comparison(
     readers: MessageReaders | None = None,
 ) -> dict[str, Any]:
     """The content of metrics.json: `tutors`, and for each sampling the `figures` of each tutor, the `paired`
-    differences of each figure, the student's `fidelity` with each tutor, with `extra_scores` the scores of all
-    `judges`, and with `readers` what they are worth (`readings`). `supervised_minus_sampled` holds each tutor's
-    difference with and without its supervisor, if both were played.
+    differences of each figure, and the student's `fidelity` with each tutor. With `extra_scores` a sampling also holds
+    the scores of all `judges`; with `readers` the move classifiers' agreement with people (`readings`).
+    `supervised_minus_sampled` holds the change of each tutor's reward with its supervisor, if both samplings were
+    played.
     """
     first = next(iter(measured.values())).about
     metrics: dict[str, Any] = {name: first[name] for name in ("seed", "problems", "num_samples_per_problem")}
     metrics["base"] = BASE
-    metrics["tutors"] = {name: _about(each.about) for name, each in measured.items()}
-    metrics["seconds"] = round(sum(each.about["seconds"] for each in measured.values()), 3)
-    labelled = any(each.labels is not None for each in measured.values())
+    metrics["tutors"] = {name: _about(result.about) for name, result in measured.items()}
+    metrics["seconds"] = round(sum(result.about["seconds"] for result in measured.values()), 3)
+    labelled = any(result.labels is not None for result in measured.values())
     for sampling in config.samplings:
         by_tutor: dict[str, ByLesson] = {}
         fidelity = {}
-        for name, each in measured.items():
+        for name, result in measured.items():
             # The conversations of a tutor on a server have no labels: they enter no figure about errors.
-            labels = {} if labelled and each.labels is None else each.labels
-            by_tutor[name], fidelity[name] = figures_by_lesson(each.of(sampling), labels, readers)
+            labels = {} if labelled and result.labels is None else result.labels
+            by_tutor[name], fidelity[name] = figures_by_lesson(result.of(sampling), labels, readers)
         metrics[sampling] = {
-            "figures": {name: _estimates(found) for name, found in by_tutor.items()},
+            "figures": {name: _estimates(figures) for name, figures in by_tutor.items()},
             "paired": paired_figures(by_tutor),
             "fidelity": fidelity,
             "rules_version": RULES_VERSION,
             **_judges(config, sampling, measured, extra_scores),
             **_readings(by_tutor, readers),
-            "without_verdict": {name: _without_verdict(each.of(sampling)) for name, each in measured.items()},
+            "without_verdict": {name: _without_verdict(result.of(sampling)) for name, result in measured.items()},
         }
     changes = {
-        name: supervised_difference({sampling: each.of(sampling) for sampling in config.samplings})
-        for name, each in measured.items()
+        name: supervised_difference({sampling: result.of(sampling) for sampling in config.samplings})
+        for name, result in measured.items()
     }
     if any(changes.values()):
         metrics[DIFFERENCE] = changes
@@ -175,15 +176,15 @@ def _judges(
 ) -> dict[str, Any]:
     if not extra_scores:
         return {}
-    records = {name: each.of(sampling) for name, each in measured.items()}
+    records = {name: result.of(sampling) for name, result in measured.items()}
     return {"judges": summarise_judges(config.judge_model.model_name_or_path, records, extra_scores)}
 
 
 def _readings(by_tutor: Mapping[str, ByLesson], readers: MessageReaders | None) -> dict[str, Any]:
-    """Which readers took part, and how far to trust them; their figures stand among the others."""
+    """The move classifiers that took part, and how far to trust them. Their values are in `figures`."""
     if readers is None:
         return {}
-    keys = dict.fromkeys(key for found in by_tutor.values() for key in found if key.startswith(READ))
+    keys = dict.fromkeys(key for figures in by_tutor.values() for key in figures if key.startswith(READ))
     return {"readings": about_readers(readers, [key.removeprefix(READ) for key in keys])}
 
 
@@ -193,8 +194,8 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _estimates(found: ByLesson) -> dict[str, Any]:
-    return {figure.key: mean_with_ci(found[figure.key]) for figure in FIGURES if figure.key in found}
+def _estimates(figures: ByLesson) -> dict[str, Any]:
+    return {figure.key: mean_with_ci(figures[figure.key]) for figure in FIGURES if figure.key in figures}
 
 
 def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
@@ -204,8 +205,11 @@ def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
 
 def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
     """The differences between every pair of tutors in every figure that at least one of them has."""
-    keys = [figure.key for figure in FIGURES if any(figure.key in found for found in by_tutor.values())]
+    keys = [figure.key for figure in FIGURES if any(figure.key in figures for figures in by_tutor.values())]
     return {
-        key: [asdict(each) for each in differences({name: found.get(key, {}) for name, found in by_tutor.items()})]
+        key: [
+            asdict(difference)
+            for difference in differences({name: figures.get(key, {}) for name, figures in by_tutor.items()})
+        ]
         for key in keys
     }

@@ -1,8 +1,8 @@
-"""What models say of finished conversations: scores by further judges with their agreement, and labels of the student's
-errors, for lessons whose errors no rule can find.
+"""Asks models about finished conversations: scores by further judges with their agreement, and labels of the student's
+errors in lessons whose errors no rule can find.
 
-The model is shown the lesson plan and the conversation, not the personas. Labels enter no reward, and figures that use
-them say so.
+The model sees the lesson plan and the conversation, not the personas. Labels are not used in any reward, and figures
+that use them say so.
 """
 
 import asyncio
@@ -46,23 +46,23 @@ SCHEMA = {
 async def label_errors(
     config: EvalConfig, roles: Roles, schedule: Schedule, records: Sequence[ConversationRecord]
 ) -> ErrorLabels | None:
-    """Ask the judge's model for labels of all conversations that the rules cannot read.
+    """Ask the judge's model to label all conversations whose errors the rules cannot find.
 
     Returns:
-        None without such conversations, without `student_errors_prompt_path`, or if the judge is not a model. A
-        conversation whose answer cannot be parsed has no labels.
+        The labels; None without such conversations, without `student_errors_prompt_path`, or if the judge is not a
+        model. A conversation whose answer cannot be parsed has no labels.
 
     Raises:
         EngineFailure, ProviderFailure: if the judge cannot be asked at all.
     """
-    open_ones = [record for record in records if read_plan(record.problem).lesson is None]
+    without_rules = [record for record in records if read_plan(record.problem).lesson is None]
     asked = config.student_errors_prompt_path is not None and ("judge" in roles.apis or "judge" in roles.engines)
-    if not open_ones or not asked:
+    if not without_rules or not asked:
         return None
     with schedule.register(1) as registration:
         await registration.wait_for_phase(State.JUDGE_TURN)  # a judge on an engine is awake only then
-        found = await asyncio.gather(*(_label(config, roles, record) for record in open_ones))
-    return {label: error for labels in found for label, error in labels.items()}
+        labels_of_records = await asyncio.gather(*(_label(config, roles, record) for record in without_rules))
+    return {label: error for labels in labels_of_records for label, error in labels.items()}
 
 
 async def _label(config: EvalConfig, roles: Roles, record: ConversationRecord) -> ErrorLabels:
@@ -76,13 +76,13 @@ async def _label(config: EvalConfig, roles: Roles, record: ConversationRecord) -
 
 
 async def _ask(config: EvalConfig, roles: Roles, messages: list[dict[str, str]]) -> str:
-    judge, most = config.judge_model, config.generation.max_tokens_per_judge_attempt
+    judge, max_tokens = config.judge_model, config.generation.max_tokens_per_judge_attempt
     schema = wanted_schema(judge, SCHEMA)
     if "judge" not in roles.apis:
-        sampling = Sampling(0.0, judge.vllm.top_p, judge.vllm.top_k, most, schema=schema)
+        sampling = Sampling(0.0, judge.vllm.top_p, judge.vllm.top_k, max_tokens, schema=schema)
         return (await roles.engines["judge"].chat(messages, sampling)).text
     api = roles.apis["judge"]
-    request = ChatRequest(messages, Sampling(0.0, max_tokens=most), schema, ("errors",))
+    request = ChatRequest(messages, Sampling(0.0, max_tokens=max_tokens), schema, ("errors",))
     return (await KeptReplies(judge, api.ledger, api).get(request))[0].text
 
 
@@ -93,17 +93,17 @@ def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:
         JudgeOutputError: if the answer has no list `errors`, or names a message that is not the student's.
     """
     numbers = find_object(answer).get("errors")
-    places = [place for place, turn in enumerate(record.turns) if turn.role == "student"]
-    if not isinstance(numbers, list) or not all(type(number) is int and number - 1 in places for number in numbers):
+    positions = [position for position, turn in enumerate(record.turns) if turn.role == "student"]
+    if not isinstance(numbers, list) or not all(type(number) is int and number - 1 in positions for number in numbers):
         raise JudgeOutputError(
             f"errors is {numbers!r}; it must be a list of numbers of the student's messages, which are "
-            f"{[place + 1 for place in places]}: {answer[:300]!r}"
+            f"{[position + 1 for position in positions]}: {answer[:300]!r}"
         )
-    return {(record.id, place): place + 1 in numbers for place in places}
+    return {(record.id, position): position + 1 in numbers for position in positions}
 
 
 SpendingByJudge = dict[str, dict[str, float]]
-"""Judge → tokens and dollars it cost, as the fields of `Spending`."""
+"""Judge → its tokens and dollars, as the fields of `Spending`."""
 
 JudgeScores = dict[str, dict[str, Optional[float]]]
 """Judge → conversation (its `conversation_key`) → the judge's score in [0, 1]; None without a verdict."""
@@ -147,8 +147,10 @@ async def ask_extra_judges(
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
     rules = list(config.generation.judges_rules_prompts_paths)
     facts = ConversationFacts(tuple(turn.persona for turn in record.turns), record.max_turns)
-    about = (visible_messages(record.turns), record.problem)
-    verdicts = await asyncio.gather(*(ask_for_verdict(judge, rule, 0, about, facts) for rule in rules))
+    conversation_and_problem = (visible_messages(record.turns), record.problem)
+    verdicts = await asyncio.gather(
+        *(ask_for_verdict(judge, rule, 0, conversation_and_problem, facts) for rule in rules)
+    )
     judgement = sum_up(verdicts, rules)
     return None if judgement is None else judgement.score
 
@@ -167,26 +169,29 @@ def summarise_judges(
         `spearman`: the rank correlation of each extra judge with the first judge, over the `pairs` conversations that
         both scored; `krippendorff_alpha` of all judges, over the `n` conversations with at least two scores.
     """
-    firsts = {
+    first_scores = {
         conversation_key(tutor, record): None if (judgement := judgement_of(record)) is None else judgement.score
         for tutor, group in records.items()
         for record in group
     }
-    judges: JudgeScores = {name: firsts}
-    for each, found in extra_scores.items():  # an extra judge may be the same model as the first
-        judges[each if each not in judges else f"{each} (again)"] = {key: found[key] for key in firsts}
+    judges: JudgeScores = {name: first_scores}
+    for judge, scores in extra_scores.items():  # an extra judge may be the same model as the first
+        judges[judge if judge not in judges else f"{judge} (again)"] = {key: scores[key] for key in first_scores}
     pairs = {
-        each: [(firsts[key], found[key]) for key in firsts if None not in (firsts[key], found[key])]
-        for each, found in judges.items()
-        if each != name
+        judge: [
+            (first_scores[key], scores[key]) for key in first_scores if None not in (first_scores[key], scores[key])
+        ]
+        for judge, scores in judges.items()
+        if judge != name
     }
-    units = [[found[key] for found in judges.values()] for key in firsts]
+    units = [[scores[key] for scores in judges.values()] for key in first_scores]
     return {
         "scores": {
-            each: {t: _estimate(t, group, found) for t, group in records.items()} for each, found in judges.items()
+            judge: {tutor: _estimate(tutor, group, scores) for tutor, group in records.items()}
+            for judge, scores in judges.items()
         },
-        "spearman": {each: rank_correlation(found) for each, found in pairs.items()},
-        "pairs": {each: len(found) for each, found in pairs.items()},
+        "spearman": {judge: rank_correlation(scored) for judge, scored in pairs.items()},
+        "pairs": {judge: len(scored) for judge, scored in pairs.items()},
         "krippendorff_alpha": krippendorff_alpha(units),
         "n": sum(len(unit) - unit.count(None) > 1 for unit in units),
     }

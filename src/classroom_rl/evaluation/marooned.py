@@ -24,7 +24,7 @@ from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.keys import print_error
 
 Figures = dict[str, dict[str, list[float]]]
-"""By figure and problem, its value in each game."""
+"""Figure → problem → its value in each game."""
 
 LABELS = {
     "valid": "valid actions (in the exact grammar, and possible)",
@@ -39,15 +39,15 @@ SEED = 2024
 def measure(
     client: ClassroomClient, problems: Sequence[str], games: int, path: Path, name: str = "", untrained: bool = False
 ) -> list[GameRecord]:
-    """Play each problem `games` times with the policy that the server holds, without a supervisor and with fixed seeds,
-    and write the games into a Parquet file. If the file holds these games of this policy, it is read instead.
+    """Play each problem `games` times with the server's current policy, without a supervisor and with fixed seeds, and
+    write the games into a Parquet file. If the file already holds these games of this policy, it is read instead.
 
     Args:
-        name: a part of the games' request id; games that were played under another name are played again.
-        untrained: the policy is the one before any training.
+        name: a part of the games' request id; games under another name are played again.
+        untrained: measure the policy before any training.
 
     Raises:
-        DataError: if the file lacks the games of the untrained policy, and the server holds a trained one.
+        DataError: if the file lacks the games of the untrained policy, and the server has a trained one.
         ClassroomError: as `ClassroomClient.sample`.
     """
     policy = PolicyVersion() if untrained else client.health().policy
@@ -61,10 +61,11 @@ def measure(
         policy_version=policy.version,
         fixed_seeds=True,
     )
+    # The digest covers the whole request: a file with this id holds the answer to exactly this request.
     request = request.model_copy(update={"request_id": f"measured-{request.digest[:16]}"})
     if path.is_file():
         records = read_records(path, GameRecord)
-        if {each.request_id for each in records} == {request.request_id}:
+        if {record.request_id for record in records} == {request.request_id}:
             return records
     if untrained and client.health().policy != policy:
         raise DataError(
@@ -78,26 +79,26 @@ def measure(
 
 
 def figures_of(records: Sequence[GameRecord]) -> Figures:
-    """The figures of games, by island."""
-    found: Figures = {name: defaultdict(list) for name in LABELS}
+    """The figures of games, by island. Games without a decision or a reward are left out."""
+    figures: Figures = {name: defaultdict(list) for name in LABELS}
     for record in records:
-        own = record.decisions
-        if not own or record.reward is None:
+        decisions = record.decisions
+        if not decisions or record.reward is None:
             continue
         values = {
-            "valid": sum(each.grade == VALID and not each.fault for each in own) / len(own),
-            "readable": sum(each.grade == VALID for each in own) / len(own),
+            "valid": sum(decision.grade == VALID and not decision.fault for decision in decisions) / len(decisions),
+            "readable": sum(decision.grade == VALID for decision in decisions) / len(decisions),
             "ship": record.ship_progress,
             "reward": record.reward,
-            "decisions": float(len(own)),
+            "decisions": float(len(decisions)),
         }
         for name, value in values.items():
-            found[name][record.problem].append(value)
-    return {name: dict(by_problem) for name, by_problem in found.items()}
+            figures[name][record.problem].append(value)
+    return {name: dict(by_problem) for name, by_problem in figures.items()}
 
 
 def compared(before: Figures, after: Figures) -> dict[str, dict[str, Estimate]]:
-    """By figure: its mean before and after, and the mean change on the same islands, with 95 % intervals over
+    """Figure → its mean before and after, and the mean change on the same islands, each with a 95 % interval over
     islands."""
     return {
         name: {

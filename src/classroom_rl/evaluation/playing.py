@@ -1,7 +1,7 @@
 """Plays the conversations of an evaluation with one tutor, in this process or on a running server.
 
 Every tutor gets the same problems, seeds and error schedules. All conversations on one problem are in one request,
-because a conversation's seed depends on its position in the request.
+because the seed of a conversation depends on its position in the request.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ REQUESTS_IN_FLIGHT = 16
 
 @dataclass
 class EvaluatedTutor:
-    """The tutor that is measured: the function that plays its conversations, its engine and policy version, and, if it
-    runs in this process, the roles of all models, their schedule and the journal."""
+    """The tutor that is evaluated: the function that plays its conversations, its engine and its policy version. For a
+    tutor in this process also the roles of all models, their schedule and the journal."""
 
     sample: Callable[[SampleRequest], Awaitable[SampleResponse]]
     teacher: EngineHealth
@@ -54,9 +54,15 @@ class EvaluatedTutor:
 
 @dataclass
 class EvaluationResult:
-    """The result of an evaluation: each conversation as (sampling, record), the entries of metrics.json about the whole
-    evaluation, the student's solutions before the dialogue, if known, the judge's labels of the student's errors, if a
-    judge was asked, and messages compared with others in their place, if `counterfactuals` asks for it."""
+    """The result of an evaluation.
+
+    Attributes:
+        records: each conversation as (sampling, record).
+        about: the entries of metrics.json about the whole evaluation.
+        initial: the student's solutions before the dialogue, if known.
+        labels: the judge's labels of the student's errors, if a judge was asked.
+        compared: the tutor's messages compared with alternatives, if `counterfactuals` asks for it.
+    """
 
     records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
@@ -75,7 +81,7 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
     """
     async with _open_tutor(config, folder) as tutor:
         started = time.monotonic()
-        found = EvaluationResult(
+        result = EvaluationResult(
             [],
             {
                 "tutor": tutor.teacher.model,
@@ -88,25 +94,25 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
             },
         )
         if is_measured_by_solutions(config):
-            found.initial = await initial_solutions(config, problems, tutor.roles, folder)
+            result.initial = await initial_solutions(config, problems, tutor.roles, folder)
         run = uuid4().hex[:12]
         for sampling in config.samplings:
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
             played = await _play(tutor, requests, sampling)
             if sampling == SUPERVISED:
                 _check_reviewed(played)
-            found.records += [(sampling, record) for record in played]
+            result.records += [(sampling, record) for record in played]
         if tutor.roles is not None and not is_measured_by_solutions(config):
-            records = [record for _, record in found.records]
-            found.labels = await label_errors(config, tutor.roles, tutor.schedule, records)
+            records = [record for _, record in result.records]
+            result.labels = await label_errors(config, tutor.roles, tutor.schedule, records)
         if config.counterfactuals.forks > 0:
-            sampled = [record for sampling, record in found.records if sampling == SAMPLED]
-            here = (tutor.roles, tutor.schedule, tutor.journal)
-            found.compared = await compare_messages(config, *here, sampled, problems, folder)
+            sampled = [record for sampling, record in result.records if sampling == SAMPLED]
+            models = (tutor.roles, tutor.schedule, tutor.journal)
+            result.compared = await compare_messages(config, *models, sampled, problems, folder)
         if tutor.roles is not None:
-            found.about["paid"] = {role: asdict(api.ledger.spending()) for role, api in tutor.roles.apis.items()}
-        found.about["seconds"] = round(time.monotonic() - started, 3)
-    return found
+            result.about["paid"] = {role: asdict(api.ledger.spending()) for role, api in tutor.roles.apis.items()}
+        result.about["seconds"] = round(time.monotonic() - started, 3)
+    return result
 
 
 def make_requests(
@@ -115,8 +121,8 @@ def make_requests(
     """The requests for all conversations of one sampling. Apart from their ids, they are the same for every tutor.
 
     Args:
-        run: the name of this evaluation. It keeps a second evaluation of the same tutor from being answered with the
-            first one's batches.
+        run: a unique name of this evaluation. A server answers a known request id with the batch that it already has;
+            the name keeps a second evaluation of the same tutor from getting the batches of the first.
     """
     samples = config.num_samples_per_problem
     per_request = max(1, CONVERSATIONS_PER_REQUEST // samples)
@@ -161,8 +167,8 @@ async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampli
 
 
 def _check_reviewed(records: Sequence[ConversationRecord]) -> None:
-    """Refuse supervised conversations in which no message of the tutor was reviewed: they would pass for a measurement
-    with a supervisor."""
+    """Refuse supervised conversations in which no message of the tutor was reviewed: their metrics would look like
+    those with a supervisor."""
     written = [turn for record in records for turn in record.turns if turn.role == "teacher" and not turn.given]
     if written and all(turn.review is None for turn in written):
         raise ConfigError(

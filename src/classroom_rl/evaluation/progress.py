@@ -1,4 +1,4 @@
-"""Shows how far an evaluation is, and runs many requests at once, of which one failure stops all."""
+"""The progress display of an evaluation, and concurrent requests that stop at the first failure."""
 
 import asyncio
 import logging
@@ -15,11 +15,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def gather_or_stop(asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order. Unlike with `asyncio.gather`, the first error cancels the rest; it is raised itself."""
+async def gather_or_stop(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines concurrently and return their results in order.
+
+    Unlike with `asyncio.gather`, the first error cancels the rest. It is raised itself, not in an exception group.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in asked]
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

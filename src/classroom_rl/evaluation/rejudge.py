@@ -50,7 +50,7 @@ class Rejudged:
 
 
 def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
-    """Judge every finished conversation of a run again, without asking an API. The result is sorted by step and id.
+    """Judge every finished conversation of a run again, without calling an API. The result is sorted by step and id.
 
     Raises:
         DataError: if the folder has no journal.
@@ -64,8 +64,11 @@ def rejudge(run_folder: Path, config: TrainRLConfig) -> list[Rejudged]:
     records = {event["conversation"]: event["record"] for event in events}
     with _open_judge(run_folder, config) as judge:
         ordered = sorted(records.values(), key=lambda record: (record["step"], record["id"]))
-        read = (ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS}) for fields in ordered)
-        return [judge_again(judge, record, config) for record in read]
+        # The records in the journal have no token fields, and no judge needs them.
+        conversations = (
+            ConversationRecord.model_validate(fields | {name: [] for name in TOKEN_FIELDS}) for fields in ordered
+        )
+        return [judge_again(judge, record, config) for record in conversations]
 
 
 def judge_again(judge: Judge | EmbeddedJudge, record: ConversationRecord, config: TrainRLConfig) -> Rejudged:
@@ -76,11 +79,15 @@ def judge_again(judge: Judge | EmbeddedJudge, record: ConversationRecord, config
     conversation = record.conversation(rules)
     refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
     in_groups = config.judge_model.mode == GROUP
-    found = [_judge_again(judge, conversation, *attempt, in_groups) for attempt in attempts]
-    found += [_anchor_again(judge, conversation, each) for each in conversation.verdicts if each.anchor]
+    verdicts = [_new_verdict(judge, conversation, *attempt, in_groups) for attempt in attempts]
+    verdicts += [
+        replace(_ask(judge, conversation, verdict.rule, verdict.attempt), anchor=True)
+        for verdict in conversation.verdicts
+        if verdict.anchor
+    ]
     conversation.verdicts = [
         verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
-        for verdict in found
+        for verdict in verdicts
     ]
     now = weighted_sum({name: REWARDS[name](conversation) for name in weights}, weights)
     return Rejudged(record.id, record.reward, now, conversation.verdicts)
@@ -99,29 +106,30 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge | Emb
         yield OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api=None)
 
 
-def _judge_again(
+def _new_verdict(
     judge: Judge | EmbeddedJudge, conversation: Conversation, rule: str, attempt: int, in_groups: bool
 ) -> Verdict:
-    """A new verdict from the reply that the run got. What it said of a whole group is in the conversation's record."""
-    same = [each for each in conversation.verdicts if (each.rule, each.attempt) == (rule, attempt) and not each.anchor]
-    known = next((each for each in same if in_groups and each.rank is not None), None)
-    if known is None:
+    """A new verdict from the reply that the run got. A group judge's reply covers several conversations: each
+    conversation's record holds its own part of it."""
+    earlier = [
+        verdict
+        for verdict in conversation.verdicts
+        if (verdict.rule, verdict.attempt) == (rule, attempt) and not verdict.anchor
+    ]
+    group_verdict = next((verdict for verdict in earlier if in_groups and verdict.rank is not None), None)
+    if group_verdict is None:
         return _ask(judge, conversation, rule, attempt)
     try:
-        return read_again(known)
+        return read_again(group_verdict)
     except JudgeOutputError as error:
         return Verdict(rule, attempt, error=str(error))
 
 
-def _anchor_again(judge: Judge | EmbeddedJudge, conversation: Conversation, anchor: Verdict) -> Verdict:
-    return replace(_ask(judge, conversation, anchor.rule, anchor.attempt), anchor=True)
-
-
 def _ask(judge: Judge | EmbeddedJudge, conversation: Conversation, rule: str, attempt: int) -> Verdict:
     try:
-        about = (conversation.transcript(), conversation.problem.text)
-        asked = ask_judge(judge, rule, *about, attempt, conversation.facts)
-        return parse_verdict(rule, attempt, asyncio.run(asked))
+        conversation_and_problem = (conversation.transcript(), conversation.problem.text)
+        answer = ask_judge(judge, rule, *conversation_and_problem, attempt, conversation.facts)
+        return parse_verdict(rule, attempt, asyncio.run(answer))
     except JudgeOutputError as error:
         return Verdict(rule, attempt, error=str(error))
 
@@ -134,15 +142,15 @@ def main(arguments: Sequence[str]) -> int:
     folder, overrides = Path(arguments[0]), arguments[1:]
     try:
         recorded = ("--config-dir", str(folder / "config"), "--config-name", "vllm_server")
-        found = rejudge(folder, load(TrainRLConfig, "train_rl", (*recorded, *overrides), check_train_rl))
+        results = rejudge(folder, load(TrainRLConfig, "train_rl", (*recorded, *overrides), check_train_rl))
     except USER_ERRORS as error:
         print_error(error)
         return 2
-    lines = [json.dumps(to_jsonable_python(each)) for each in found]
+    lines = [json.dumps(to_jsonable_python(result)) for result in results]
     (folder / RESULT_NAME).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    changed = sum(each.before != each.now for each in found)
-    without = sum(each.now is None for each in found)
-    print(f"{len(found)} conversations, {changed} with another reward than before, {without} without a verdict")
+    changed = sum(result.before != result.now for result in results)
+    without = sum(result.now is None for result in results)
+    print(f"{len(results)} conversations, {changed} with another reward than before, {without} without a verdict")
     print(folder / RESULT_NAME)
     return 0
 

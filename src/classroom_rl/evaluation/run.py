@@ -37,16 +37,16 @@ from classroom_rl.system.storage import write_whole
 
 
 def evaluate(config: EvalConfig) -> dict[str, Any]:
-    """Measure one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, and with
-    `counterfactuals` `counterfactuals.json`. If the configuration names `tutors`, compare them with `compare_tutors`;
-    if it names a `benchmark`, measure that with `run_benchmark`.
+    """Evaluate one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, with
+    `counterfactuals` also `counterfactuals.json`. If the configuration names `tutors`, compare them with
+    `compare_tutors`; if it names a `benchmark`, run it with `run_benchmark`.
 
     Returns:
         The content of metrics.json.
 
     Raises:
-        DataError: if the datasets hold no problem, or one without a post-test that is configured; or if the trained
-            readers are missing or damaged.
+        DataError: if the datasets hold no problem, or one without a post-test although one is configured; or if the
+            trained move classifiers are missing or damaged.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
@@ -64,23 +64,23 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
     if scored:
         check_scorer(config)
-    found = asyncio.run(play_all(config, problems, folder))
+    result = asyncio.run(play_all(config, problems, folder))
     conversations = folder / CONVERSATIONS_NAME
-    write_records(conversations, found.records, found.initial)
+    write_records(conversations, result.records, result.initial)  # already here, because scoring may fail
     scores = None
     if scored:
         started = time.monotonic()
-        scores = asyncio.run(score_messages(config, [record for _, record in found.records]))
-        found.about["seconds"] += round(time.monotonic() - started, 3)
-        write_records(conversations, found.records, found.initial, scores)
-    metrics = _summarise(config, found, scores, readers)
+        scores = asyncio.run(score_messages(config, [record for _, record in result.records]))
+        result.about["seconds"] += round(time.monotonic() - started, 3)
+        write_records(conversations, result.records, result.initial, scores)
+    metrics = _summarise(config, result, scores, readers)
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
     written = [folder / "metrics.json", conversations]
-    if found.compared is not None:
+    if result.compared is not None:
         print(f"\n{counterfactual_table(metrics['counterfactuals'])}")
-        written.append(write_comparisons(folder, found.compared))
+        written.append(write_comparisons(folder, result.compared))
     print("\n" + "\n".join(map(str, written)))
     for run, count in trained_on.items():
         print(f"warning: {what_was_trained_on(run, count, len(problems))}")
@@ -90,31 +90,31 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
 
 def _summarise(
     config: EvalConfig,
-    found: EvaluationResult,
+    result: EvaluationResult,
     scores: Optional[Sequence[Sequence[float]]],
     readers: Optional[MessageReaders],
 ) -> dict[str, Any]:
     """The content of metrics.json."""
-    metrics = dict(found.about)
+    metrics = dict(result.about)
     by_sampling: dict[str, list[ConversationRecord]] = {}
     for sampling in config.samplings:
-        places = [place for place, (name, _) in enumerate(found.records) if name == sampling]
-        records = by_sampling[sampling] = [found.records[place][1] for place in places]
+        indices = [index for index, (name, _) in enumerate(result.records) if name == sampling]
+        records = by_sampling[sampling] = [result.records[index][1] for index in indices]
         metrics[sampling] = summarise(records, read_exchanges)
         if is_measured_by_solutions(config):
-            here = None if scores is None else [scores[place] for place in places]
+            sampling_scores = None if scores is None else [scores[index] for index in indices]
             by_answer = not config.reward_model.is_model
-            metrics[sampling] |= summarise_maths(records, found.initial, here, by_answer)
+            metrics[sampling] |= summarise_maths(records, result.initial, sampling_scores, by_answer)
         else:
-            metrics[sampling] |= language_metrics(records, found.labels)
+            metrics[sampling] |= language_metrics(records, result.labels)
         if readers is not None:
-            metrics[sampling]["readings"] = reading_metrics(records, readers, found.labels)
+            metrics[sampling]["readings"] = reading_metrics(records, readers, result.labels)
         if figures := post_test_figures(records):
             metrics[sampling][POST_TEST] = figures
         if figures := supervision_figures(records):
             metrics[sampling]["supervision"] = figures
-    if found.compared is not None:
-        metrics["counterfactuals"] = counterfactual_figures(found.compared)
+    if result.compared is not None:
+        metrics["counterfactuals"] = counterfactual_figures(result.compared)
     if difference := supervised_difference(by_sampling):
         metrics[DIFFERENCE] = difference
     return metrics

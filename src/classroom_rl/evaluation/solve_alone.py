@@ -38,13 +38,13 @@ async def initial_solutions(
 
     With `recompute_initial_attempts` the student in `roles` writes them now, and they are saved in the run folder as
     `initial_solutions/{key}.json`. The key is a hash of the student (its name and its sampling), the prompts, the
-    problems, the number and length of attempts, the seed, and the grader. Without `recompute_initial_attempts` the file
-    is read; an earlier evaluation with the same settings and the same `logging.save_dir` wrote it.
+    problems, the number and length of attempts, the seed, and the grader. Without `recompute_initial_attempts` they are
+    read from the file that an earlier evaluation with the same settings and the same `logging.save_dir` wrote.
 
     A problem that the student's provider refuses has no initial solutions.
 
     Returns:
-        None without `recompute_initial_attempts` if there is no such file; there is then no initial solve rate.
+        The solutions; None if the file should be read and does not exist. There is then no initial solve rate.
     """
     path = folder / "initial_solutions" / f"{_key(config, problems)}.json"
     if not config.recompute_initial_attempts:
@@ -55,27 +55,28 @@ async def initial_solutions(
             path,
         )
         return None
-    found = await _solve(config, problems, roles)
+    solutions = await _solve(config, problems, roles)
     with storage_errors(path):
         path.parent.mkdir(exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(_FILE.dump_json(found, indent=1))
+        unfinished.write_bytes(_FILE.dump_json(solutions, indent=1))
         unfinished.replace(path)
-    return found
+    return solutions
 
 
 async def _solve(config: EvalConfig, problems: Sequence[Problem], roles: Roles) -> InitialSolutions:
-    places = asyncio.Semaphore(PROBLEMS_AT_ONCE)
+    slots = asyncio.Semaphore(PROBLEMS_AT_ONCE)
     by_id = {problem.id: problem for problem in problems}
     progress = EvaluationProgress(len(by_id), "the student alone", "problems")
 
     async def solve(problem: Problem) -> Optional[list[Solution]]:
-        async with places:
+        async with slots:
             attempts = range(config.generation.number_student_attempts)
             solving = (_attempt(config, problem, i, roles) for i in attempts)
             solutions = await asyncio.gather(*solving, return_exceptions=True)
         progress.add(1)
-        failures = [each for each in solutions if isinstance(each, BaseException)]
+        # A problem is left out if all its failures are refusals; any other failure stops the evaluation.
+        failures = [outcome for outcome in solutions if isinstance(outcome, BaseException)]
         if all(isinstance(failure, RequestRefused) for failure in failures):
             if failures:
                 logger.warning("problem %s has no initial solutions: %s", problem.id, failures[0])
@@ -83,18 +84,22 @@ async def _solve(config: EvalConfig, problems: Sequence[Problem], roles: Roles) 
         raise next(failure for failure in failures if not isinstance(failure, RequestRefused))
 
     try:
-        found = await gather_or_stop(map(solve, by_id.values()))
+        solutions_of_problems = await gather_or_stop(map(solve, by_id.values()))
     finally:
         progress.close()
-    return {name: solutions for name, solutions in zip(by_id, found, strict=True) if solutions is not None}
+    return {
+        problem_id: solutions
+        for problem_id, solutions in zip(by_id, solutions_of_problems, strict=True)
+        if solutions is not None
+    }
 
 
 async def _attempt(config: EvalConfig, problem: Problem, number: int, roles: Roles) -> Solution:
     digest = hashlib.sha256(f"{config.seed}|{problem.id}|alone|{number}".encode()).digest()
     limit = config.generation.max_tokens_per_student_attempt
     sampling = replace(roles.student_sampling, max_tokens=limit, seed=int.from_bytes(digest[:4]))
-    said = await roles.student.chat([{"role": "user", "content": _prompt(config, problem)}], sampling)
-    return Solution(said.text, await roles.grade(problem, visible_text(said.text)))
+    reply = await roles.student.chat([{"role": "user", "content": _prompt(config, problem)}], sampling)
+    return Solution(reply.text, await roles.grade(problem, visible_text(reply.text)))
 
 
 def _prompt(config: EvalConfig, problem: Problem) -> str:
