@@ -1,5 +1,5 @@
-"""Asks a judge model closed questions about single replies. A call without a readable answer is no verdict, never a
-default: it is counted by its cause."""
+"""Asks a judge model closed questions about single replies. A call without a readable answer gives no verdict, never a
+default answer; such calls are counted by cause."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ Choices = Mapping[str, Sequence[str]]
 """Question → the answers that may be given."""
 
 UNREADABLE, CONTENT, TOO_LONG, REFUSED = "unreadable", "content refused", "too long", "refused"
-"""Why a call brought no verdict."""
+"""The causes of a call without a verdict."""
 
 Result = TypeVar("Result")
 _REASONING = "reasoning"
@@ -31,12 +31,12 @@ _REASONING = "reasoning"
 
 @dataclass
 class JudgeAnswers:
-    """What a judge answered.
+    """A judge's answers.
 
     Attributes:
         found: for each prompt the answer to every question; None without a verdict.
-        failures: cause → how many calls it left without a verdict.
-        paid: tokens and dollars of all calls in this folder, also of earlier attempts.
+        failures: cause → the number of calls without a verdict.
+        paid: tokens and dollars of all calls in this folder, including those of earlier runs.
     """
 
     found: list[dict[str, str] | None]
@@ -44,7 +44,7 @@ class JudgeAnswers:
     paid: dict[str, float]
 
     def about(self) -> dict[str, Any]:
-        """What is known of the calls, for metrics.json."""
+        """The entries of metrics.json about the calls."""
         answered = sum(found is not None for found in self.found)
         return {
             "asked": len(self.found),
@@ -57,10 +57,10 @@ class JudgeAnswers:
 async def ask_judge(
     judge: JudgeModelConfig, prompts: Sequence[str], choices: Choices, max_tokens: int, folder: Path
 ) -> JudgeAnswers:
-    """Ask a judge behind an API all questions about each reply, one call for each prompt.
+    """Ask a judge behind an API all questions about each reply, with one call per prompt.
 
-    Answers are kept in the judge's ledger in `folder`: the same question is not paid for twice, also after a restart. A
-    call that brought no verdict is asked again then.
+    Answers are kept in the judge's ledger in `folder`, so the same question is not paid for twice, even after a
+    restart. A call without a verdict is repeated after a restart.
 
     Raises:
         ProviderFailure: if the judge cannot be asked at all, or its spending cap is reached.
@@ -78,6 +78,7 @@ async def ask_judge(
 
         async def ask(prompt: str) -> dict[str, str] | None:
             async def reply(number: int) -> tuple[Answer, bool]:
+                # The number makes repeated calls for the same prompt different requests in the ledger.
                 request = ChatRequest([{"role": "user", "content": prompt}], sampling, schema, ("label", number))
                 return await replies.get(request, lambda text: can_be_read(text, choices))
 
@@ -91,23 +92,24 @@ async def ask_judge(
                 progress.add(1)
 
         try:
-            found = await gather_or_stop(map(ask, prompts))
+            answers = await gather_or_stop(map(ask, prompts))
         finally:
             await api.drain()
-        return JudgeAnswers(found, failures, asdict(ledger.spending()))
+        return JudgeAnswers(answers, failures, asdict(ledger.spending()))
     finally:
         progress.close()
         ledger.close()
 
 
 def cause_of(error: JudgeOutputError | RequestRefused) -> str:
-    """Why a call brought nothing, as it is counted."""
+    """The cause under which a failed call is counted."""
+    # RequestRefused is the base class of the two before it, so it has to come after them.
     kinds = {ContentRefused: CONTENT, RequestTooLong: TOO_LONG, RequestRefused: REFUSED, JudgeOutputError: UNREADABLE}
     return next(cause for kind, cause in kinds.items() if isinstance(error, kind))
 
 
 def ledger_name(model: str) -> str:
-    """The file name of a judge's ledger, which depends on its name alone, not on its place in a list."""
+    """The file name of a judge's ledger. It depends on the judge's name alone, not on its position in a list."""
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-.")[:80]
     return f"{plain}-{hashlib.sha256(model.encode()).hexdigest()[:8]}_calls.sqlite"
 
@@ -123,16 +125,16 @@ def read_choices(text: str, choices: Choices) -> dict[str, str]:
     """The answer to every question.
 
     Raises:
-        JudgeOutputError: if one has no answer, or another one than those allowed.
+        JudgeOutputError: if a question has no answer, or one that is not allowed.
     """
-    given = find_object(text)
+    answer = find_object(text)
     answers = {}
     for key, allowed in choices.items():
-        value = given.get(key)
+        value = answer.get(key)
         plain = value.strip().lower() if isinstance(value, str) else None
         if plain not in allowed:
-            said = "missing" if value is None else quote(value, 60)
-            raise JudgeOutputError(f"The judge's {key} is {said}, none of {'; '.join(allowed)}: {quote(text)}")
+            shown = "missing" if value is None else quote(value, 60)
+            raise JudgeOutputError(f"The judge's {key} is {shown}, none of {'; '.join(allowed)}: {quote(text)}")
         answers[key] = plain
     return answers
 

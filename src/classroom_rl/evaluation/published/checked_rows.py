@@ -1,4 +1,4 @@
-"""Reads rows of published benchmarks strictly: an error names the file, the row and the field."""
+"""Strict validation of the rows of published benchmarks: an error names the file, the row and the field."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,53 +17,54 @@ Item = TypeVar("Item")
 
 
 class PublishedRow(BaseModel):
-    """A row's fields as published. Fields that are not read may be there; none is converted."""
+    """A row's fields as published. Unknown fields are ignored, and no value is converted to another type."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
 def read_rows(name: str, split: str, *kinds: type[Row]) -> Iterator[tuple[str, Row]]:
-    """The rows of a benchmark, each with its place in words, in one of the known forms.
+    """Read the rows of a benchmark in one of its known forms. Yields (where, row); `where` names the file and the row
+    for error messages.
 
     Args:
         name: a .jsonl or .json file, or a name on the Hub, with its `split`.
-        kinds: the forms. A row has the first one whose required fields are all in it.
+        kinds: the forms. A row is read as the first one whose required fields it has.
 
     Raises:
         DataError: naming file, row and field.
     """
     for where, row in numbered_rows(name, split):
-        kind = next((each for each in kinds if _required(each) <= set(row)), None)
+        kind = next((form for form in kinds if _required(form) <= set(row)), None)
         if kind is None:
-            forms = "; or ".join(", ".join(sorted(_required(each))) for each in kinds)
+            forms = "; or ".join(", ".join(sorted(_required(form))) for form in kinds)
             raise DataError(f"{where} has the fields {', '.join(sorted(map(str, row)))[:200]}; it needs {forms}.")
         yield where, checked(kind, where, row)
 
 
 def checked(kind: type[Row], where: str, row: dict[str, Any]) -> Row:
-    """The row as this kind.
+    """Validate a row as `kind`.
 
     Raises:
-        DataError: naming the first field that is wrong.
+        DataError: naming the first invalid field.
     """
     try:
-        found = kind.model_validate(row)
+        parsed = kind.model_validate(row)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(f"{where}: field {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
     for field, text in _texts(row):
         if has_surrogates(text):
             raise DataError(f"{where}: field {field} holds half of a character (a lone surrogate).")
-    return found
+    return parsed
 
 
 def draw(items: Sequence[Item], group_of: Callable[[Item], str], limit: int, seed: int) -> list[Item]:
-    """The items of at most `limit` groups (−1: all), drawn with `seed`; items keep their order. A larger limit draws
-    the same groups and more."""
+    """Draw at most `limit` groups (−1: all) with `seed` and return their items in the original order. A larger limit
+    draws the same groups and more."""
     groups = list(dict.fromkeys(map(group_of, items)))
     Random(f"benchmark|{seed}").shuffle(groups)
-    kept = set(groups if limit < 0 else groups[:limit])
-    return [item for item in items if group_of(item) in kept]
+    drawn = set(groups if limit < 0 else groups[:limit])
+    return [item for item in items if group_of(item) in drawn]
 
 
 def digest_of(name: str) -> str | None:
@@ -77,11 +78,12 @@ def _required(kind: type[BaseModel]) -> set[str]:
 
 
 def _texts(value: Any, field: str = "") -> Iterator[tuple[str, str]]:
+    """All strings in a nested value, each as (dotted path, text)."""
     if isinstance(value, str):
         yield field, value
     elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from _texts(each, f"{field}.{name}".lstrip("."))
+        for name, item in value.items():
+            yield from _texts(item, f"{field}.{name}".lstrip("."))
     elif isinstance(value, list):
-        for place, each in enumerate(value):
-            yield from _texts(each, f"{field}.{place}".lstrip("."))
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{field}.{index}".lstrip("."))

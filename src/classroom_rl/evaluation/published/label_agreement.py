@@ -1,6 +1,6 @@
-"""How far judges agree with people who labelled replies, dimension by dimension, with intervals over dialogues.
+"""Agreement of judges with human labels of replies, per dimension, with intervals over dialogues.
 
-Replies to one dialogue resemble each other, so each resample draws dialogues and takes all replies to each.
+Replies to one dialogue resemble each other, so each bootstrap resample draws dialogues and takes all replies to each.
 """
 
 from collections import Counter
@@ -23,62 +23,64 @@ from classroom_rl.results.agreement import (
 from classroom_rl.rollout.intervals import mean_with_ci
 
 ReplyLabels = Sequence[Mapping[str, str | bool] | None]
-"""For each reply a judge's labels by dimension: an answer, or a bool from a judge that only tells yes from no. None
-means no verdict."""
+"""For each reply a judge's labels by dimension: an answer, or a bool from a judge that only distinguishes yes and no.
+None means no verdict."""
 
 
 def judge_agreement(replies: Sequence[LabelledReply], labels: ReplyLabels) -> dict[str, Any]:
-    """A judge's agreement with people.
+    """A judge's agreement with the human labels.
 
     Returns:
         `dimensions`: for each dimension that the judge answers, over `replies` in `dialogues`:
         `kappa` (`weights`: quadratic for ordered answers, else none) with `ci95`, `accuracy`, and `yes`: the agreement
-        where only yes and the rest are told apart. A judge that gives no other answers has `yes` alone.
+        on yes against all other answers. A judge that only answers yes or no has `yes` alone.
         `not_answered`: the other dimensions. `mean_kappa`: over all dimensions, for a judge that answers all.
     """
-    judged = [(reply, found) for reply, found in zip(replies, labels, strict=True) if found is not None]
-    answered = [name for name in DIMENSIONS if any(name in found for _, found in judged)]
-    found = {name: _of_dimension(name, judged) for name in answered}
+    judged = [
+        (reply, reply_labels) for reply, reply_labels in zip(replies, labels, strict=True) if reply_labels is not None
+    ]
+    answered = [name for name in DIMENSIONS if any(name in reply_labels for _, reply_labels in judged)]
+    dimensions = {name: _of_dimension(name, judged) for name in answered}
     return {
-        "dimensions": found,
+        "dimensions": dimensions,
         "not_answered": [name for name in DIMENSIONS if name not in answered],
         "mean_kappa": _mean_kappa(judged) if _answers_all(judged) else None,
     }
 
 
 def people_answers(replies: Sequence[LabelledReply]) -> dict[str, Any]:
-    """What people answered in each dimension: their `commonest` answer, its `share` of the replies, which is the
-    accuracy of always giving it, and the share of `yes`."""
-    found = {}
+    """The human labels in each dimension: the `commonest` answer, its `share` of the replies (the accuracy of always
+    giving it), and the share of `yes`."""
+    answers = {}
     for name, dimension in DIMENSIONS.items():
-        given = [reply.labels[name] for reply in replies]
-        answer, times = Counter(given).most_common(1)[0]
-        yes = sum(label in dimension.yes for label in given) / len(given)
-        found[name] = {"commonest": answer, "share": times / len(given), "yes": yes}
-    return found
+        labels = [reply.labels[name] for reply in replies]
+        answer, count = Counter(labels).most_common(1)[0]
+        yes = sum(label in dimension.yes for label in labels) / len(labels)
+        answers[name] = {"commonest": answer, "share": count / len(labels), "yes": yes}
+    return answers
 
 
 def _of_dimension(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> dict[str, Any]:
     dimension = DIMENSIONS[name]
-    given = [reply.labels[name] for reply, _ in judged]
-    found = [labels[name] for _, labels in judged]
+    people_labels = [reply.labels[name] for reply, _ in judged]
+    judge_labels = [labels[name] for _, labels in judged]
     dialogues = [reply.history for reply, _ in judged]
-    said_yes = [value if isinstance(value, bool) else value in dimension.yes for value in found]
-    about: dict[str, Any] = {"replies": len(given), "dialogues": len(set(dialogues))}
-    if not isinstance(found[0], bool):
+    judge_yes = [value if isinstance(value, bool) else value in dimension.yes for value in judge_labels]
+    result: dict[str, Any] = {"replies": len(people_labels), "dialogues": len(set(dialogues))}
+    if not isinstance(judge_labels[0], bool):
         tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)
         right: dict[str, list[float]] = {}
-        for label, value, dialogue in zip(given, found, dialogues, strict=True):
+        for label, value, dialogue in zip(people_labels, judge_labels, dialogues, strict=True):
             right.setdefault(dialogue, []).append(float(label == value))
-        about |= {
+        result |= {
             "kappa": float(weighted_kappa(tables.sum(axis=0), weights)),
             "ci95": interval_of(weighted_kappa(resampled(tables), weights)),
             "weights": "quadratic" if dimension.ordinal else "none",
             "accuracy": mean_with_ci(right),
         }
-    people = [label in dimension.yes for label in given]
-    about["yes"] = agreement_as_json(people, said_yes, dialogues)
-    return about
+    people_yes = [label in dimension.yes for label in people_labels]
+    result["yes"] = agreement_as_json(people_yes, judge_yes, dialogues)
+    return result
 
 
 def agreement_as_json(labels: Sequence[bool], found: Sequence[bool], dialogues: Sequence[str]) -> dict[str, Any] | None:
@@ -95,14 +97,14 @@ def kappa_differences(replies: Sequence[LabelledReply], by_judge: Mapping[str, R
     """
     differences = []
     for (before, first), (judge, second) in combinations(by_judge.items(), 2):
-        both = [place for place in range(len(replies)) if first[place] is not None and second[place] is not None]
-        pairs = [[(replies[place], labels[place]) for place in both] for labels in (first, second)]
-        if not both or not all(map(_answers_all, pairs)):
+        shared = [index for index in range(len(replies)) if first[index] is not None and second[index] is not None]
+        pairs = [[(replies[index], labels[index]) for index in shared] for labels in (first, second)]
+        if not shared or not all(map(_answers_all, pairs)):
             continue
         (one, ones), (two, twos) = map(_kappas, pairs)
         interval = interval_of(twos.mean(axis=0) - ones.mean(axis=0))
         mean = float(two.mean() - one.mean())
-        differences.append({"judge": judge, "against": before, "mean": mean, "ci95": interval, "replies": len(both)})
+        differences.append({"judge": judge, "against": before, "mean": mean, "ci95": interval, "replies": len(shared)})
     return differences
 
 
@@ -116,7 +118,8 @@ def _mean_kappa(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]
 
 
 def _kappas(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Each dimension's kappa, and its kappas of `resampled` dialogues."""
+    """Each dimension's kappa, shape (dimensions,), and its kappas over resampled dialogues, shape (dimensions,
+    resamples)."""
     kappas, drawn = [], []
     for name, dimension in DIMENSIONS.items():
         tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)
@@ -126,7 +129,9 @@ def _kappas(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) ->
 
 
 def _tables(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> np.ndarray:
-    place = DIMENSIONS[name].answers.index
-    given = [place(reply.labels[name]) for reply, _ in judged]
-    found = [place(labels[name]) for _, labels in judged]
-    return confusion_by_group(given, found, [reply.history for reply, _ in judged], len(DIMENSIONS[name].answers))
+    """The confusion matrix of each dialogue, shape (dialogues, answers, answers)."""
+    index_of = DIMENSIONS[name].answers.index
+    people_labels = [index_of(reply.labels[name]) for reply, _ in judged]
+    judge_labels = [index_of(labels[name]) for _, labels in judged]
+    dialogues = [reply.history for reply, _ in judged]
+    return confusion_by_group(people_labels, judge_labels, dialogues, len(DIMENSIONS[name].answers))

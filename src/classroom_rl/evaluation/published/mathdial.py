@@ -1,11 +1,10 @@
-"""MathDial: reads its dialogues, has the tutor write the teacher's next turn, and compares its turns with the
-teacher's.
+"""MathDial: the tutor writes the teacher's next turn in its dialogues, and its turns are compared with the teacher's.
 
-Macina et al., "MathDial", Findings of EMNLP 2023. Read in the published form, where the turns are one text, and in a
-flat one with a list of turns (docs/evaluation.md).
+Macina et al., "MathDial", Findings of EMNLP 2023. Two file formats are read: the published one, where the turns are one
+text, and a flat one with a list of turns (docs/evaluation.md).
 
-The same labeller reads both turns, so that its own mistakes weigh on both sides. How far it agrees with what the
-teachers said of their own turns is measured beside it.
+The same labeller labels both turns, so that its mistakes affect both sides alike. Its agreement with the teachers'
+labels of their own turns is reported, too.
 """
 
 import json
@@ -50,14 +49,14 @@ class _Dialogue(PublishedRow):
 class _Flat(_Dialogue):
     turns: list[_Turn]
 
-    def said(self) -> list[MathDialTurn]:
+    def utterances(self) -> list[MathDialTurn]:
         return [(turn.role == "teacher", turn.move, turn.text) for turn in self.turns]
 
 
 class _Published(_Dialogue):
     conversation: str
 
-    def said(self) -> list[MathDialTurn]:
+    def utterances(self) -> list[MathDialTurn]:
         return turns_of_mathdial(self.conversation)
 
 
@@ -67,12 +66,12 @@ class TeacherTurn:
 
     Attributes:
         dialogue: names the dialogue.
-        number: its place among the turns of the dialogue, from 0.
+        number: its index among the turns of the dialogue, from 0.
         student_solution: the student's attempt at the problem, before the dialogue.
         before: the turns before it, as {"role": "teacher" or "student", "content"}.
         text: what the teacher said.
         move: one of `MOVES`.
-        exchange: what a reader of single messages is shown of the teacher's turn.
+        exchange: the teacher's turn with its context, as input of a move classifier.
     """
 
     dialogue: str
@@ -86,27 +85,27 @@ class TeacherTurn:
     exchange: Exchange
 
     def exchange_with(self, text: str) -> Exchange:
-        """What a reader is shown if someone else says `text` in the teacher's place."""
+        """The input of a move classifier if `text` replaces the teacher's turn."""
         return replace(self.exchange, message=text)
 
 
 def read_mathdial(name: str, split: str) -> list[TeacherTurn]:
-    """The labelled turns of teachers that answer a turn of the student.
+    """Read the labelled teacher turns that answer a student's turn.
 
     Raises:
         DataError: naming file, row and field, if it cannot be read or holds no such turn.
     """
-    found = [turn for where, row in read_rows(name, split, _Flat, _Published) for turn in _turns(where, row)]
-    if not found:
+    turns = [turn for where, row in read_rows(name, split, _Flat, _Published) for turn in _turns(where, row)]
+    if not turns:
         raise DataError(f"{name} holds no labelled turn of a teacher that answers a student.")
-    return found
+    return turns
 
 
 def _turns(where: str, row: _Flat | _Published) -> Iterator[TeacherTurn]:
-    said = row.said()
-    exchanges = exchanges_of_mathdial(row.question, row.ground_truth, row.student_incorrect_solution, said)
+    utterances = row.utterances()
+    exchanges = exchanges_of_mathdial(row.question, row.ground_truth, row.student_incorrect_solution, utterances)
     before: tuple[dict[str, str], ...] = ()
-    for number, ((teaches, move, text), exchange) in enumerate(zip(said, exchanges, strict=True)):
+    for number, ((teaches, move, text), exchange) in enumerate(zip(utterances, exchanges, strict=True)):
         if teaches and move not in (None, *MOVES):
             raise DataError(f"{where}: turn {number} has the move {move!r}; there are {', '.join(MOVES)}.")
         if exchange is not None and move is not None and before and before[-1]["role"] == "student":
@@ -121,19 +120,19 @@ CHOICES = dict.fromkeys(LABELS, (NO, YES))
 TURNS_NAME = "turns.jsonl"
 
 TurnLabels = Sequence[dict[str, bool] | None]
-"""For each turn whether each of `LABELS` holds; None without a verdict."""
+"""For each turn, label → whether it holds, for all of `LABELS`; None without a verdict."""
 
 
 async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
-    """Have the tutor write each turn of the teacher, label it and the teacher's own, and compare them. Both turns and
-    their labels go into `turns.jsonl`.
+    """Have the tutor write a reply for each teacher turn, label both, and compare them. Both turns and their labels are
+    written to `turns.jsonl`.
 
     Returns:
         The entries of metrics.json.
 
     Raises:
         DataError: if the benchmark cannot be read.
-        ConfigError: if a model or key is missing, or the readers were trained on this benchmark.
+        ConfigError: if a model or key is missing, or the move classifiers were trained on this benchmark.
         EngineFailure, ProviderFailure: if the tutor or a judge cannot be asked at all.
     """
     everything = read_mathdial(benchmark.path, benchmark.split)
@@ -143,15 +142,15 @@ async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, fol
     async with open_tutor(config, folder) as tutor:
         replies = await tutor.answer(prompts, "continuing dialogues")
         about = tutor.about()
-    found = {RULES: (_read(reader, turns, [turn.text for turn in turns]), _read(reader, turns, replies.texts))}
+    by_labeller = {RULES: (_read(reader, turns, [turn.text for turn in turns]), _read(reader, turns, replies.texts))}
     labellers: dict[str, dict[str, Any]] = {RULES: {"read_by": reader.about(LABELS)}}
     for judge in config.judges:
         if judge.model_name_or_path not in EMBEDDED_JUDGES:
             labels, asked = await _ask(config, benchmark, judge, turns, replies.texts, folder)
-            found[judge.model_name_or_path], labellers[judge.model_name_or_path] = labels, asked
-    for name, (of_teacher, of_tutor) in found.items():
+            by_labeller[judge.model_name_or_path], labellers[judge.model_name_or_path] = labels, asked
+    for name, (of_teacher, of_tutor) in by_labeller.items():
         labellers[name] |= compare_turns(turns, of_teacher, of_tutor)
-    _write_turns(folder / TURNS_NAME, turns, replies.texts, found)
+    _write_turns(folder / TURNS_NAME, turns, replies.texts, by_labeller)
     return about | {
         "turns": len(turns),
         "dialogues": len({turn.dialogue for turn in turns}),
@@ -167,7 +166,7 @@ async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, fol
 
 
 def tutor_prompt(path: str, turn: TeacherTurn) -> str:
-    """What the tutor is asked. Like the human teachers it sees the solution and the student's attempt."""
+    """The prompt for the tutor. Like the human teachers, it sees the solution and the student's attempt."""
     return render(
         path,
         problem=turn.problem,
@@ -178,32 +177,33 @@ def tutor_prompt(path: str, turn: TeacherTurn) -> str:
 
 
 def compare_turns(turns: Sequence[TeacherTurn], of_teacher: TurnLabels, of_tutor: TurnLabels) -> dict[str, Any]:
-    """The shares of both sides by one labeller, over the turns in which it labelled both.
+    """Compare the tutor's turns with the teachers' by one labeller's labels, on the turns where it labelled both.
 
     Returns:
         For each of `LABELS` the estimates of `tutor`, `teacher` and their paired `difference`, by dialogue; and
         `agreement_on_telling` of the labeller with the teachers' own labels of their turns.
     """
-    both = [place for place in range(len(turns)) if of_teacher[place] is not None and of_tutor[place] is not None]
+    compared = [index for index in range(len(turns)) if of_teacher[index] is not None and of_tutor[index] is not None]
     shares = {}
     for label in LABELS:
         sides = {
-            side: {place: float(labels[place][label]) for place in both}
+            side: {index: float(labels[index][label]) for index in compared}
             for side, labels in (("tutor", of_tutor), ("teacher", of_teacher))
         }
-        sides["difference"] = {place: sides["tutor"][place] - sides["teacher"][place] for place in both}
+        sides["difference"] = {index: sides["tutor"][index] - sides["teacher"][index] for index in compared}
         shares[label] = {
             side: mean_with_ci(
-                _by_dialogue([turns[place] for place in both], [values[place] for place in both]),
+                _by_dialogue([turns[index] for index in compared], [values[index] for index in compared]),
                 (-1.0, 1.0) if side == "difference" else UNIT,
             )
             for side, values in sides.items()
         }
-    read = [(turn, labels) for turn, labels in zip(turns, of_teacher, strict=True) if labels is not None]
-    own, labelled = [turn.move == TELLING_MOVE for turn, _ in read], [labels[TELLING] for _, labels in read]
-    dialogues = [turn.dialogue for turn, _ in read]
-    trust = agreement_as_json(own, labelled, dialogues)
-    return {"turns_compared": len(both), "shares": shares, "agreement_on_telling": trust}
+    labelled_turns = [(turn, labels) for turn, labels in zip(turns, of_teacher, strict=True) if labels is not None]
+    own_labels = [turn.move == TELLING_MOVE for turn, _ in labelled_turns]
+    labelled = [labels[TELLING] for _, labels in labelled_turns]
+    dialogues = [turn.dialogue for turn, _ in labelled_turns]
+    agreement = agreement_as_json(own_labels, labelled, dialogues)
+    return {"turns_compared": len(compared), "shares": shares, "agreement_on_telling": agreement}
 
 
 def _read(reader: MessageLabels, turns: Sequence[TeacherTurn], texts: Sequence[str | None]) -> TurnLabels:
@@ -221,29 +221,29 @@ async def _ask(
     texts: Sequence[str | None],
     folder: Path,
 ) -> tuple[tuple[TurnLabels, TurnLabels], dict[str, Any]]:
-    """A judge's labels of the teachers' turns and of the tutor's, and what is known of its calls."""
-    path, most = benchmark.prompts_paths[JUDGE], config.generation.max_tokens_per_judge_attempt
-    written = [place for place, text in enumerate(texts) if text is not None]
+    """A judge's labels of the teachers' turns and of the tutor's, and the entries of metrics.json about its calls."""
+    path, max_tokens = benchmark.prompts_paths[JUDGE], config.generation.max_tokens_per_judge_attempt
+    written = [index for index, text in enumerate(texts) if text is not None]
     prompts = [judge_prompt(path, turn, turn.text) for turn in turns]
-    prompts += [judge_prompt(path, turns[place], texts[place]) for place in written]
-    answers = await ask_judge(judge, prompts, CHOICES, most, folder / "judges")
-    labels = [None if found is None else {label: found[label] == YES for label in LABELS} for found in answers.found]
+    prompts += [judge_prompt(path, turns[index], texts[index]) for index in written]
+    answers = await ask_judge(judge, prompts, CHOICES, max_tokens, folder / "judges")
+    labels = [None if answer is None else {label: answer[label] == YES for label in LABELS} for answer in answers.found]
     of_tutor: list[dict[str, bool] | None] = [None] * len(turns)
-    for place, found in zip(written, labels[len(turns) :], strict=True):
-        of_tutor[place] = found
+    for index, tutor_labels in zip(written, labels[len(turns) :], strict=True):
+        of_tutor[index] = tutor_labels
     return (labels[: len(turns)], of_tutor), answers.about()
 
 
 def judge_prompt(path: str, turn: TeacherTurn, reply: str) -> str:
-    """What a judge model is asked about a turn."""
+    """The prompt that asks a judge model about a turn."""
     return render(path, problem=turn.problem, solution=turn.solution, conversation=list(turn.before), reply=reply)
 
 
 def _by_dialogue(turns: Sequence[TeacherTurn], values: Sequence[float]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    by_dialogue: dict[str, list[float]] = {}
     for turn, value in zip(turns, values, strict=True):
-        found.setdefault(turn.dialogue, []).append(float(value))
-    return found
+        by_dialogue.setdefault(turn.dialogue, []).append(float(value))
+    return by_dialogue
 
 
 def _words(texts: Sequence[str | None]) -> float | None:
@@ -255,7 +255,7 @@ def _write_turns(
     path: Path,
     turns: Sequence[TeacherTurn],
     texts: Sequence[str | None],
-    found: dict[str, tuple[TurnLabels, TurnLabels]],
+    by_labeller: dict[str, tuple[TurnLabels, TurnLabels]],
 ) -> None:
     lines = [
         {
@@ -263,9 +263,12 @@ def _write_turns(
             "turn": turn.number,
             "move": turn.move,
             "teacher": turn.text,
-            "tutor": texts[place],
-            "labels": {name: {"teacher": own[place], "tutor": its[place]} for name, (own, its) in found.items()},
+            "tutor": texts[index],
+            "labels": {
+                name: {"teacher": of_teacher[index], "tutor": of_tutor[index]}
+                for name, (of_teacher, of_tutor) in by_labeller.items()
+            },
         }
-        for place, turn in enumerate(turns)
+        for index, turn in enumerate(turns)
     ]
     write_whole(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))

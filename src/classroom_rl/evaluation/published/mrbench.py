@@ -1,7 +1,7 @@
 """Reads MRBench: tutors' replies to a student's mistake in maths, labelled by people on eight dimensions.
 
-Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Read in the published form, a conversation with the replies
-of several tutors, and in a flat one with a reply per row (docs/evaluation.md).
+Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Two file formats are read: the published one, a conversation
+with the replies of several tutors, and a flat one with one reply per row (docs/evaluation.md).
 """
 
 import re
@@ -23,8 +23,8 @@ class Dimension:
     """One of the eight questions about a reply.
 
     Attributes:
-        answers: what can be answered; from least to most if `ordinal`.
-        yes: the answers that count as yes where only yes and no are told apart.
+        answers: the possible answers; from least to most if `ordinal`.
+        yes: the answers that count as yes where only yes and no are distinguished.
     """
 
     answers: tuple[str, ...] = _EXTENT
@@ -42,10 +42,10 @@ DIMENSIONS = {
     "tutor_tone": Dimension(_TONES, frozenset({ENCOURAGING})),
     "humanlikeness": Dimension(),
 }
-"""The dimensions by their name in the data, in lower case."""
+"""Name in the data, in lower case → dimension."""
 
 READ_AS = {name.lower(): label for label, name in OF_DIMENSIONS.items()}
-"""Dimension → the label of `classroom_rl.judges.readings` that stands for its yes."""
+"""Dimension → the label of `classroom_rl.judges.readings` that corresponds to its yes."""
 
 _REVEALS = re.compile(r"yes \((?:and|but) the (?:revealed )?answer is (in)?correct\)")
 
@@ -82,7 +82,7 @@ class LabelledReply:
         solution: the problem's solution; "" if unknown.
         text: the reply.
         labels: people's answer in each of `DIMENSIONS`.
-        exchange: what a reader of single messages is shown.
+        exchange: the reply with its context, as input of a move classifier.
     """
 
     id: str
@@ -94,15 +94,15 @@ class LabelledReply:
 
 
 def read_mrbench(name: str, split: str) -> list[LabelledReply]:
-    """The labelled replies of a file, or of a data set on the Hub.
+    """Read the labelled replies of a file, or of a data set on the Hub.
 
     Raises:
         DataError: naming file, row and field, if it cannot be read or is empty.
     """
-    found = [reply for where, row in read_rows(name, split, _Conversation, _Flat) for reply in _replies(where, row)]
-    if not found:
+    replies = [reply for where, row in read_rows(name, split, _Conversation, _Flat) for reply in _replies(where, row)]
+    if not replies:
         raise DataError(f"{name} holds no labelled reply.")
-    return found
+    return replies
 
 
 def _replies(where: str, row: _Conversation | _Flat) -> Iterator[LabelledReply]:
@@ -119,21 +119,22 @@ def _replies(where: str, row: _Conversation | _Flat) -> Iterator[LabelledReply]:
 def _reply(
     name: str, field: str, history: str, solution: str, text: str, labels: Mapping[str, str | None]
 ) -> LabelledReply:
-    given = {key.lower(): value for key, value in labels.items() if value is not None}
-    missing = [dimension for dimension in DIMENSIONS if dimension not in given]
+    labelled = {key.lower(): value for key, value in labels.items() if value is not None}
+    missing = [dimension for dimension in DIMENSIONS if dimension not in labelled]
     if missing:
         raise DataError(f"{field} has no {', '.join(missing)}; there are: {', '.join(labels)}.")
-    answers = {dimension: _answer(f"{field}.{dimension}", dimension, given[dimension]) for dimension in DIMENSIONS}
-    plain = "\n".join(line.strip() for line in history.replace("\xa0", " ").splitlines() if line.strip())
+    answers = {dimension: _answer(f"{field}.{dimension}", dimension, labelled[dimension]) for dimension in DIMENSIONS}
+    clean_history = "\n".join(line.strip() for line in history.replace("\xa0", " ").splitlines() if line.strip())
     shown = "" if is_unknown(solution) else solution.strip()
-    return LabelledReply(name, plain, shown, text.strip(), answers, exchange_of_mrbench(history, solution, text))
+    exchange = exchange_of_mrbench(history, solution, text)
+    return LabelledReply(name, clean_history, shown, text.strip(), answers, exchange)
 
 
-def _answer(field: str, dimension: str, given: str) -> str:
-    found = given.strip().lower()
-    if reveals := _REVEALS.fullmatch(found):
-        found = INCORRECT if reveals[1] else CORRECT
+def _answer(field: str, dimension: str, published: str) -> str:
+    answer = published.strip().lower()
+    if reveals := _REVEALS.fullmatch(answer):
+        answer = INCORRECT if reveals[1] else CORRECT
     allowed = DIMENSIONS[dimension].answers
-    if found not in allowed:
-        raise DataError(f"{field} is {given!r}, which is none of the known answers ({'; '.join(allowed)}).")
-    return found
+    if answer not in allowed:
+        raise DataError(f"{field} is {published!r}, which is none of the known answers ({'; '.join(allowed)}).")
+    return answer

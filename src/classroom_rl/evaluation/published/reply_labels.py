@@ -28,16 +28,16 @@ from classroom_rl.system.storage import write_whole
 
 
 class MessageLabels:
-    """Reads labels of `classroom_rl.judges.readings` in messages: with trained readers where there are some, else by
-    rules.
+    """Assigns the labels of `classroom_rl.judges.readings` to messages: with trained move classifiers where there are
+    some, else by rules.
 
     Args:
-        generation: names the readers, if any.
+        generation: names the move classifiers, if any (`readers_path`).
         benchmark: the benchmark's file or name on the Hub.
 
     Raises:
-        ConfigError: if the readers were trained on this very benchmark: they would agree with what they have seen.
-        DataError: if the readers are missing or damaged.
+        ConfigError: if the move classifiers were trained on this benchmark, so that their agreement would mean nothing.
+        DataError: if the move classifiers are missing or damaged.
     """
 
     def __init__(self, generation: GenerationConfig, benchmark: str):
@@ -50,10 +50,11 @@ class MessageLabels:
             )
 
     def about(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Which readers read which labels, for the results."""
+        """Which labels come from move classifiers and which from rules, for metrics.json."""
         trained = [] if self._readers is None else [label for label in labels if label in self._readers.trust]
         version = None if self._readers is None else self._readers.version
-        return {"readers": version, "by_readers": trained, "by_rules": [each for each in labels if each not in trained]}
+        by_rules = [label for label in labels if label not in trained]
+        return {"readers": version, "by_readers": trained, "by_rules": by_rules}
 
     def reads(self, label: str, about: Exchange) -> bool:
         """Whether the label holds for the message."""
@@ -67,8 +68,8 @@ ANSWERS_NAME = "answers.jsonl"
 
 
 async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
-    """Have each of `judges` label every reply once, and compare it with people. What each of them said of each reply
-    goes into `answers.jsonl`.
+    """Have each of `judges` label every reply once, and compare its labels with the human ones. All labels are written
+    to `answers.jsonl`.
 
     Returns:
         The entries of metrics.json: the answers of `people`, `judges`, each with its agreement, failures and costs, and
@@ -76,13 +77,13 @@ async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder:
 
     Raises:
         DataError: if the benchmark cannot be read.
-        ConfigError: if a key is missing, or the readers were trained on this benchmark.
+        ConfigError: if a key is missing, or the move classifiers were trained on this benchmark.
         ProviderFailure: if a judge cannot be asked at all.
     """
     everything = read_mrbench(benchmark.path, benchmark.split)
     replies = draw(everything, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
     prompts = [judge_prompt(benchmark.prompts_paths[JUDGE], reply) for reply in replies]
-    # First the judges without a model: a mistake in the readers shows before anything is paid.
+    # Judges without a model come first: an error in the move classifiers shows before anything is paid.
     judges = sorted(config.judges, key=lambda judge: judge.model_name_or_path not in EMBEDDED_JUDGES)
     by_judge, about = {}, {}
     for judge in judges:
@@ -103,18 +104,18 @@ async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder:
 async def _label(
     judge: JudgeModelConfig, config: EvalConfig, replies: list[LabelledReply], prompts: list[str], folder: Path
 ) -> tuple[ReplyLabels, dict[str, Any]]:
-    """A judge's labels, and what is known of its calls."""
+    """A judge's labels, and the entries of metrics.json about where they come from."""
     if judge.model_name_or_path in EMBEDDED_JUDGES:
         reader = MessageLabels(config.generation, config.benchmark.path)
-        labels = [{name: reader.reads(label, each.exchange) for name, label in READ_AS.items()} for each in replies]
+        labels = [{name: reader.reads(label, reply.exchange) for name, label in READ_AS.items()} for reply in replies]
         return labels, {"read_by": reader.about([*READ_AS.values()])}
-    most = config.generation.max_tokens_per_judge_attempt
-    answers = await ask_judge(judge, prompts, CHOICES, most, folder / "judges")
+    max_tokens = config.generation.max_tokens_per_judge_attempt
+    answers = await ask_judge(judge, prompts, CHOICES, max_tokens, folder / "judges")
     return answers.found, answers.about()
 
 
 def judge_prompt(path: str, reply: LabelledReply) -> str:
-    """What a judge model is asked about a reply."""
+    """The prompt that asks a judge model about a reply."""
     return render(path, history=reply.history, solution=reply.solution, reply=reply.text)
 
 
@@ -123,8 +124,8 @@ def _write_answers(path: Path, replies: list[LabelledReply], by_judge: dict[str,
         {
             "id": reply.id,
             "people": dict(reply.labels),
-            "judges": {name: found[place] for name, found in by_judge.items()},
+            "judges": {name: labels[index] for name, labels in by_judge.items()},
         }
-        for place, reply in enumerate(replies)
+        for index, reply in enumerate(replies)
     ]
     write_whole(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))

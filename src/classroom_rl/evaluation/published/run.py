@@ -1,4 +1,4 @@
-"""Runs a published benchmark: has judges or a tutor answer it, and writes metrics.json into the run folder."""
+"""Runs a published benchmark with judges or a tutor, and writes metrics.json into the run folder."""
 
 import asyncio
 import json
@@ -24,37 +24,37 @@ _NOT_ANSWERED = "not answered"
 
 
 def judges_table(metrics: Mapping[str, Any]) -> str:
-    """MRBench: every judge's agreement with people, dimension by dimension, then what it cost."""
+    """MRBench: every judge's agreement with people in each dimension, then its cost."""
     judges = metrics["judges"]
     header = ["people's commonest answer", *judges]
     kappas = [["κ of all answers", *header]]
     yes = [["κ of yes", "people's yes", *judges]]
     for name in DIMENSIONS:
-        found = [judge["dimensions"].get(name) for judge in judges.values()]
+        dimensions = [judge["dimensions"].get(name) for judge in judges.values()]
         people = metrics["people"][name]
-        kappas.append([name, f"{people['commonest']} {people['share']:.0%}", *map(_all_answers, found)])
-        yes.append([name, f"{people['yes']:.0%}", *map(_of_yes, found)])
+        kappas.append([name, f"{people['commonest']} {people['share']:.0%}", *map(_all_answers, dimensions)])
+        yes.append([name, f"{people['yes']:.0%}", *map(_of_yes, dimensions)])
     kappas.append(["mean", "", *(_value(judge["mean_kappa"], "mean") for judge in judges.values())])
     calls = [["calls", *judges], *_calls(judges)]
     opening = f"\n{metrics['replies']} replies in {metrics['dialogues']} dialogues; 95 % intervals over dialogues"
     lines = [
-        f"{each['judge']} minus {each['against']}: mean κ {each['mean']:+.2f} {_interval(each['ci95'], '+.2f')} "
-        f"on {each['replies']} replies"
-        for each in metrics["differences"]
+        f"{pair['judge']} minus {pair['against']}: mean κ {pair['mean']:+.2f} {_interval(pair['ci95'], '+.2f')} "
+        f"on {pair['replies']} replies"
+        for pair in metrics["differences"]
     ]
     return "\n\n".join([opening, *map(align, (kappas, yes, calls)), *(["\n".join(lines)] if lines else [])])
 
 
-def _all_answers(found: Mapping[str, Any] | None) -> str:
-    if found is None or "kappa" not in found:
+def _all_answers(dimension: Mapping[str, Any] | None) -> str:
+    if dimension is None or "kappa" not in dimension:
         return _NOT_ANSWERED
-    return f"{_value(found, 'kappa')}, right {found['accuracy']['mean']:.0%}"
+    return f"{_value(dimension, 'kappa')}, right {dimension['accuracy']['mean']:.0%}"
 
 
-def _of_yes(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["yes"] is None:
+def _of_yes(dimension: Mapping[str, Any] | None) -> str:
+    if dimension is None or dimension["yes"] is None:
         return _NOT_ANSWERED
-    return _value(found["yes"], "kappa")
+    return _value(dimension["yes"], "kappa")
 
 
 def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
@@ -69,18 +69,18 @@ def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
         rows["answered"].append(f"{judge['answered']} of {judge['asked']}")
         rows["no verdict"].append(causes or "0")
         rows["spent"].append(f"${paid['cost_usd']:.4f}")
-        each = 1000 * paid["cost_usd"] / judge["answered"] if judge["answered"] else None
-        rows["per 1,000 verdicts"].append(NO_VALUE if each is None else f"${each:.4f}")
+        price = 1000 * paid["cost_usd"] / judge["answered"] if judge["answered"] else None
+        rows["per 1,000 verdicts"].append(NO_VALUE if price is None else f"${price:.4f}")
     return [[name, *cells] for name, cells in rows.items()]
 
 
 def continuation_table(metrics: Mapping[str, Any]) -> str:
-    """MathDial: the tutor's share of telling turns beside the human teacher's, by each labeller."""
-    own = metrics["telling_by_the_teachers_own_label"]
+    """MathDial: the tutor's and the human teacher's share of telling turns, by each labeller."""
+    own_labels = metrics["telling_by_the_teachers_own_label"]
     rows = [["labelled by", "label", "tutor", "teacher", "tutor − teacher", "turns", "κ with the teachers' own label"]]
-    for name, found in metrics["labellers"].items():
-        for label, sides in found["shares"].items():
-            trust = found["agreement_on_telling"] if label == "telling" else None
+    for name, labeller in metrics["labellers"].items():
+        for label, sides in labeller["shares"].items():
+            agreement = labeller["agreement_on_telling"] if label == "telling" else None
             rows.append(
                 [
                     name,
@@ -88,22 +88,22 @@ def continuation_table(metrics: Mapping[str, Any]) -> str:
                     _value(sides["tutor"], "mean"),
                     _value(sides["teacher"], "mean"),
                     _value(sides["difference"], "mean", "+.2f"),
-                    str(found["turns_compared"]),
-                    NO_VALUE if trust is None else _value(trust, "kappa"),
+                    str(labeller["turns_compared"]),
+                    NO_VALUE if agreement is None else _value(agreement, "kappa"),
                 ]
             )
     words = {side: NO_VALUE if mean is None else f"{mean:.0f}" for side, mean in metrics["words"].items()}
     opening = (
         f"\n{metrics['tutor']} on {metrics['turns']} turns in {metrics['dialogues']} dialogues; 95 % intervals over "
         f"dialogues. No reply: {_causes(metrics['failures'])}; cut off: {metrics['cut']}. Words per turn: tutor "
-        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels {_value(own, 'mean')} of their "
-        "turns tell."
+        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels {_value(own_labels, 'mean')} of "
+        "their turns tell."
     )
     judged = [
-        f"{name}: {found['answered']} of {found['asked']} calls answered; no verdict: {_causes(found['failures'])}; "
-        f"spent ${found['paid']['cost_usd']:.4f}"
-        for name, found in metrics["labellers"].items()
-        if "paid" in found
+        f"{name}: {labeller['answered']} of {labeller['asked']} calls answered; no verdict: "
+        f"{_causes(labeller['failures'])}; spent ${labeller['paid']['cost_usd']:.4f}"
+        for name, labeller in metrics["labellers"].items()
+        if "paid" in labeller
     ]
     return "\n\n".join([opening, align(rows), *judged])
 
@@ -111,18 +111,18 @@ def continuation_table(metrics: Mapping[str, Any]) -> str:
 def tasks_table(metrics: Mapping[str, Any]) -> str:
     """MathTutorBench: a line for each task."""
     rows = [["task", "figure", "value", "answered", "no reply", "cut off", "unreadable"]]
-    for task, found in metrics["tasks"].items():
-        figure = "accuracy" if "accuracy" in found else "win rate"
-        value = found.get("accuracy", found.get("win_rate"))
+    for task, figures in metrics["tasks"].items():
+        figure = "accuracy" if "accuracy" in figures else "win rate"
+        value = figures.get("accuracy", figures.get("win_rate"))
         rows.append(
             [
                 task,
                 figure,
                 "not scored" if value is None else _value(value, "mean"),
-                f"{found['answered']} of {found['asked']}",
-                _causes(found["failures"]),
-                str(found["cut"]),
-                str(found.get("unreadable", NO_VALUE)),
+                f"{figures['answered']} of {figures['asked']}",
+                _causes(figures["failures"]),
+                str(figures["cut"]),
+                str(figures.get("unreadable", NO_VALUE)),
             ]
         )
     return f"\n{metrics['tutor']}; 95 % intervals over problems\n\n{align(rows)}"
@@ -132,14 +132,14 @@ def _causes(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in failures.items()) or "0"
 
 
-def _value(found: Mapping[str, Any] | None, key: str, form: str = ".2f") -> str:
-    if found is None or found[key] is None:
+def _value(estimate: Mapping[str, Any] | None, key: str, form: str = ".2f") -> str:
+    if estimate is None or estimate[key] is None:
         return NO_VALUE
-    return f"{found[key]:{form}} {_interval(found['ci95'], form)}".rstrip()
+    return f"{estimate[key]:{form}} {_interval(estimate['ci95'], form)}".rstrip()
 
 
-def _interval(found: Any, form: str) -> str:
-    return "" if found is None else f"[{found[0]:{form}}, {found[1]:{form}}]"
+def _interval(interval: Any, form: str) -> str:
+    return "" if interval is None else f"[{interval[0]:{form}}, {interval[1]:{form}}]"
 
 
 Job = Callable[[EvalConfig, BenchmarkConfig, Path], Awaitable[dict[str, Any]]]
@@ -148,13 +148,13 @@ JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
     MATHDIAL: (continue_dialogues, continuation_table),
     MATHTUTORBENCH: (do_tasks, tasks_table),
 }
-"""Benchmark → what measures it, and its table."""
+"""Benchmark → the function that runs it, and the one that formats its results."""
 
 
 def run_benchmark(config: EvalConfig) -> dict[str, Any]:
-    """Measure what `config.benchmark` asks for, print a table, and write `metrics.json` into `logging.save_dir`.
+    """Run `config.benchmark`, print a table, and write `metrics.json` into `logging.save_dir`.
 
-    What was paid for stays in ledgers there, so the same command goes on after an interruption without paying twice.
+    Paid replies are kept in ledgers there, so the same command continues after an interruption without paying twice.
 
     Returns:
         The content of metrics.json.
@@ -168,13 +168,13 @@ def run_benchmark(config: EvalConfig) -> dict[str, Any]:
     folder = record_run(config, "eval")
     job, table = JOBS[benchmark.name]
     started = time.monotonic()
-    found = asyncio.run(job(config, benchmark, folder))
+    results = asyncio.run(job(config, benchmark, folder))
     metrics = {
         "benchmark": benchmark.name,
         "path": benchmark.path,
         "sha256": digest_of(benchmark.path),
         "seed": config.seed,
-        **found,
+        **results,
         "seconds": round(time.monotonic() - started, 3),
     }
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
@@ -185,7 +185,7 @@ def run_benchmark(config: EvalConfig) -> dict[str, Any]:
 
 
 def check_benchmark_prompts(config: EvalConfig) -> None:
-    """Check that the prompt templates are there and parse, before anything is loaded or paid.
+    """Check that the prompt templates exist and parse, before anything is loaded or paid.
 
     Raises:
         DataError: naming the template.

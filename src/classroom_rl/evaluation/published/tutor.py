@@ -1,4 +1,4 @@
-"""The tutor that answers a benchmark: an engine here, a model behind an API, or a running server's `/v1`."""
+"""The tutor that answers a benchmark: an engine in this process, a model behind an API, or a running server's `/v1`."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -22,17 +22,17 @@ from classroom_rl.server.open_models import open_chat_engine
 from classroom_rl.server.openai_routes import TEACHER
 
 EMPTY = "empty"
-"""A reply with nothing in it that a student would see."""
+"""The cause of failure of a reply without any text that a student would see."""
 
 
 @dataclass
 class Replies:
-    """What a tutor said.
+    """A tutor's replies.
 
     Attributes:
-        texts: its reply to each prompt, as a student sees it; None without one.
-        failures: cause → how many prompts it left without a reply.
-        cut: how many replies ran into the limit of tokens.
+        texts: the reply to each prompt, as a student sees it; None without one.
+        failures: cause → the number of prompts without a reply.
+        cut: the number of replies that reached the token limit.
     """
 
     texts: list[str | None] = field(default_factory=list)
@@ -45,9 +45,9 @@ class BenchmarkTutor:
     """The tutor that is measured.
 
     Attributes:
-        name: the model's.
-        policy: the policy version of a running server; None elsewhere.
-        api: the client of a model behind an API; None for an engine here.
+        name: the model's name.
+        policy: the policy version of a running server; otherwise None.
+        api: the client of a model behind an API; None for an engine in this process.
     """
 
     name: str
@@ -57,7 +57,8 @@ class BenchmarkTutor:
     api: ChatApi | None = None
 
     async def answer(self, prompts: Sequence[str], label: str) -> Replies:
-        """The tutor's reply to each prompt, one user's message. A refused prompt has no reply, and is counted.
+        """The tutor's reply to each prompt, which is sent as a single user message. A refused prompt has no reply and
+        is counted as a failure.
 
         Raises:
             EngineFailure, ProviderFailure: if the tutor cannot be asked at all.
@@ -66,14 +67,14 @@ class BenchmarkTutor:
 
         async def ask(prompt: str) -> str | None:
             try:
-                found = await self.engine.chat([{"role": "user", "content": prompt}], self.sampling)
+                reply = await self.engine.chat([{"role": "user", "content": prompt}], self.sampling)
             except (RequestRefused, ContextOverflow) as error:
                 replies.failures[TOO_LONG if isinstance(error, ContextOverflow) else cause_of(error)] += 1
                 return None
             finally:
                 progress.add(1)
-            replies.cut += not found.ended
-            text = visible_text(found.text)
+            replies.cut += not reply.ended
+            text = visible_text(reply.text)
             replies.failures[EMPTY] += not text
             return text or None
 
@@ -94,8 +95,8 @@ class BenchmarkTutor:
 async def open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[BenchmarkTutor]:
     """Open `teacher_model`, or the tutor of the server at `server_url`.
 
-    A model behind an API is not paid twice for the same prompt in the same folder. A server's answers are kept by its
-    policy version.
+    A model behind an API is not paid twice for the same prompt in the same folder. A server's replies are kept
+    separately for each policy version.
 
     Raises:
         ConfigError: if a model's folder is missing or damaged, or a key is missing.
@@ -107,13 +108,15 @@ async def open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Benchmar
     if config.server_url is not None:
         client = ClassroomClient(config.server_url)
         policy = client.health().policy
-        async with _behind_api(_served(config), folder, replace(sampling, draw=(str(policy), config.seed))) as tutor:
+        # The policy is part of the request's key in the ledger: another policy's replies are not reused.
+        sampling = replace(sampling, draw=(str(policy), config.seed))
+        async with _behind_api(_served_model(config), folder, sampling) as tutor:
             tutor.policy = str(policy)
             yield tutor
-        if (now := client.health().policy) != policy:
+        if (policy_now := client.health().policy) != policy:
             raise PolicyMismatch(
-                f"The tutor changed while it was measured: from {policy} to {now}. Evaluate when no training publishes "
-                "to this server."
+                f"The tutor changed while it was measured: from {policy} to {policy_now}. Evaluate when no training "
+                "publishes to this server."
             )
     elif model.is_remote:
         async with _behind_api(model, folder, replace(sampling, draw=(config.seed,))) as tutor:
@@ -126,7 +129,7 @@ async def open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[Benchmar
             engine.shutdown()
 
 
-def _served(config: EvalConfig) -> ApiModelConfig:
+def _served_model(config: EvalConfig) -> ApiModelConfig:
     """A server's tutor behind its `/v1`, with the limits and the temperature of `teacher_model`."""
     return replace(
         config.teacher_model,
