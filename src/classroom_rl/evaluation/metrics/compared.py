@@ -1,4 +1,4 @@
-"""The figures that tutors are compared in: their labels, and their values for each lesson."""
+"""The figures of a comparison of tutors: their labels, and their values for each lesson."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -55,7 +55,7 @@ COUNTED = (
     Figure("false_corrections", "Clean turns falsely corrected (rules)", True, -1),
 )
 READ = "read/"
-"""Before the label of a trained reader, in a figure's key."""
+"""The prefix of a figure's key before the label of a move classifier."""
 
 TESTED = tuple(
     Figure(f"{POST_TEST}/{name}", label, True, direction) for name, (label, direction) in POST_TEST_LABELS.items()
@@ -69,24 +69,30 @@ def figures_by_lesson(
     labels: ErrorLabels | None = None,
     readers: MessageReaders | None = None,
 ) -> tuple[ByLesson, dict]:
-    """A tutor's values of all figures that it has, and the fidelity of its simulated student. Trained readers, if there
-    are any, add theirs."""
-    read = tutor_figures(records, labels)
-    tested = {f"{POST_TEST}/{name}": values for name, values in post_test_by_problem(records).items()}
-    found: ByLesson = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records) | tested | read.by_lesson
+    """A tutor's values of all figures that it has, and the fidelity of its simulated student.
+
+    Args:
+        labels: as in `conversation_figures`.
+        readers: trained move classifiers, which add the figures `read/…`.
+    """
+    language = tutor_figures(records, labels)
+    post_tests = {f"{POST_TEST}/{name}": values for name, values in post_test_by_problem(records).items()}
+    judged = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records)
+    figures: ByLesson = judged | post_tests | language.by_lesson
     if readers is not None:
-        found |= {f"{READ}{label}": each for label, each in read_by_lesson(records, readers, labels).items()}
-    return found, read.fidelity
+        figures |= {f"{READ}{label}": values for label, values in read_by_lesson(records, readers, labels).items()}
+    return figures, language.fidelity
 
 
 def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
-    """The judge's scores by criterion, and the rubric's verdicts on the teacher's replies if it can read the lesson."""
-    found: ByLesson = {}
+    """The judge's scores by criterion, and the toy judge's findings on the teacher's replies if it can parse the
+    lesson."""
+    figures: ByLesson = {}
     for lesson, group in group_by_problem(records).items():
         for record in group:
             for key, value in _judged(record):
-                found.setdefault(key, {}).setdefault(lesson, []).append(float(value))
-    return found
+                figures.setdefault(key, {}).setdefault(lesson, []).append(float(value))
+    return figures
 
 
 def _judged(record: ConversationRecord) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Figures of language lessons that need no judge: they come from the text of the messages and from the personas.
+"""Figures of language lessons that need no judge: they are computed from the text of the messages and the personas.
 
 Each figure is a mean over messages, turns or conversations. Its interval is bootstrapped over lessons.
 """
@@ -36,7 +36,7 @@ from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
 
 Values = dict[str, list[float]]
-"""Figure → the values that its mean is taken over."""
+"""Figure → the values that it is the mean of."""
 ErrorLabels = Mapping[tuple[str, int], bool]
 """(conversation id, position of a student's turn) → whether a judge found an error in it."""
 
@@ -50,7 +50,7 @@ _ENGLISH_SHARE = 0.25
 
 @dataclass
 class ConversationFigures:
-    """What the rules read in one conversation: the `values` of its figures, and its student turns in order."""
+    """What the rules find in one conversation: the `values` of its figures, and its student turns in order."""
 
     values: Values = field(default_factory=dict)
     students: list[StudentTurn] = field(default_factory=list)
@@ -63,99 +63,112 @@ class ConversationFigures:
 def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None = None) -> ConversationFigures:
     """Compute the figures of one conversation.
 
-    Whether a student's turn holds an error is decided by rules where the language allows it (the quickstart's), else
-    by the judge's `labels`; a turn without a label enters no figure about errors. If `labels` is None, the turn's
-    persona decides.
+    Whether a student's turn holds an error is decided by rules where they know the language (the quickstart's), else
+    by the judge's `labels`. A turn without a label is left out of all figures about errors. If `labels` is None, the
+    turn's persona decides.
     """
-    plan, reading = read_plan(record.problem), ConversationFigures()
+    plan, figures = read_plan(record.problem), ConversationFigures()
     texts = [visible_text(turn.text) for turn in record.turns]
     errors = errors_in(record, plan, labels)
-    for place, turn in enumerate(record.turns):
-        heard = texts[place - 1] if place else ""
+    for position, turn in enumerate(record.turns):
+        previous = texts[position - 1] if position else ""
         if turn.role == "student":
-            told = errors[place] if labels is not None else plan.find_error(texts[place])
-            flips = flips_role(texts[place], heard, plan)
-            reading.students.append(StudentTurn(turn.persona, told, flips, parrots(texts[place], heard)))
+            # Without labels `errors` may fall back on the persona, which cannot prove that the persona was followed.
+            has_error = errors[position] if labels is not None else plan.find_error(texts[position])
+            flips = flips_role(texts[position], previous, plan)
+            figures.students.append(StudentTurn(turn.persona, has_error, flips, parrots(texts[position], previous)))
         elif not turn.given:
-            said = [texts[each] for each in errors if each < place]
-            unknown = place - 1 in errors and errors[place - 1] is None
-            _read_message(reading, texts[place], said, plan, errors.get(place - 1), unknown)
-    _read_reactions(reading, texts, errors, plan)
-    _read_whole(reading, record, texts, plan)
-    return reading
+            student_texts = [texts[index] for index in errors if index < position]
+            unknown = position - 1 in errors and errors[position - 1] is None
+            _add_message_figures(figures, texts[position], student_texts, plan, errors.get(position - 1), unknown)
+    _add_reaction_figures(figures, texts, errors, plan)
+    _add_conversation_figures(figures, record, texts, plan)
+    return figures
 
 
 def errors_in(
     record: ConversationRecord, plan: ParsedPlan, labels: ErrorLabels | None = None
 ) -> dict[int, bool | None]:
-    """For the position of each student's turn, whether it holds an error; None if nobody can tell. See
+    """Position of each student's turn → whether the turn holds an error; None if that is unknown. See
     `conversation_figures`."""
-    found: dict[int, bool | None] = {}
-    for place, turn in enumerate(record.turns):
+    errors: dict[int, bool | None] = {}
+    for position, turn in enumerate(record.turns):
         if turn.role == "student":
-            told = plan.find_error(visible_text(turn.text))
-            if told is None:
-                told = turn.persona == ERROR_PERSONA if labels is None else labels.get((record.id, place))
-            found[place] = told
-    return found
+            has_error = plan.find_error(visible_text(turn.text))
+            if has_error is None:
+                has_error = turn.persona == ERROR_PERSONA if labels is None else labels.get((record.id, position))
+            errors[position] = has_error
+    return errors
 
 
-def _read_message(
-    reading: ConversationFigures, text: str, said: Sequence[str], plan: ParsedPlan, error: bool | None, unknown: bool
+def _add_message_figures(
+    figures: ConversationFigures,
+    text: str,
+    student_texts: Sequence[str],
+    plan: ParsedPlan,
+    error: bool | None,
+    unknown: bool,
 ) -> None:
     """Add the figures of one teacher message.
 
     Args:
-        said: the student's messages before it.
+        student_texts: the student's messages before it.
         error: whether the student's last message holds an error; None for a first message, and if `unknown`.
     """
     message = read_message(text)
-    reading.add("teacher_words", message.words)
-    reading.add("tasks_per_message", len(message.tasks))
+    figures.add("teacher_words", message.words)
+    figures.add("tasks_per_message", len(message.tasks))
     if message.tasks:
-        reading.add("ends_with_task", message.ends_with_task)
-    reading.add("in_english", _is_english(message.text))
+        figures.add("ends_with_task", message.ends_with_task)
+    figures.add("in_english", _is_english(message.text))
     if unknown:
         return
     if error:
-        kind = feedback_kind(said[-1], text, plan)
-        for each in KINDS:
-            reading.add(f"feedback/{each}", kind == each)
-        reading.add("hands_over", kind in GIVING_KINDS)
+        kind = feedback_kind(student_texts[-1], text, plan)
+        for known_kind in KINDS:
+            figures.add(f"feedback/{known_kind}", kind == known_kind)
+        figures.add("hands_over", kind in GIVING_KINDS)
         return
-    reading.add("hands_over", hands_over(text, lambda form: any(holds(each, form) for each in said), plan))
+
+    def was_said(form: str) -> bool:
+        return any(holds(student_text, form) for student_text in student_texts)
+
+    figures.add("hands_over", hands_over(text, was_said, plan))
     if error is False:
-        reading.add("false_corrections", falsely_corrects(text))
+        figures.add("false_corrections", falsely_corrects(text))
 
 
-def _read_reactions(
-    reading: ConversationFigures, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
+def _add_reaction_figures(
+    figures: ConversationFigures, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
 ) -> None:
-    """Add uptake and repair: the student's turn after the teacher's reply to an error."""
-    for place, error in errors.items():
-        if error and place + 2 in errors:
-            wrong, reply, answer = texts[place : place + 3]
+    """Add uptake and repair, the student's reactions to the teacher's replies to errors."""
+    for position, error in errors.items():
+        if error and position + 2 in errors:  # the student's next turn, after the teacher's reply
+            wrong, reply, answer = texts[position : position + 3]
             kind = feedback_kind(wrong, reply, plan)
-            reading.add("uptake", shows_uptake(wrong, kind, answer, plan))
-            reading.add("repair", repairs(wrong, kind, answer, plan))
+            figures.add("uptake", shows_uptake(wrong, kind, answer, plan))
+            figures.add("repair", repairs(wrong, kind, answer, plan))
 
 
-def _read_whole(
-    reading: ConversationFigures, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan
+def _add_conversation_figures(
+    figures: ConversationFigures, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan
 ) -> None:
-    sides = {role: [t for t, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES}
-    words = {role: sum(len(text.split()) for text in side) for role, side in sides.items()}
+    """Add the figures of the conversation as a whole."""
+    texts_of_roles = {
+        role: [text for text, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES
+    }
+    words = {role: sum(len(text.split()) for text in role_texts) for role, role_texts in texts_of_roles.items()}
     if sum(words.values()):
-        reading.add("talk_ratio", words["teacher"] / sum(words.values()))
-    introduced, produced = plan_progress(plan, sides["teacher"], sides["student"])
+        figures.add("talk_ratio", words["teacher"] / sum(words.values()))
+    introduced, produced = plan_progress(plan, texts_of_roles["teacher"], texts_of_roles["student"])
     if plan.items:
-        reading.add("plan_introduced", introduced / plan.items)
-        reading.add("plan_produced", produced / plan.items)
+        figures.add("plan_introduced", introduced / plan.items)
+        figures.add("plan_produced", produced / plan.items)
     seen: set[str] = set()
-    for text in sides["teacher"]:
+    for text in texts_of_roles["teacher"]:
         task = read_message(text).task_text
         repeated = bool(task) and normal(task) in seen and not RETRY.search(task)
-        reading.add("repeats", repeated)
+        figures.add("repeats", repeated)
         seen.add(normal(task))
 
 
@@ -197,9 +210,9 @@ def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | N
     students: list[StudentTurn] = []
     for lesson, group in group_by_problem(records).items():
         for record in group:
-            reading = conversation_figures(record, labels)
-            students += reading.students
-            for name, values in reading.values.items():
+            figures = conversation_figures(record, labels)
+            students += figures.students
+            for name, values in figures.values.items():
                 by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
     by_rules = any(read_plan(record.problem).lesson for record in records)
     labelled_by = "rules" if by_rules else "judge" if labels else "nobody"

@@ -14,7 +14,7 @@ from classroom_rl.results.statistics import judgement_of, lacks_verdict
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci, share
 
 SOLVED, SCORED = "solve_rate", "solution_score"
-"""Keys of metrics.json for the grades of solutions: shares of right answers, or means of a reward model's scores."""
+"""Keys of metrics.json for the grades of solutions: the share of right answers, or the mean score of a reward model."""
 
 
 def summarise_maths(
@@ -25,25 +25,25 @@ def summarise_maths(
 ) -> dict[str, Any]:
     """Compute the part of metrics.json that only maths conversations have.
 
-    Conversations without a verdict count only for the pedagogical reward and the initial grades; `without_verdict`
-    counts them. Conversations with a verdict but no solutions (rejected in hard mode) are left out of the final solve
-    rate and of the gain; `without_solutions` counts them.
+    Conversations without a verdict are used only for the pedagogical reward and the initial grades; `without_verdict`
+    is their share. Conversations with a verdict but no solutions (rejected in hard mode) are left out of the final
+    solve rate and of the gain; `without_solutions` is their share.
 
     Args:
         initial: the student's graded solutions before the dialogue, by problem id; None if there are none.
-        message_scores: for each record the pedagogical reward of each teacher message; None if not asked for.
+        message_scores: for each record the pedagogical reward of each teacher message; None if not measured.
         by_answer: True if grades are 1 or 0 (right or wrong), False if they are a reward model's scores.
     """
     judged = [record for record in records if not lacks_verdict(record)]
     without, _ = share(not record.solutions for record in judged)
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         SOLVED if by_answer else SCORED: solving(records, initial),
         "without_solutions": {"share": without, "n": len(judged)},
         **rejections(judged),
     }
     if message_scores is not None:
-        found["pedagogical_reward"] = pedagogical_reward(records, message_scores)
-    return found
+        metrics["pedagogical_reward"] = pedagogical_reward(records, message_scores)
+    return metrics
 
 
 def solving(
@@ -52,16 +52,16 @@ def solving(
     """Mean grades; n counts conversations.
 
     `final`: after the dialogue. `initial`: before it, over all conversations whatever their outcome. `gain`: the
-    difference for each conversation. `initial` and `gain` cover the problems that have initial solutions.
+    difference of the two in each conversation. `initial` and `gain` cover the problems that have initial solutions.
     """
     solved = [record for record in records if record.solutions and not lacks_verdict(record)]
-    found = {"final": _estimate(solved, _final_grade)}
+    estimates = {"final": _estimate(solved, _final_grade)}
     if initial is not None:
-        before = {problem: fmean(solution.grade for solution in found) for problem, found in initial.items()}
-        known, gained = ([each for each in some if each.problem_id in before] for some in (records, solved))
-        found["initial"] = _estimate(known, lambda record: before[record.problem_id])
-        found["gain"] = _estimate(gained, lambda record: _final_grade(record) - before[record.problem_id])
-    return found
+        before = {problem: fmean(solution.grade for solution in solutions) for problem, solutions in initial.items()}
+        known, gained = ([record for record in group if record.problem_id in before] for group in (records, solved))
+        estimates["initial"] = _estimate(known, lambda record: before[record.problem_id])
+        estimates["gain"] = _estimate(gained, lambda record: _final_grade(record) - before[record.problem_id])
+    return estimates
 
 
 def rejections(records: Sequence[ConversationRecord]) -> dict[str, dict[str, Estimate]]:
@@ -82,7 +82,7 @@ def pedagogical_reward(
     records: Sequence[ConversationRecord], message_scores: Sequence[Sequence[float]]
 ) -> dict[str, Estimate]:
     """`micro`: the mean over all teacher messages; n counts messages. `macro`: the mean over conversations of each
-    conversation's mean; n counts conversations. Conversations without a teacher message enter neither."""
+    conversation's mean; n counts conversations. Conversations without a teacher message are left out of both."""
     micro: dict[str, list[float]] = {}
     macro: dict[str, list[float]] = {}
     for record, scores in zip(records, message_scores, strict=True):

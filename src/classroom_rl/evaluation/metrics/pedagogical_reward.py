@@ -1,4 +1,4 @@
-"""Scores of a tutor's messages by a pedagogical reward model: one for each message, given the dialogue before it.
+"""Scores a tutor's messages with a pedagogical reward model, each one given the dialogue before it.
 
 The model is that of Macina et al., "MathTutorBench" (EMNLP 2025), or another one with a single logit.
 """
@@ -21,7 +21,7 @@ _KEY = "pedagogical_reward_model"
 
 
 def check_scorer(config: EvalConfig) -> None:
-    """Check the reward model and its prompt before hours are spent on conversations.
+    """Check the reward model and its prompt, before hours are spent on conversations.
 
     Raises:
         ConfigError: if the model cannot be loaded, or has fewer positions than `pedagogical_reward_vllm.max_length`.
@@ -41,16 +41,16 @@ def check_scorer(config: EvalConfig) -> None:
 
 
 async def score_messages(config: EvalConfig, records: Sequence[ConversationRecord]) -> list[list[float]]:
-    """Score each teacher message of each conversation, in order. Raises the same errors as `score_dialogues`."""
+    """Score each teacher message of each conversation, in order; errors as in `score_dialogues`."""
     instruction = render(config.pedagogical_reward_prompt_path)
     dialogues = [scored_dialogues(record, instruction) for record in records]
-    scores = iter(await score_dialogues(config, [dialogue for each in dialogues for dialogue in each]))
-    return [[next(scores) for _ in each] for each in dialogues]
+    scores = iter(await score_dialogues(config, [dialogue for group in dialogues for dialogue in group]))
+    return [[next(scores) for _ in group] for group in dialogues]
 
 
 async def score_dialogues(config: EvalConfig, dialogues: Sequence[list[Message]]) -> list[float]:
-    """Score the last message of each dialogue, given those before it. A score is the model's logit, unbounded. The
-    engine is started for this and shut down afterwards.
+    """Score the last message of each dialogue, given those before it. A score is the model's unbounded logit. The
+    engine is started for this call and shut down afterwards.
 
     Raises:
         EngineFailure: if the model cannot be loaded, or its engine dies.
@@ -61,13 +61,13 @@ async def score_dialogues(config: EvalConfig, dialogues: Sequence[list[Message]]
     model = ModelConfig(config.pedagogical_reward_model, config.pedagogical_reward_vllm)
     progress = EvaluationProgress(len(dialogues), "pedagogical reward", "messages")
     engine = await RewardEngine.start(model, config.seed, config.generation)
-    places = asyncio.Semaphore(model.vllm.max_num_seqs)
+    slots = asyncio.Semaphore(model.vllm.max_num_seqs)
 
     async def score(dialogue: list[Message]) -> float:
-        async with places:
-            found = await engine.score(dialogue)
+        async with slots:
+            result = await engine.score(dialogue)
         progress.add(1)
-        return found
+        return result
 
     try:
         return await asyncio.gather(*map(score, dialogues))
@@ -77,10 +77,11 @@ async def score_dialogues(config: EvalConfig, dialogues: Sequence[list[Message]]
 
 
 def scored_dialogues(record: ConversationRecord, instruction: str) -> list[list[Message]]:
-    """The dialogues that the reward model scores: one for each message that the teacher wrote itself, ending with it.
+    """The dialogues that the reward model scores: one for each message that the teacher wrote itself, ending with that
+    message.
 
-    A dialogue has the instruction, the problem (with an empty reference solution, because tutors are given none), the
-    student as user, and the teacher as assistant. Thoughts and the end-of-conversation mark are left out.
+    A dialogue holds the instruction, the problem (with an empty reference solution, because tutors get none), the
+    student as user, and the teacher as assistant. Thoughts and the end-of-conversation mark are removed.
     """
     shown = [
         {"role": "system", "content": instruction},

@@ -1,4 +1,5 @@
-"""Figures of post-tests: what the student still knows without the transcript, with intervals over problems."""
+"""Figures of post-tests: what the student knows after the lesson, without the transcript. Intervals are over
+problems."""
 
 from collections.abc import Sequence
 
@@ -17,18 +18,18 @@ POST_TEST_LABELS: dict[str, tuple[str, int]] = {
     "given": ("Of the items, given away by the teacher", -1),
     "student": ("Post-test: the student's model answers right", 1),
 }
-"""The figures' labels in tables, and whether higher is better (+1), worse (-1), or neither (0)."""
+"""Figure → its label in tables, and whether higher is better (+1), worse (−1), or neither (0)."""
 
 
 def post_test_by_problem(records: Sequence[ConversationRecord]) -> dict[str, dict[str, list[float]]]:
     """Figure → problem → one value for each conversation that has it; figures as in
     `classroom_rl.environments.classroom.metrics.post_test_metrics`."""
-    found: dict[str, dict[str, list[float]]] = {}
+    values_of_figures: dict[str, dict[str, list[float]]] = {}
     for problem, group in group_by_problem(records).items():
         for test in (record.post_test for record in group if record.post_test is not None):
             for name, value in post_test_shares(test).items():
-                found.setdefault(name, {}).setdefault(problem, []).append(value)
-    return found
+                values_of_figures.setdefault(name, {}).setdefault(problem, []).append(value)
+    return values_of_figures
 
 
 def post_test_figures(records: Sequence[ConversationRecord]) -> dict[str, Estimate]:

@@ -1,8 +1,7 @@
-"""What trained readers find in a tutor's messages, and how far each can be trusted (docs/classroom.md).
+"""Labels of a tutor's messages by trained move classifiers, and how far to trust each classifier (docs/classroom.md).
 
-A figure is the share of the tutor's replies to a student's message for which a label holds; for `correction` of the
-replies to an error, and for `treats_as_wrong` of the replies to a message without one. Intervals are bootstrapped over
-lessons.
+A figure is the share of the tutor's replies to the student for which a label holds. `correction` counts only replies to
+an error, and `treats_as_wrong` only replies to a message without one. Intervals are bootstrapped over lessons.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.metrics.language import ErrorLabels, errors_in
 from classroom_rl.judges.feedback import nearest_phrase
-from classroom_rl.judges.messages import ParsedPlan, read_plan, spoken
+from classroom_rl.judges.messages import read_plan, spoken
 from classroom_rl.judges.readings import (
     CORRECTION,
     LANGUAGE_LABELS,
@@ -31,59 +30,58 @@ ByLesson = dict[str, dict[str, list[float]]]
 def read_by_lesson(
     records: Sequence[ConversationRecord], readers: MessageReaders, labels: ErrorLabels | None = None
 ) -> ByLesson:
-    """What the readers find in a tutor's replies; `labels` as in `conversation_figures`."""
-    found: ByLesson = {}
+    """Label a tutor's replies with move classifiers; `labels` as in `conversation_figures`."""
+    by_label: ByLesson = {}
     for lesson, group in group_by_problem(records).items():
         for record in group:
-            for label, value in _read(record, readers, labels):
-                found.setdefault(label, {}).setdefault(lesson, []).append(float(value))
-    return found
+            for label, value in _readings_of_record(record, readers, labels):
+                by_label.setdefault(label, {}).setdefault(lesson, []).append(float(value))
+    return by_label
 
 
 def reading_metrics(
     records: Sequence[ConversationRecord], readers: MessageReaders, labels: ErrorLabels | None = None
 ) -> dict[str, Any]:
-    """The entry `readings` of a sampling in metrics.json: which readers these are (`version`), and for each label its
-    estimate with the reader's `trust`."""
-    found = read_by_lesson(records, readers, labels)
-    entry = about_readers(readers, found)
-    for label, values in found.items():
+    """The entry `readings` of a sampling in metrics.json: the move classifiers' `version`, and for each label its
+    estimate and the classifier's agreement with people (`trust`)."""
+    by_label = read_by_lesson(records, readers, labels)
+    entry = about_readers(readers, by_label)
+    for label, values in by_label.items():
         entry["labels"][label] |= mean_with_ci(values)
     return entry
 
 
 def about_readers(readers: MessageReaders, labels: Iterable[str]) -> dict[str, Any]:
-    """The entry `readings` without estimates: which readers these are, and how far to trust them for some labels."""
+    """The entry `readings` without estimates: the move classifiers' version, and their agreement with people on the
+    given labels."""
     trust = {label: {"trust": readers.trust[label].as_json()} for label in labels}
     return {"version": readers.version, "labels": trust}
 
 
-def _read(record: ConversationRecord, readers: MessageReaders, labels: ErrorLabels | None) -> list[tuple[str, bool]]:
-    """(label, whether it holds) for each reply of the tutor's own to a student's message."""
+def _readings_of_record(
+    record: ConversationRecord, readers: MessageReaders, labels: ErrorLabels | None
+) -> list[tuple[str, bool]]:
+    """(label, whether it holds) for each reply to the student that the tutor wrote itself."""
     plan = read_plan(record.problem)
     texts = [visible_text(turn.text) for turn in record.turns]
     errors = errors_in(record, plan, labels)
     of_maths = bool(record.answer.strip())
-    found = []
-    for place, turn in enumerate(record.turns):
-        if turn.role != "teacher" or turn.given or place == 0 or record.turns[place - 1].role != "student":
+    values = []
+    for position, turn in enumerate(record.turns):
+        if turn.role != "teacher" or turn.given or position == 0 or record.turns[position - 1].role != "student":
             continue
-        student, before = texts[place - 1], texts[: place - 1]
-        target = record.answer if of_maths else _target(student, plan)
-        context = (record.problem, *before) if of_maths else tuple(before)
+        student, earlier = texts[position - 1], texts[: position - 1]
+        target = record.answer if of_maths else nearest_phrase(student, plan) or ""  # what the student tried to say
+        context = (record.problem, *earlier) if of_maths else tuple(earlier)
         exchange = Exchange(spoken(turn.text), student, target, context)
         for label in MATHS_LABELS if of_maths else LANGUAGE_LABELS:
-            if label in readers.trust and _applies(label, errors.get(place - 1)):
-                found.append((label, readers.reads(label, exchange)))
-    return found
-
-
-def _target(student: str, plan: ParsedPlan) -> str:
-    """The phrase that the student tried to say; "" if it tried none."""
-    return nearest_phrase(student, plan) or ""
+            if label in readers.trust and _applies(label, errors.get(position - 1)):
+                values.append((label, readers.reads(label, exchange)))
+    return values
 
 
 def _applies(label: str, error: bool | None) -> bool:
-    """Whether a label is measured on a reply to a message with an error (None: nobody knows)."""
-    wanted = {CORRECTION: True, TREATS_AS_WRONG: False}
-    return label not in wanted or error is wanted[label]
+    """Whether a label is measured on a reply, depending on whether the student's message holds an error (None:
+    unknown)."""
+    required = {CORRECTION: True, TREATS_AS_WRONG: False}
+    return label not in required or error is required[label]

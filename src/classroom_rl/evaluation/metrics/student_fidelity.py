@@ -1,4 +1,4 @@
-"""Whether the simulated student does what its persona says. If it does not, figures about the tutor mean nothing."""
+"""Checks that the simulated student follows its persona. If it does not, figures about the tutor mean nothing."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ class StudentTurn:
 
 
 def flips_role(text: str, teacher: str, plan: ParsedPlan) -> bool:
-    """Whether the student speaks as the teacher: it praises, corrects or sets tasks in English, or, in the quickstart,
+    """Whether the student speaks as the teacher: it praises, corrects or sets tasks in English, or (in the quickstart)
     asks a lesson question that does not repeat the teacher's words."""
     if _TEACHES.search(text):
         return True
@@ -45,24 +45,25 @@ def flips_role(text: str, teacher: str, plan: ParsedPlan) -> bool:
 
 
 def parrots(text: str, teacher: str) -> bool:
-    """Whether the student repeats the teacher's words: its task, or, if it set none, anything it said."""
-    said = [normal(each) for each in sentences(text)]
+    """Whether the student repeats the teacher's words: its task or, if the teacher set no task, anything it said."""
+    own_sentences = [normal(sentence) for sentence in sentences(text)]
     message = read_message(teacher)
-    heard = {normal(each) for each in message.sentences}
-    if not said or not all(said):
+    teacher_sentences = {normal(sentence) for sentence in message.sentences}
+    if not own_sentences or not all(own_sentences):
         return False
     if not message.tasks:
-        return len(" ".join(said).split()) > 2 and " ".join(said) in normal(spoken(teacher))
+        return len(" ".join(own_sentences).split()) > 2 and " ".join(own_sentences) in normal(spoken(teacher))
     tasks = {
-        normal(message.sentences[place])
+        normal(message.sentences[index])
         for task in message.tasks
-        for place in task
-        if _is_own(message.sentences[place])
+        for index in task
+        if _has_own_words(message.sentences[index])
     }
-    return set(said) <= heard and bool(set(said) & tasks)
+    return set(own_sentences) <= teacher_sentences and bool(set(own_sentences) & tasks)
 
 
-def _is_own(sentence: str) -> bool:
+def _has_own_words(sentence: str) -> bool:
+    """Whether a sentence holds words outside of quotation marks."""
     return bool(normal(own_words(sentence).replace("Q", "")))
 
 
@@ -77,30 +78,33 @@ def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str
         `parroting`: {"share", "n"} of all turns; `trusted`: False if a share is beyond its threshold, None if no turn
         could be checked for errors; `warnings`: sentences.
     """
-    found = list(turns)
+    all_turns = list(turns)
     fidelity: dict[str, Any] = {
         "labelled_by": labelled_by,
-        "error_persona": _share(turn.error for turn in found if turn.persona == ERROR_PERSONA),
+        "error_persona": _share(turn.error for turn in all_turns if turn.persona == ERROR_PERSONA),
         "correct_persona": _share(
-            None if turn.error is None else not turn.error for turn in found if turn.persona == CORRECT_PERSONA
+            None if turn.error is None else not turn.error for turn in all_turns if turn.persona == CORRECT_PERSONA
         ),
-        "role_flips": _share(turn.flips for turn in found),
-        "parroting": _share(turn.parrots for turn in found),
+        "role_flips": _share(turn.flips for turn in all_turns),
+        "parroting": _share(turn.parrots for turn in all_turns),
     }
     warnings = list(_warnings(fidelity))
-    told = [fidelity[name]["share"] for name in ("error_persona", "correct_persona")]
-    trusted = False if warnings else None if all(share is None for share in told) else True
+    shares = [fidelity[name]["share"] for name in ("error_persona", "correct_persona")]
+    trusted = False if warnings else None if all(share is None for share in shares) else True
     return fidelity | {"trusted": trusted, "warnings": warnings}
 
 
 def _share(hits: Iterable[bool | None]) -> dict[str, Any]:
-    told = [bool(hit) for hit in hits if hit is not None]
-    return {"share": fmean(told) if told else None, "n": len(told)}
+    known = [bool(hit) for hit in hits if hit is not None]
+    return {"share": fmean(known) if known else None, "n": len(known)}
 
 
 def _warnings(fidelity: Mapping[str, Any]) -> Iterable[str]:
-    what = {"error_persona": "turns asked to err hold an error", "correct_persona": "turns asked to be right hold none"}
-    for name, meaning in what.items():
+    expectations = {
+        "error_persona": "turns asked to err hold an error",
+        "correct_persona": "turns asked to be right hold none",
+    }
+    for name, meaning in expectations.items():
         share = fidelity[name]["share"]
         if share is not None and share < MIN_FAITHFUL_SHARE:
             yield f"only {share:.0%} of the {meaning} (at least {MIN_FAITHFUL_SHARE:.0%} should)"

@@ -1,4 +1,4 @@
-"""What a supervisor does to a tutor: its reviews as figures, and the tutor's reward with it against without it."""
+"""The effect of a supervisor on a tutor: figures of its reviews, and the tutor's reward with and without it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,10 +18,12 @@ DIFFERENCE = "supervised_minus_sampled"
 
 
 def supervision_figures(records: Sequence[ConversationRecord]) -> dict[str, Any]:
-    """The entry `supervision` of a sampling in metrics.json: `valid`, the share of valid messages among those that the
-    tutor wrote and that got a verdict, rejected drafts included; `retried` and `replaced`, the share of its turns that
-    it wrote more than once, or that the supervisor's correction replaced; `no_verdict`, the share of reviews without
-    one. {} if nothing was reviewed."""
+    """The entry `supervision` of a sampling in metrics.json; {} if nothing was reviewed.
+
+    `valid`: the share of valid messages among those that the tutor wrote and that got a verdict, including rejected
+    drafts. `retried`: the share of its turns that it wrote more than once. `replaced`: the share of its turns that the
+    supervisor's correction replaced. `no_verdict`: the share of reviews without a verdict.
+    """
     turns: dict[str, list[Turn]] = {
         lesson: [turn for record in group for turn in record.turns if turn.review is not None]
         for lesson, group in group_by_problem(records).items()
@@ -42,11 +44,12 @@ def supervision_figures(records: Sequence[ConversationRecord]) -> dict[str, Any]
 
 
 def _share(values: Mapping[str, Sequence[T]], is_hit: Callable[[T], bool]) -> Estimate:
-    return mean_with_ci({lesson: [float(is_hit(each)) for each in group] for lesson, group in values.items()})
+    return mean_with_ci({lesson: [float(is_hit(value)) for value in group] for lesson, group in values.items()})
 
 
 def _is_retried(turn: Turn) -> bool:
-    """Whether the tutor wrote more than one draft; the last draft of a replaced message is among its drafts."""
+    """Whether the tutor wrote more than one draft. `drafts` holds the rejected drafts; for a replaced message they
+    include the last one, which alone is no retry."""
     return len(turn.drafts) > int(turn.replaced)
 
 
