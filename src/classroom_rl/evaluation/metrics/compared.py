@@ -35,7 +35,10 @@ class Figure:
 
 JUDGED = (
     Figure("reward", "Reward", direction=1),
-    *(Figure(f"scores/{name}", f"{each.label} (0–{each.top:g})", direction=1) for name, each in CRITERIA.items()),
+    *(
+        Figure(f"scores/{name}", f"{criterion.label} (0–{criterion.top:g})", direction=1)
+        for name, criterion in CRITERIA.items()
+    ),
     Figure("scaffolded", "Error turns scaffolded (rubric)", True, 1),
     Figure("falsely_corrected", "Clean turns falsely corrected (rubric)", True, -1),
 )

@@ -1,7 +1,7 @@
-"""Writes `report.html`, a run on one self-contained page: `python -m classroom_rl.evaluation.report RUN_FOLDER`.
+"""Writes `report.html`, one self-contained page about a run: `python -m classroom_rl.evaluation.report RUN_FOLDER`.
 
-The page holds its styles and plots and loads nothing. All text of conversations is escaped; special tokens and control
-characters that a model wrote are shown as text.
+The page contains its styles and plots and loads nothing. All text of conversations is escaped; special tokens and
+control characters that a model wrote are shown as text.
 """
 
 import json
@@ -41,7 +41,7 @@ MISMATCH = "sampling/sampling_logp_difference/mean"
 
 
 def write_summary(run_folder: Path, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Write `summary.json` into the run folder and return what it holds.
+    """Write `summary.json` into the run folder and return its content.
 
     Args:
         seconds: wall-clock seconds by stage (`sft`, `server_start`, `rollout`, `publish`, `train`, `eval`) and
@@ -84,7 +84,7 @@ def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]
 
 
 def _held_out(measured: Measurement) -> dict[str, Any]:
-    """The part of metrics.json that the summary repeats. Figures about turns are null where no rule can read them."""
+    """The part of metrics.json that the summary repeats. Figures about turns are null if no rule can compute them."""
     names = ("reward", "error_turns", "clean_turns")
     return {sampling: {name: measured.metrics[sampling].get(name) for name in names} for sampling in measured.samplings}
 
@@ -98,7 +98,8 @@ def _seconds_by_stage(data: RunData, seconds: Mapping[str, float]) -> dict[str, 
 SAMPLING_NAMES = {name: name.capitalize() for name in SAMPLINGS}
 _SPECIAL_TOKENS = r"<\|[^<>|\s]{1,60}\|>|</?think>|<end_of_conversation>|</?s>|<(?:pad|bos|eos|unk)>"
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-"""All control characters except tab and line feed. The last two ranges change the direction of the text."""
+"""All control characters except tab and line feed. Those in the last two ranges change the direction of text and could
+hide what a model wrote."""
 
 _MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
 
@@ -138,7 +139,7 @@ def render_report(data: RunData) -> str:
 
 
 def page_template(name: str) -> jinja2.Template:
-    """Load a page template of this folder. Everything that it renders is escaped."""
+    """Load a page template from this folder. Everything that it renders is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -155,10 +156,10 @@ def as_text(text: str) -> Markup:
     """A model's text for the page: escaped, with special tokens and control characters marked and spelled out."""
     text = text.replace("\r\n", "\n")
     parts, position = [], 0
-    for found in _MARKED.finditer(text):
-        name = f"U+{ord(found[0]):04X}" if len(found[0]) == 1 else found[0]
-        parts += [escape(text[position : found.start()]), Markup('<span class="token">{}</span>').format(name)]
-        position = found.end()
+    for token in _MARKED.finditer(text):
+        name = f"U+{ord(token[0]):04X}" if len(token[0]) == 1 else token[0]
+        parts += [escape(text[position : token.start()]), Markup('<span class="token">{}</span>').format(name)]
+        position = token.end()
     return Markup("").join([*parts, escape(text[position:])])
 
 
@@ -174,7 +175,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     config, environment = data.config, data.environment
     train = config.get("train", {})
     batch = [train.get("number_of_problems_per_batch"), train.get("num_samples_per_problem")]
-    found = {
+    values = {
         "Teacher": look_up(config, "teacher_model", "model_name_or_path"),
         "Student": look_up(config, "student_model", "model_name_or_path"),
         "Judge": _judge(config, environment),
@@ -188,7 +189,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
-    return [(name, str(value)) for name, value in found.items() if value is not None]
+    return [(name, str(value)) for name, value in values.items() if value is not None]
 
 
 def _engine(data: RunData) -> Optional[str]:
@@ -254,19 +255,19 @@ def tiles(data: RunData) -> list[Tile]:
     last = data.after or data.before
     if last is None:
         return []
-    found = []
+    headlines = []
     for label, sampling, key in (
         ("Held-out reward, sampled", "sampled", "reward"),
         ("Held-out reward, greedy", "greedy", "reward"),
         ("Error turns scaffolded", "sampled", "error_turns"),
         ("Clean turns falsely corrected", "sampled", "clean_turns"),
     ):
-        measure = next(each for each in MEASURES if each.path[0] == key)
+        measure = next(measure for measure in MEASURES if measure.path[0] == key)
         after = cell(measure, last.metrics.get(sampling, {}))
         before = cell(measure, data.before.metrics.get(sampling, {})) if data.before and data.after else None
         if look_up(last.metrics, sampling, *measure.path) is not None:
-            found.append(Tile(label, before, after))
-    return found
+            headlines.append(Tile(label, before, after))
+    return headlines
 
 
 def table(data: RunData) -> Optional[dict[str, Any]]:
@@ -289,25 +290,26 @@ def _reward_chart(data: RunData) -> Optional[Drawing]:
     points = data.series("reward")
     if not points:
         return None
-    found = dict(data.series("reward_std"))
-    spread = [found.get(x, 0.0) for x, _ in points]
+    deviations = dict(data.series("reward_std"))
+    spread = [deviations.get(x, 0.0) for x, _ in points]
     series = [
         Series("this batch", "a", points, faint=True, spread=spread),
         Series("training, running mean", "a", smooth(points)),
     ]
-    reached = [y + sign * reach for (_, y), reach in zip(points, spread, strict=True) for sign in (-1, 1)]
+    bounds = [y + sign * deviation for (_, y), deviation in zip(points, spread, strict=True) for sign in (-1, 1)]
     return line_chart(
         "Reward",
         series,
         note="Each batch's mean; the band is its standard deviation.",
-        y_range=(min(0.0, *reached), max(1.0, *reached)),
+        y_range=(min(0.0, *bounds), max(1.0, *bounds)),
     )
 
 
 def _held_out_chart(data: RunData) -> Optional[Drawing]:
-    """A chart of its own: other lessons, another sampling, perhaps another judge than the training's reward."""
+    """The rewards on held-out lessons. They are not in the training's chart, because lessons, sampling and perhaps the
+    judge differ."""
     colours = {"sampled": "b", "greedy": "c", "supervised": "d"}
-    places = {"before": 0.0, "after": float(max((line["step"] for line in data.steps), default=1))}
+    steps = {"before": 0.0, "after": float(max((step_metrics["step"] for step_metrics in data.steps), default=1))}
     lines: dict[str, list[tuple[float, float]]] = {}
     marks = []
     for when, measured in data.measurements.items():
@@ -315,16 +317,16 @@ def _held_out_chart(data: RunData) -> Optional[Drawing]:
             reward = measured.metrics[sampling]["reward"]
             if is_number(reward["mean"]):
                 label, colour = f"{sampling}, {when} training", colours.get(sampling, "b")
-                lines.setdefault(sampling, []).append((places[when], reward["mean"]))
-                marks.append(Mark(label, sampling, colour, places[when], reward["mean"], reward["ci95"]))
+                lines.setdefault(sampling, []).append((steps[when], reward["mean"]))
+                marks.append(Mark(label, sampling, colour, steps[when], reward["mean"], reward["ci95"]))
     if not data.steps or not marks:
         return None
-    reached = [y for mark in marks for y in mark.interval or (mark.y, mark.y)]
+    bounds = [y for mark in marks for y in mark.interval or (mark.y, mark.y)]
     return line_chart(
         "Reward on held-out lessons",
         [Series(sampling, colours.get(sampling, "b"), points, faint=True) for sampling, points in lines.items()],
         note="Before and after the training, with 95 % intervals.",
-        y_range=(min(0.0, *reached), max(1.0, *reached)),
+        y_range=(min(0.0, *bounds), max(1.0, *bounds)),
         marks=marks,
     )
 
@@ -354,12 +356,12 @@ def _mismatch_chart(data: RunData) -> Optional[Drawing]:
 
 def _time_chart(data: RunData) -> Optional[Drawing]:
     stages = {stage: dict(data.series(f"seconds/{stage}")) for stage in ("rollout", "publish", "train")}
-    steps = [step for step, _ in data.series("seconds/rollout") if all(step in found for found in stages.values())]
+    steps = [step for step, _ in data.series("seconds/rollout") if all(step in seconds for seconds in stages.values())]
     if not steps:
         return None
     series = [
-        Series(stage, colour, [(step, found[step]) for step in steps])
-        for colour, (stage, found) in zip("abc", stages.items(), strict=True)
+        Series(stage, colour, [(step, seconds[step]) for step in steps])
+        for colour, (stage, seconds) in zip("abc", stages.items(), strict=True)
     ]
     return area_chart("Where a step's time goes", series, note="Wall-clock seconds of each step.", unit=" s")
 
@@ -380,7 +382,8 @@ def time_split(data: RunData) -> list[TimeShare]:
     known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
     total = sum(known.values())
     return [
-        TimeShare(names.get(stage, stage), format_duration(each), 100 * each / total) for stage, each in known.items()
+        TimeShare(names.get(stage, stage), format_duration(stage_seconds), 100 * stage_seconds / total)
+        for stage, stage_seconds in known.items()
     ]
 
 
@@ -397,13 +400,13 @@ class Showcase:
 
 def showcases(data: RunData) -> list[Showcase]:
     """The lessons to show, sampled first."""
-    found = []
+    shown = []
     for name, title in SAMPLING_NAMES.items():
         sides = [measured.records.get(name, []) if measured else [] for measured in (data.before, data.after)]
         pairs = choose_pairs(*sides)
         if pairs:
-            found.append(Showcase(title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
-    return found
+            shown.append(Showcase(title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
+    return shown
 
 
 def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
@@ -411,8 +414,11 @@ def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
     if verdict.scores is None:
         return []
     reasons = verdict.reasons or {}
-    values = [(name, each, getattr(verdict.scores, name)) for name, each in CRITERIA.items()]
-    return [(each.label, value, 100 * value / each.top, reasons.get(name, "")) for name, each, value in values]
+    values = [(name, criterion, getattr(verdict.scores, name)) for name, criterion in CRITERIA.items()]
+    return [
+        (criterion.label, value, 100 * value / criterion.top, reasons.get(name, ""))
+        for name, criterion, value in values
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""A comparison of tutors as tables, and as one self-contained page, `report.html`."""
+"""Formats a comparison of tutors as tables and as one self-contained page, `report.html`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,11 +41,11 @@ def samplings_of(metrics: Mapping[str, Any]) -> list[str]:
 
 def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     """Each figure's estimate for each tutor; figures without any estimate are left out."""
-    found = metrics[sampling]["figures"]
+    figures_of_tutors = metrics[sampling]["figures"]
     rows = []
     for figure in FIGURES:
-        if any(figure.key in figures for figures in found.values()):
-            cells = [cell(figure.measure, figures.get(figure.key, {})) for figures in found.values()]
+        if any(figure.key in figures for figures in figures_of_tutors.values()):
+            cells = [cell(figure.measure, figures.get(figure.key, {})) for figures in figures_of_tutors.values()]
             rows.append(TableRow(figure.label, cells, [""] * len(cells)))
     return rows
 
@@ -54,10 +54,10 @@ def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]
     """The difference of every other tutor from the base in each figure, with its interval and p."""
     rows = []
     for figure in FIGURES:
-        pairs = [each for each in metrics[sampling]["paired"].get(figure.key, []) if each["against"] == metrics["base"]]
-        if any(each["mean"] is not None for each in pairs):
+        pairs = [pair for pair in metrics[sampling]["paired"].get(figure.key, []) if pair["against"] == metrics["base"]]
+        if any(pair["mean"] is not None for pair in pairs):
             rows.append(
-                TableRow(figure.label, [_difference(figure, each) for each in pairs], [*_verdicts(figure, pairs)])
+                TableRow(figure.label, [_difference(figure, pair) for pair in pairs], [*_verdicts(figure, pairs)])
             )
     return rows
 
@@ -83,7 +83,7 @@ def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     return [
         TableRow(
             f"Score by {name}",
-            [cell(replace(measure, direction=1), each) for each in scores.values()],
+            [cell(replace(measure, direction=1), score) for score in scores.values()],
             [""] * len(scores),
         )
         for name, scores in judges.items()
@@ -108,26 +108,29 @@ def _format_score(value: float | None) -> str:
 
 
 def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
-    """Sentences on how faithful the simulated student was, for each tutor, and on what reads the figures."""
+    """Sentences on how faithful the simulated student was with each tutor, and on the move classifiers and rules that
+    the figures come from."""
     lines = []
-    for name, found in metrics[sampling]["fidelity"].items():
-        if found["trusted"] is False:
-            lines.append(f"With {name} the simulated student is NOT to be trusted: {'; '.join(found['warnings'])}.")
-        elif found["trusted"] is None:
+    for name, fidelity in metrics[sampling]["fidelity"].items():
+        if fidelity["trusted"] is False:
+            lines.append(f"With {name} the simulated student is NOT to be trusted: {'; '.join(fidelity['warnings'])}.")
+        elif fidelity["trusted"] is None:
             lines.append(
                 f"With {name} nobody told which of the student's turns hold an error: its fidelity is unknown."
             )
         else:
-            shares = [found[persona] for persona in ("error_persona", "correct_persona")]
-            said = [NO_VALUE if each["share"] is None else f"{each['share']:.1%} of {each['n']}" for each in shares]
+            shares = [fidelity[persona] for persona in ("error_persona", "correct_persona")]
+            texts = [
+                NO_VALUE if share["share"] is None else f"{share['share']:.1%} of {share['n']}" for share in shares
+            ]
             lines.append(
-                f"With {name} the student erred when asked to in {said[0]} turns and did not when not in {said[1]} "
-                f"(told by {found['labelled_by']})."
+                f"With {name} the student erred when asked to in {texts[0]} turns and did not when not in {texts[1]} "
+                f"(told by {fidelity['labelled_by']})."
             )
-        if found["unlabelled"]:
+        if fidelity["unlabelled"]:
             lines.append(
-                f"With {name}, {found['unlabelled']} conversations have no labels of the student's errors: they are in "
-                "no figure about errors."
+                f"With {name}, {fidelity['unlabelled']} conversations have no labels of the student's errors: they are "
+                "in no figure about errors."
             )
     lines += reading_lines(metrics[sampling])
     if version := metrics[sampling].get("rules_version"):
@@ -137,8 +140,8 @@ def fidelity_lines(metrics: Mapping[str, Any], sampling: str) -> list[str]:
 
 def supervised_lines(metrics: Mapping[str, Any]) -> list[str]:
     """A sentence for each tutor on its reward with a supervisor against without; [] if there was none."""
-    found = {name: supervised_line(each) for name, each in metrics.get(DIFFERENCE, {}).items()}
-    return [f"{name}: {line}" for name, line in found.items() if line]
+    sentences = {name: supervised_line(difference) for name, difference in metrics.get(DIFFERENCE, {}).items()}
+    return [f"{name}: {line}" for name, line in sentences.items() if line]
 
 
 def comparison_text(metrics: Mapping[str, Any]) -> str:
@@ -181,7 +184,10 @@ def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: R
     """Write `report.html` into the folder and return its path."""
     parts = []
     for sampling in samplings_of(metrics):
-        by_tutor = {name: [r for each, r in pairs if each == sampling] for name, pairs in records.items()}
+        by_tutor = {
+            tutor: [record for record_sampling, record in pairs if record_sampling == sampling]
+            for tutor, pairs in records.items()
+        }
         parts.append(
             {
                 "title": SAMPLING_NAMES[sampling],
@@ -212,8 +218,8 @@ def choose_lessons(by_tutor: Mapping[str, Sequence[ConversationRecord]]) -> list
         for record in records:
             firsts.setdefault(record.problem_id, {}).setdefault(name, record)
     ranked = sorted(firsts, key=lambda lesson: (-_spread(firsts[lesson]), lesson))
-    places = [*range(SHOWN_FURTHEST), len(ranked) // 2, len(ranked) - 1]
-    chosen = dict.fromkeys(ranked[place] for place in places if place < len(ranked))
+    ranks = [*range(SHOWN_FURTHEST), len(ranked) // 2, len(ranked) - 1]
+    chosen = dict.fromkeys(ranked[rank] for rank in ranks if rank < len(ranked))
     return [firsts[lesson] for lesson in chosen]
 
 

@@ -1,4 +1,4 @@
-"""Chooses by rule the conversations that a report shows, and annotates their turns."""
+"""Chooses the conversations that a report shows, by fixed rules, and annotates their turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,14 +71,14 @@ def choose_pairs(before: Sequence[ConversationRecord], after: Sequence[Conversat
 
 
 def _match(before: Sequence[ConversationRecord], after: Sequence[ConversationRecord]) -> list[Pair]:
-    """Pair the conversations that have the same lesson and the same place among the lesson's conversations."""
-    sides = [_by_place(before), _by_place(after)]
-    return [Pair("", sides[0].get(place), sides[1].get(place)) for place in sorted({**sides[0], **sides[1]})]
+    """Pair the conversations that have the same lesson and the same index among the lesson's conversations."""
+    sides = [_by_index(before), _by_index(after)]
+    return [Pair("", sides[0].get(key), sides[1].get(key)) for key in sorted({**sides[0], **sides[1]})]
 
 
-def _by_place(records: Sequence[ConversationRecord]) -> dict[tuple[str, int], ConversationRecord]:
+def _by_index(records: Sequence[ConversationRecord]) -> dict[tuple[str, int], ConversationRecord]:
     groups = group_by_problem(records)
-    return {(problem, place): record for problem, group in groups.items() for place, record in enumerate(group)}
+    return {(problem, index): record for problem, group in groups.items() for index, record in enumerate(group)}
 
 
 def _rank(pair: Pair) -> Optional[float]:
@@ -86,6 +86,7 @@ def _rank(pair: Pair) -> Optional[float]:
 
 
 def _order(pair: Pair) -> tuple[float, int, str]:
+    """The sort key of `choose_pairs`. The rank is rounded, so that rounding errors do not decide between equal ones."""
     exchanges = read_exchanges(_either(pair)) or []
     return -round(_rank(pair), 6), -sum(bool(exchange.errors) for exchange in exchanges), _either(pair).problem_id
 
@@ -97,13 +98,13 @@ def _has_trouble(pair: Pair) -> bool:
 
 def _take(chosen: list[Pair], candidates: Sequence[Pair], count: int, label: str) -> None:
     """Add the first `count` candidates whose lesson is not shown yet."""
-    shown = {_either(pair).problem_id for pair in chosen}
+    lessons = {_either(pair).problem_id for pair in chosen}
     for pair in candidates:
         if count == 0:
             return
-        if _either(pair).problem_id not in shown:
+        if _either(pair).problem_id not in lessons:
             chosen.append(Pair(label, pair.before, pair.after))
-            shown.add(_either(pair).problem_id)
+            lessons.add(_either(pair).problem_id)
             count -= 1
 
 
@@ -117,7 +118,7 @@ class Note:
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """A turn with its notes; `comment` is the rubric's comment on a teacher's reply."""
+    """A turn with its notes; `comment` is the toy judge's comment on a teacher's reply."""
 
     turn: Turn
     notes: tuple[Note, ...]
@@ -146,15 +147,15 @@ def show(record: Optional[ConversationRecord]) -> Optional[ShownConversation]:
     if record is None:
         return None
     exchanges = read_exchanges(record)
-    heard = {exchange.student_turn: exchange for exchange in exchanges or []}
-    replies = {exchange.teacher_turn: exchange for exchange in exchanges or []}
+    exchange_of_student = {exchange.student_turn: exchange for exchange in exchanges or []}
+    exchange_of_teacher = {exchange.teacher_turn: exchange for exchange in exchanges or []}
     turns = []
     for position, turn in enumerate(record.turns):
         if turn.role == "student":
-            turns.append(ShownTurn(turn, _student_notes(turn, heard.get(position))))
+            turns.append(ShownTurn(turn, _student_notes(turn, exchange_of_student.get(position))))
         else:
-            reply = replies.get(position)
-            turns.append(ShownTurn(turn, _teacher_notes(turn, reply), reply.comment if reply else ""))
+            exchange = exchange_of_teacher.get(position)
+            turns.append(ShownTurn(turn, _teacher_notes(turn, exchange), exchange.comment if exchange else ""))
     status = "no verdict" if lacks_verdict(record) else "rejected" if record.rejected else "accepted"
     return ShownConversation(record, status, turns)
 

@@ -1,4 +1,4 @@
-"""Formats evaluations as tables: the rows for the terminal and the report, and the terminal's text."""
+"""Formats evaluations as tables: rows for the report and the terminal, and the text for the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,13 +41,16 @@ def _estimated(label: str, *path: str, is_share: bool = False, direction: int = 
 
 
 def reading_name(label: str) -> str:
-    """The name of a trained reader's figure in the tables."""
+    """The name of a move classifier's figure in the tables."""
     return f"Replies with {label} (reader)"
 
 
 MEASURES = (
     _estimated("Reward", "reward"),
-    *(Measure(f"{each.label} (0–{each.top:g})", ("scores", name), direction=1) for name, each in CRITERIA.items()),
+    *(
+        Measure(f"{criterion.label} (0–{criterion.top:g})", ("scores", name), direction=1)
+        for name, criterion in CRITERIA.items()
+    ),
     Measure("Error turns scaffolded", ("error_turns", "scaffolded"), (), ("error_turns", "n"), True, 1),
     Measure("Clean turns falsely corrected", ("clean_turns", "falsely_corrected"), (), ("clean_turns", "n"), True, -1),
     _estimated("Solved before the dialogue", SOLVED, "initial", is_share=True, direction=0),
@@ -144,8 +147,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: 
     """The rows of one sampling before and after training, one for each of `MEASURES`.
 
     Args:
-        reward_change: the change of the reward, paired by lesson. Its interval is shown, and it alone has a verdict:
-            of other figures it is not known what chance would bring.
+        reward_change: the change of the reward, paired by lesson. Its interval is shown, and only the reward gets a
+            verdict: for other figures there is no estimate of the changes that chance would produce.
     """
     lines = []
     for measure in MEASURES:
@@ -165,7 +168,7 @@ def _change(difference: float, measure: Measure) -> str:
 
 
 def _verdict(difference: float, measure: Measure) -> str:
-    if abs(difference) < 0.0005 or not measure.direction:
+    if abs(difference) < 0.0005 or not measure.direction:  # 0.000 in the table, which prints three decimals
         return ""
     return "better" if difference * measure.direction > 0 else "worse"
 
@@ -176,7 +179,7 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
     rows = [["", *samplings]]
     for measure in MEASURES:
         cells = [cell(measure, metrics[name]) for name in samplings]
-        if any(each.text != NO_VALUE for each in cells):
+        if any(shown.text != NO_VALUE for shown in cells):
             rows.append([measure.label, *map(str, cells)])
     policy = metrics["policy"]
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
@@ -188,23 +191,23 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
 
 
 def reading_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """What the figures of trained readers are worth, from a sampling's entry of metrics.json; [] without any."""
-    found = metrics.get("readings")
-    if found is None:
+    """How far the move classifiers agree with people, from a sampling's entry of metrics.json; [] without any."""
+    readings = metrics.get("readings")
+    if readings is None:
         return []
-    trusted = [f"{label}: {Trust.of_json(each['trust'])}" for label, each in found["labels"].items()]
-    return [f"Read by trained readers ({found['version']}), which agreed with people so far. {'; '.join(trusted)}."]
+    trusted = [f"{label}: {Trust.of_json(entry['trust'])}" for label, entry in readings["labels"].items()]
+    return [f"Read by trained readers ({readings['version']}), which agreed with people so far. {'; '.join(trusted)}."]
 
 
 def reading_lines_of_run(data: RunData) -> list[str]:
-    """The same of all evaluations of a run, each line once."""
+    """`reading_lines` of all evaluations of a run, each line once."""
     samplings = [side.metrics[name] for side in data.measurements.values() for name in side.samplings]
-    return [*dict.fromkeys(line for each in samplings for line in reading_lines(each))]
+    return [*dict.fromkeys(line for metrics in samplings for line in reading_lines(metrics))]
 
 
 def supervised_line(difference: Mapping[str, Any]) -> str:
-    """A sentence on the reward with a supervisor against without, from an entry of metrics.json; "" if a side is
-    missing."""
+    """A sentence on the change of the reward with a supervisor, from an entry of metrics.json; "" if one of the two
+    samplings is missing."""
     pair = difference.get("reward")
     if pair is None or pair["mean"] is None:
         return ""
@@ -220,21 +223,21 @@ def format_p(p: float) -> str:
 
 def paid_line(paid: Mapping[str, Mapping[str, float]]) -> str:
     """A sentence on the tokens and dollars spent on models behind an API; "" if none was asked."""
-    said = [
-        f"{name} {each['prompt_tokens']:,} + {each['completion_tokens']:,} tokens, ${each['cost_usd']:.4f}"
+    spending = [
+        f"{name} {tokens['prompt_tokens']:,} + {tokens['completion_tokens']:,} tokens, ${tokens['cost_usd']:.4f}"
         + (
-            f" (and up to ${each['reserved_usd']:.4f} for requests whose fate is unknown)"
-            if each["reserved_usd"]
+            f" (and up to ${tokens['reserved_usd']:.4f} for requests whose fate is unknown)"
+            if tokens["reserved_usd"]
             else ""
         )
-        for name, each in paid.items()
+        for name, tokens in paid.items()
     ]
-    return f"Paid for: {'; '.join(said)}." if said else ""
+    return f"Paid for: {'; '.join(spending)}." if spending else ""
 
 
 def compare_run(data: RunData) -> dict[str, list[Line]]:
-    """Sampling → the rows of a run; {} if the run has no evaluation. A value that was measured only once has a dash on
-    the other side."""
+    """Sampling → the rows of a run; {} if the run has no evaluation. A value that was measured only before or only
+    after training has a dash on the other side."""
     changes = data.reward_changes()
     names = dict.fromkeys(name for measured in data.measurements.values() for name in measured.samplings)
     sides = [side.metrics if side is not None else {} for side in (data.before, data.after)]
@@ -242,10 +245,10 @@ def compare_run(data: RunData) -> dict[str, list[Line]]:
 
 
 def supervised_lines_of_run(data: RunData) -> list[str]:
-    """For each evaluation of a run that was also supervised, a sentence on the reward with a supervisor against
-    without."""
-    found = {when: supervised_line(side.metrics.get(DIFFERENCE, {})) for when, side in data.measurements.items()}
-    return [f"{when.capitalize()} training. {line}" for when, line in found.items() if line]
+    """A sentence on the change of the reward with a supervisor, for each evaluation of a run that was also
+    supervised."""
+    sentences = {when: supervised_line(side.metrics.get(DIFFERENCE, {})) for when, side in data.measurements.items()}
+    return [f"{when.capitalize()} training. {line}" for when, line in sentences.items() if line]
 
 
 def comparison_table(data: RunData) -> str:
