@@ -1,5 +1,5 @@
-"""Compares messages with others in their place: finds an alternative with another price, plays both branches, and takes
-the outcome of each from the messages that follow."""
+"""Compares the tutor's messages with alternatives: finds an alternative with another price, plays both branches, and
+measures the outcome of each on the messages that follow."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,24 +33,24 @@ from classroom_rl.rollout.thoughts import visible_text
 
 CORRECTION, SIBLING = "correction", "sibling"
 JOURNAL_FOLDER = "counterfactuals"
-"""The folder of the playouts' journal, in that of the evaluation."""
+"""The subfolder of the evaluation's folder for the playouts' journal."""
 BRANCHES_IN_FLIGHT = 16
-_DIFFERENT = 1e-9
+_SMALLEST_DIFFERENCE = 1e-9
+"""Prices that differ by less are equal up to rounding."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A message of the tutor against another one in its place.
+    """A message of the tutor compared with an alternative at the same position.
 
     Attributes:
         lesson, conversation, place: the problem's id, the played conversation's id, the message's position in it.
-        kind: whether the other message is the supervisor's `correction` or a `sibling` that the tutor sampled.
-        category: what the supervisor says is wrong with the dearer of the two.
-        said, other: the two messages.
-        price_said, price_other: by who sets it, the price of each message by itself: the supervisor's penalty, and the
-            judge's scores if there is a judge that scores. Higher is better.
-        outcome_said, outcome_other: by name of the outcome, its value in each pair of playouts; entry i of both comes
-            from the same seeds.
+        kind: whether the alternative is the supervisor's `correction` or a `sibling` that the tutor sampled.
+        category: the supervisor's category of error for the worse of the two.
+        said, other: the text of the message and of the alternative.
+        price_said, price_other: source → the price of each message by itself. Sources are the supervisor (its penalty)
+            and, if there is a judge that scores, the judge's scores. Higher is better.
+        outcome_said, outcome_other: outcome → its value in each playout; playouts i of both used the same seeds.
     """
 
     lesson: str
@@ -71,9 +71,9 @@ class Compared:
     """All comparisons, and how many messages could not be compared.
 
     Attributes:
-        unpriced: the supervisor gave no verdict on the message.
-        without_other: no correction, and no sampled message with another price.
-        lost: pairs of playouts of which one failed.
+        unpriced: messages without a verdict of the supervisor.
+        without_other: messages without a correction or a sampled alternative of another price.
+        lost: pairs of playouts of which at least one failed.
     """
 
     comparisons: list[Comparison]
@@ -84,7 +84,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A fork with the two messages that are compared there, and the supervisor's reviews of both."""
+    """A fork with the alternative to its message, and the supervisor's reviews of both."""
 
     fork: Fork
     kind: str
@@ -94,7 +94,7 @@ class _Pair:
 
 
 def check_outcomes(config: EvalConfig, problems: Sequence[Problem]) -> None:
-    """Refuse problems on which no program can tell what the student produces.
+    """Refuse problems for which no program can determine what the student produces.
 
     Raises:
         DataError: naming the problem.
@@ -120,27 +120,28 @@ async def compare_messages(
     problems: Sequence[Problem],
     folder: Path,
 ) -> Compared:
-    """Compare up to `counterfactuals.forks` messages of played conversations with others in their place.
+    """Compare up to `counterfactuals.forks` messages of played conversations with alternatives.
 
     Args:
         played: the journal of the played conversations.
-        records: those whose messages may be forked at.
-        folder: where the evaluation writes.
+        records: the conversations that may be forked.
+        folder: the folder of the evaluation.
 
     Raises:
         EngineFailure, ProviderFailure: if a model cannot be asked any more.
     """
-    wanted, max_turns = config.counterfactuals.forks, config.generation.max_turns
+    count, max_turns = config.counterfactuals.forks, config.generation.max_turns
     forks = all_forks(records, problems, played.events, max_turns, config.seed)
     with closing(Journal(folder / JOURNAL_FOLDER)) as journal:
         comparer = _Comparer(config, roles, schedule, journal)
         pairs: list[_Pair] = []
-        for first in range(0, len(forks), wanted):
-            found = await gather_or_stop(map(comparer.pair, forks[first : first + wanted]))
-            pairs += [pair for pair in found if pair is not None]
-            if len(pairs) >= wanted:
+        # Not every fork has an alternative: take further batches of forks until there are enough pairs.
+        for first in range(0, len(forks), count):
+            batch = await gather_or_stop(map(comparer.pair, forks[first : first + count]))
+            pairs += [pair for pair in batch if pair is not None]
+            if len(pairs) >= count:
                 break
-        pairs = pairs[:wanted]
+        pairs = pairs[:count]
         progress = EvaluationProgress(len(pairs), "comparing messages", "forks")
         try:
             compared = await gather_or_stop(comparer.compare(pair, progress) for pair in pairs)
@@ -167,8 +168,8 @@ class _Comparer:
         self._rule = scoring[0] if scoring and judged else None
 
     async def pair(self, fork: Fork) -> _Pair | None:
-        """The fork with the message to compare with: the correction, or else of the sampled messages the one whose
-        price is furthest from the message's own. None if there is none."""
+        """The fork with the alternative to compare with: the supervisor's correction if there is one, else the sampled
+        message whose price differs most from that of the fork's message. None if there is neither."""
         async with self._slots:
             review = await self._review(fork, fork.said)
             if review.penalty is None:
@@ -197,24 +198,26 @@ class _Comparer:
         async with self._slots:
             branches = [await self._player.playouts(fork, message, count) for message in messages]
         progress.add(1)
-        kept = [both for both in zip(*branches, strict=True) if not any(record.failure for record in both)]
-        self.lost += count - len(kept)
-        if not kept:
+        complete = [records for records in zip(*branches, strict=True) if not any(record.failure for record in records)]
+        self.lost += count - len(complete)
+        if not complete:
             return None
-        values = [[outcome.of(later_messages(record, fork)) for record in side] for side in zip(*kept, strict=True)]
-        said, other = ({name: [each[name] for each in side] for name in OUTCOMES} for side in values)
-        dearer = min(pair.review_said, pair.review_other, key=lambda review: review.penalty)
+        values = [[outcome.of(later_messages(record, fork)) for record in side] for side in zip(*complete, strict=True)]
+        outcome_said, outcome_other = (
+            {name: [outcomes[name] for outcomes in side] for name in OUTCOMES} for side in values
+        )
+        worse = min(pair.review_said, pair.review_other, key=lambda review: review.penalty)
         return Comparison(
             fork.problem.id,
             fork.conversation,
             fork.place,
             pair.kind,
-            dearer.category,
+            worse.category,
             *(visible_text(message.turn.text) for message in messages),
             {SUPERVISOR: pair.review_said.penalty} | prices[0],
             {SUPERVISOR: pair.review_other.penalty} | prices[1],
-            said,
-            other,
+            outcome_said,
+            outcome_other,
         )
 
     async def _review(self, fork: Fork, message: Message) -> Review:
@@ -234,9 +237,10 @@ class _Comparer:
 
 
 def _distance(review: Review, other: Review) -> tuple[float, float]:
-    """How far the price of another message is from a message's own; of two that are as far the lower price counts."""
+    """The distance between the prices of an alternative and of the message. At equal distance the alternative with the
+    lower price wins."""
     return abs(other.penalty - review.penalty), -other.penalty
 
 
 def _differ(review: Review, other: Review) -> bool:
-    return other.penalty is not None and abs(other.penalty - review.penalty) > _DIFFERENT
+    return other.penalty is not None and abs(other.penalty - review.penalty) > _SMALLEST_DIFFERENCE

@@ -1,7 +1,7 @@
-"""Whether prices predict outcomes: rank correlations, categories, and what shuffled prices would give.
+"""Whether prices predict outcomes: rank correlations, mean effects by category, and a check with shuffled prices.
 
-A comparison's difference is that of the other message minus that of the message that was sent, in price and in outcome;
-the outcome's is the mean over pairs of playouts. Intervals and tests are over lessons.
+All differences, in price and in outcome, are those of the alternative minus the message that was sent. A difference in
+outcome is the mean over pairs of playouts. Intervals and tests are over lessons.
 """
 
 import random
@@ -18,52 +18,51 @@ from classroom_rl.rollout.intervals import Bounds, mean_with_ci, sign_flip_p, wi
 
 PREDICTS, NOTHING, OPPOSITE, TOO_FEW = "predicts", "predicts nothing", "predicts the opposite", "too few to say"
 LEVEL = 0.01
-"""A price predicts if fewer than this share of all signs of the lessons correlate as strongly with the outcome."""
+"""The significance level of the sign-flip test over lessons: a price predicts an outcome if p is below it."""
 FEWEST_COMPARISONS = 10
 SHUFFLES = 20
 
 
 def counterfactual_figures(compared: Compared) -> dict[str, Any]:
     """The entry `counterfactuals` of metrics.json: the number of comparisons; for each outcome and price the rank
-    correlation; for each outcome and category the mean difference of the faulty message's outcome; what of these
-    predicts nothing; and in how many of `SHUFFLES` seeds the supervisor's prices are found to predict nothing once they
-    are shuffled."""
-    found = compared.comparisons
-    kinds = [comparison.kind for comparison in found]
+    correlation; for each outcome and category the mean effect of a faulty message on the outcome; which of these
+    predict nothing; and in how many of `SHUFFLES` seeds the supervisor's prices predict nothing after shuffling."""
+    comparisons = compared.comparisons
+    kinds = [comparison.kind for comparison in comparisons]
     return {
-        "comparisons": len(found),
-        "lessons": len({comparison.lesson for comparison in found}),
-        "conversations": len({comparison.conversation for comparison in found}),
+        "comparisons": len(comparisons),
+        "lessons": len({comparison.lesson for comparison in comparisons}),
+        "conversations": len({comparison.conversation for comparison in comparisons}),
         "kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
-        "playouts": min((len(_pairs(each, next(iter(OUTCOMES)))) for each in found), default=0),
+        "playouts": min((len(_pairs(comparison, next(iter(OUTCOMES)))) for comparison in comparisons), default=0),
         "unpriced": compared.unpriced,
         "without_other": compared.without_other,
         "lost_playouts": compared.lost,
-        "outcomes": {outcome: _of_outcome(found, outcome) for outcome in OUTCOMES},
+        "outcomes": {outcome: _of_outcome(comparisons, outcome) for outcome in OUTCOMES},
     }
 
 
-def _of_outcome(found: Sequence[Comparison], outcome: str) -> dict[str, Any]:
-    sources = list(dict.fromkeys(name for comparison in found for name in comparison.price_said))
-    prices = {source: _prediction(found, source, outcome) for source in sources}
-    categories = {name: _harm(group, outcome) for name, group in _by_category(found).items()}
+def _of_outcome(comparisons: Sequence[Comparison], outcome: str) -> dict[str, Any]:
+    sources = list(dict.fromkeys(name for comparison in comparisons for name in comparison.price_said))
+    prices = {source: _prediction(comparisons, source, outcome) for source in sources}
+    categories = {name: _harm(group, outcome) for name, group in _by_category(comparisons).items()}
     return {
         "prices": prices,
         "categories": categories,
-        "predict_nothing": [n for n, each in (prices | categories).items() if each["verdict"] == NOTHING],
-        "reliability": _reliability(found, outcome),
-        "shuffled": shuffled_check(found, outcome),
+        "predict_nothing": [name for name, figures in (prices | categories).items() if figures["verdict"] == NOTHING],
+        "reliability": _reliability(comparisons, outcome),
+        "shuffled": shuffled_check(comparisons, outcome),
     }
 
 
 def price_difference(comparison: Comparison, source: str) -> float | None:
-    """How much better the other message is, if `source` is asked; None if it gave no price."""
+    """How much better the alternative is according to `source`; None without its prices."""
     prices = (comparison.price_other.get(source), comparison.price_said.get(source))
     return None if None in prices else prices[0] - prices[1]
 
 
 def outcome_difference(comparison: Comparison, outcome: str) -> float:
-    """How much better the lesson goes on after the other message."""
+    """How much better the outcome is after the alternative."""
     return fmean(_pairs(comparison, outcome))
 
 
@@ -75,17 +74,17 @@ def _pairs(comparison: Comparison, outcome: str) -> list[float]:
 
 def outcome_with_ci(comparison: Comparison, outcome: str) -> dict[str, Any]:
     """The difference in outcome with its interval over pairs of playouts."""
-    pairs = {str(place): [value] for place, value in enumerate(_pairs(comparison, outcome))}
+    pairs = {str(index): [value] for index, value in enumerate(_pairs(comparison, outcome))}
     return mean_with_ci(pairs, _bounds([comparison], outcome))
 
 
 # Prices ----------------------------------------------------------------------------------------------------------
 
 
-def _prediction(found: Sequence[Comparison], source: str, outcome: str) -> dict[str, Any]:
+def _prediction(comparisons: Sequence[Comparison], source: str, outcome: str) -> dict[str, Any]:
     """How a price agrees with an outcome: {"rank_correlation", "ci95", "p", "n", "verdict"}, and under `size` the same
-    for its size alone: whether of two faulty messages, each against a better one, the dearer does more harm."""
-    by_lesson = _priced(found, source, outcome)
+    for the size of the price difference alone: whether a larger fault does more harm."""
+    by_lesson = _priced(comparisons, source, outcome)
     sizes = {lesson: [_faulty(*pair) for pair in pairs if pair[0]] for lesson, pairs in by_lesson.items()}
     return {**_agreement(by_lesson), "size": _agreement(sizes)}
 
@@ -100,14 +99,14 @@ def _agreement(by_lesson: Mapping[str, Sequence[tuple[float, float]]]) -> dict[s
 
 
 def _faulty(price: float, outcome: float) -> tuple[float, float]:
-    """Differences of price and outcome as those of the worse message minus the better one."""
+    """The differences of price and outcome, turned to be those of the worse message minus the better one."""
     return (-price, -outcome) if price > 0 else (price, outcome)
 
 
-def _priced(found: Sequence[Comparison], source: str, outcome: str) -> dict[str, list[tuple[float, float]]]:
+def _priced(comparisons: Sequence[Comparison], source: str, outcome: str) -> dict[str, list[tuple[float, float]]]:
     """The differences in price and in outcome, by lesson, of the comparisons that `source` priced."""
     by_lesson: dict[str, list[tuple[float, float]]] = {}
-    for comparison in found:
+    for comparison in comparisons:
         price = price_difference(comparison, source)
         if price is not None:
             by_lesson.setdefault(comparison.lesson, []).append((price, outcome_difference(comparison, outcome)))
@@ -120,49 +119,49 @@ def _verdict(value: float, interval: list[float], p: float) -> str:
     return PREDICTS if value > 0 else OPPOSITE
 
 
-def shuffled_check(found: Sequence[Comparison], outcome: str, seeds: int = SHUFFLES) -> dict[str, int]:
-    """In how many seeds the supervisor's prices predict nothing once they are shuffled among the comparisons:
-    {"flagged", "seeds"}. It checks the check itself, on these very outcomes; fewer than 19 of 20 mean that the
+def shuffled_check(comparisons: Sequence[Comparison], outcome: str, seeds: int = SHUFFLES) -> dict[str, int]:
+    """In how many seeds the supervisor's prices predict nothing after they are shuffled among the comparisons:
+    {"flagged", "seeds"}. This validates the test itself on the same outcomes: with fewer than 19 of 20 seeds, the
     verdicts above are too generous."""
-    flagged = sum(_is_flagged(shuffled(found, seed), outcome) for seed in range(seeds))
+    flagged = sum(_is_flagged(shuffled(comparisons, seed), outcome) for seed in range(seeds))
     return {"flagged": flagged, "seeds": seeds}
 
 
-def _is_flagged(found: Sequence[Comparison], outcome: str) -> bool:
-    """Whether the supervisor's prices are not found to predict anything."""
-    p = rank_correlation_p(_priced(found, SUPERVISOR, outcome))
+def _is_flagged(comparisons: Sequence[Comparison], outcome: str) -> bool:
+    """Whether the supervisor's prices predict nothing according to the test."""
+    p = rank_correlation_p(_priced(comparisons, SUPERVISOR, outcome))
     if p is None or p >= LEVEL:  # no interval is needed
         return True
-    return _agreement(_priced(found, SUPERVISOR, outcome))["verdict"] in (NOTHING, TOO_FEW)
+    return _agreement(_priced(comparisons, SUPERVISOR, outcome))["verdict"] in (NOTHING, TOO_FEW)
 
 
-def shuffled(found: Sequence[Comparison], seed: int) -> list[Comparison]:
-    """The comparisons, each with the prices of another one. Those of a lesson stay together, as they resemble each
-    other: lessons are dealt out in a drawn order, and their prices follow them."""
-    lessons = list(dict.fromkeys(each.lesson for each in found))
+def shuffled(comparisons: Sequence[Comparison], seed: int) -> list[Comparison]:
+    """The comparisons with their prices shuffled. Comparisons of one lesson resemble each other, so the prices are
+    permuted lesson by lesson: those of a lesson stay together."""
+    lessons = list(dict.fromkeys(comparison.lesson for comparison in comparisons))
     order = random.Random(f"{seed}|shuffled").sample(lessons, len(lessons))
-    together = sorted(found, key=lambda each: lessons.index(each.lesson))
-    drawn = sorted(found, key=lambda each: order.index(each.lesson))
+    together = sorted(comparisons, key=lambda comparison: lessons.index(comparison.lesson))
+    drawn = sorted(comparisons, key=lambda comparison: order.index(comparison.lesson))
     return [
-        replace(mine, price_said=other.price_said, price_other=other.price_other)
-        for mine, other in zip(together, drawn, strict=True)
+        replace(original, price_said=donor.price_said, price_other=donor.price_other)
+        for original, donor in zip(together, drawn, strict=True)
     ]
 
 
 # Categories ------------------------------------------------------------------------------------------------------
 
 
-def _by_category(found: Sequence[Comparison]) -> Mapping[str, list[Comparison]]:
-    """The comparisons by what is wrong with the dearer message, the most frequent category first."""
+def _by_category(comparisons: Sequence[Comparison]) -> Mapping[str, list[Comparison]]:
+    """The comparisons by the category of the worse message, the most frequent category first."""
     groups: dict[str, list[Comparison]] = {}
-    for comparison in found:
+    for comparison in comparisons:
         groups.setdefault(comparison.category, []).append(comparison)
     return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
 def _harm(group: Sequence[Comparison], outcome: str) -> dict[str, Any]:
-    """What follows a faulty message, compared with what follows the better one in its place: the mean difference in
-    price and in outcome, below 0 if the faulty message does harm, and the verdict."""
+    """The effect of a faulty message compared with the better one at the same position: the mean difference in price
+    and in outcome, below 0 if the faulty message does harm, and the verdict."""
     by_lesson = {
         lesson: [_faulty(*pair) for pair in pairs] for lesson, pairs in _priced(group, SUPERVISOR, outcome).items()
     }
@@ -180,19 +179,23 @@ def _harm(group: Sequence[Comparison], outcome: str) -> dict[str, Any]:
     return {"price": fmean(prices), **harm, "verdict": verdict}
 
 
-def _bounds(found: Sequence[Comparison], outcome: str) -> Bounds | None:
-    """Of differences in an outcome: −1 and 1, if it goes from 0 to 1."""
-    sides = [each[outcome] for comparison in found for each in (comparison.outcome_said, comparison.outcome_other)]
-    return (-1.0, 1.0) if within_unit({str(place): side for place, side in enumerate(sides)}) else None
+def _bounds(comparisons: Sequence[Comparison], outcome: str) -> Bounds | None:
+    """The bounds of differences in an outcome: −1 and 1 if its values are in [0, 1]; otherwise None."""
+    sides = [
+        outcomes[outcome]
+        for comparison in comparisons
+        for outcomes in (comparison.outcome_said, comparison.outcome_other)
+    ]
+    return (-1.0, 1.0) if within_unit({str(index): side for index, side in enumerate(sides)}) else None
 
 
 # Outcomes --------------------------------------------------------------------------------------------------------
 
 
-def _reliability(found: Sequence[Comparison], outcome: str) -> float | None:
-    """How well the outcomes of these playouts repeat: the rank correlation of the differences in even and in odd pairs
-    of playouts, stepped up to all of them (Spearman and Brown, 1910). A price can hardly correlate with the outcome by
-    more than its square root. None if it cannot be told, or if the halves do not agree at all."""
-    halves = [[_pairs(comparison, outcome)[first::2] for first in (0, 1)] for comparison in found]
+def _reliability(comparisons: Sequence[Comparison], outcome: str) -> float | None:
+    """The split-half reliability of the outcome differences: the rank correlation between even and odd pairs of
+    playouts, stepped up to all of them (Spearman and Brown, 1910). A price can hardly correlate with the outcome by
+    more than its square root. None if it is not defined, or if the halves do not correlate positively."""
+    halves = [[_pairs(comparison, outcome)[first::2] for first in (0, 1)] for comparison in comparisons]
     agreed = rank_correlation([(fmean(even), fmean(odd)) for even, odd in halves if even and odd])
     return None if agreed is None or agreed <= 0 else 2 * agreed / (1 + agreed)

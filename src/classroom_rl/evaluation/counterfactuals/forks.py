@@ -1,12 +1,10 @@
-"""Where conversations are forked: messages of the tutor, each with what came before it; and how they are played on from
-there.
+"""Forks of played conversations at messages of the tutor, and the playouts that continue from them.
 
-A fork is at a message that the student could still answer. What came after it in the played conversation is no part of
-the fork.
+A fork is at a message that the student could still answer. It consists of the message and everything before it; what
+came after it in the played conversation is not part of the fork.
 
-Conversations go through the real classroom, with its states, prompts and limits, but nobody judges or reviews them.
-Everything is in a journal of its own. Requests are named by what they continue, so a check that was interrupted repeats
-no playout.
+Playouts go through the real classroom, with its states, prompts and limits, but are not judged or reviewed. They have
+their own journal. Request ids are derived from what a playout continues, so an interrupted check repeats no playout.
 """
 
 import json
@@ -44,7 +42,7 @@ _TURN = TypeAdapter(Turn)
 
 @dataclass(frozen=True)
 class Message:
-    """A message of the tutor, and the event of the journal that puts it and its tokens into a conversation."""
+    """A message of the tutor, and the journal event that adds it with its tokens to a conversation."""
 
     turn: Turn
     event: Event
@@ -83,21 +81,21 @@ class Fork:
 def forks_of(
     record: ConversationRecord, problem: Problem, copy: int, events: Sequence[Event], max_turns: int
 ) -> list[Fork]:
-    """The forks of a played conversation, in its order.
+    """The forks of a played conversation, in order.
 
     Args:
-        events: what the journal holds of it.
-        max_turns: the number of messages after which the teacher closes: nothing follows such a message.
+        events: the journal's events of the conversation.
+        max_turns: the number of messages after which the teacher ends the conversation; nothing follows its last one.
     """
     spoken = [event for event in events if event["event"] == "turn"]
-    opening = len(record.turns) - len(spoken)
-    found = []
+    opening = len(record.turns) - len(spoken)  # messages of the prompt template, which have no events
+    forks = []
     for number, event in enumerate(spoken):
-        place = opening + number
-        if record.turns[place].role == "teacher" and place + 1 < max_turns:
-            before = tuple(record.turns[:place])
-            found.append(Fork(problem, record.id, copy, before, tuple(spoken[:number]), Message.of(event)))
-    return found
+        position = opening + number
+        if record.turns[position].role == "teacher" and position + 1 < max_turns:
+            before = tuple(record.turns[:position])
+            forks.append(Fork(problem, record.id, copy, before, tuple(spoken[:number]), Message.of(event)))
+    return forks
 
 
 def all_forks(
@@ -107,29 +105,29 @@ def all_forks(
     max_turns: int,
     seed: int,
 ) -> list[Fork]:
-    """All forks of played conversations in a drawn order: first one of each conversation, then a second one of each,
-    and so on, because forks of one conversation resemble each other. Conversations that failed have none.
+    """All forks of played conversations in random order: first one of each conversation, then a second one of each,
+    and so on, because forks of one conversation resemble each other. Failed conversations have no forks.
 
     Args:
-        events_of: what the journal holds of a conversation, by its id.
+        events_of: returns the journal's events of a conversation, by its id.
     """
     by_id = {problem.id: problem for problem in problems}
-    draw = random.Random(f"{seed}|forks")
+    rng = random.Random(f"{seed}|forks")
     copies: Counter[str] = Counter()
     conversations = []
     for record in records:
         copy = copies[record.problem_id]
         copies[record.problem_id] += 1
         if record.failure is None:
-            found = forks_of(record, by_id[record.problem_id], copy, events_of(record.id), max_turns)
-            conversations.append(draw.sample(found, len(found)))
-    draw.shuffle(conversations)
+            forks = forks_of(record, by_id[record.problem_id], copy, events_of(record.id), max_turns)
+            conversations.append(rng.sample(forks, len(forks)))
+    rng.shuffle(conversations)
     return [fork for forks in zip_longest(*conversations) for fork in forks if fork is not None]
 
 
 def corrected(fork: Fork, review: Review, teacher: Teacher, has_tokens: bool) -> Message | None:
-    """The supervisor's correction in place of the forked message, with the tokens that a supervised training gives it;
-    None if there is none, or if it cannot stand there.
+    """The supervisor's correction as a replacement of the forked message, with the tokens that supervised training
+    would give it. None without a correction, or if the message is an unfinished thought, in which nothing was said.
 
     Args:
         has_tokens: whether the teacher works on token ids.
@@ -154,7 +152,7 @@ class ForkedClassroom(Classroom):
     """A classroom whose conversations begin with the messages of played ones.
 
     Attributes:
-        beginnings: by request, the events of the messages that its conversations begin with.
+        beginnings: request id → the events of the messages that its conversations begin with.
         drawn_with: the seed and step with which the names and personas of the played conversations were drawn.
     """
 
@@ -166,7 +164,7 @@ class ForkedClassroom(Classroom):
         return super().open(id, problem, request.model_copy(update=self.drawn_with))
 
     def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
-        """Bring a conversation to the fork, and then to the point where the journal ends."""
+        """Replay a conversation up to the fork, and then the events that the journal has of the playout."""
         return super().replay(episode, [*self.beginnings[request_of(episode.id)], *events], judge_again)
 
 
@@ -175,8 +173,8 @@ class BranchPlayer:
 
     Args:
         generation, rules: those of the played conversations.
-        schedule: says when conversations may go on.
-        journal: where the playouts are written down.
+        schedule: decides when conversations may continue.
+        journal: records the playouts.
         seed: the seed of the evaluation.
     """
 
@@ -194,16 +192,17 @@ class BranchPlayer:
         self._journal, self._seed = journal, seed
 
     async def siblings(self, fork: Fork, count: int) -> list[Message]:
-        """Messages that the tutor samples in place of the forked one; fewer if its context is full."""
+        """Sample `count` alternatives to the forked message from the tutor; fewer if its context is full."""
         request = self._request(fork, "siblings", count, [])
         rules = replace(self._rules, max_turns=fork.place + 1)
         records = await self._play(rules, request, fork.events)
-        spoken = [[each for each in self._journal.events(record.id) if each["event"] == "turn"] for record in records]
+        all_events = [self._journal.events(record.id) for record in records]
+        spoken = [[event for event in events if event["event"] == "turn"] for events in all_events]
         return [Message.of(events[0]) for events in spoken if events]
 
     async def playouts(self, fork: Fork, message: Message, count: int) -> list[ConversationRecord]:
-        """The conversation played on from a message at the fork. Playout i of every branch of a fork samples with the
-        same seeds, and meets the same personas."""
+        """Play the conversation on, `count` times, from a message at the fork. Playout i uses the same seeds and
+        personas in all branches of a fork, so branches can be compared in pairs."""
         request = self._request(fork, "playouts", count, [message.turn.text])
         return await self._play(self._rules, request, [*fork.events, message.event])
 
@@ -212,8 +211,8 @@ class BranchPlayer:
         content = sha256(json.dumps([fork.problem.text, texts]).encode()).hexdigest()[:16]
         problems = [fork.problem] * count
         return SampleRequest(
-            problems=[each.text for each in problems],
-            answers=[each.answer for each in problems],
+            problems=[problem.text for problem in problems],
+            answers=[problem.answer for problem in problems],
             post_test_material=material_of(problems),
             request_id=f"{kind}-{fork.problem.id}-{fork.copy}-{fork.place}-{content}",
             seed=derive_seed(self._seed, kind, fork.problem.id, fork.copy, fork.place),

@@ -1,8 +1,8 @@
-"""The price of a message by itself, knowing only what came before it, and the outcome that it is compared with.
+"""The price of a single message, given only what came before it, and the outcome that the price is compared with.
 
-It is read by the ledger of the post-test (docs/trusting_rewards.md), from the student's own later words, never by the
-judge or the supervisor that set the price. A `LaterOutcome` is made from what came before the fork, before there are
-branches, and gets the messages after the forked one: it never sees the forked message itself.
+The outcome is computed by the ledger of the post-test (docs/trusting_rewards.md) from the student's own later messages,
+never by the judge or the supervisor that set the price. A `LaterOutcome` is created from the messages before the fork
+and gets those after the forked one: it never sees the forked message itself.
 """
 
 import asyncio
@@ -28,29 +28,31 @@ async def review_of_message(
     """The supervisor's priced review of a message at the fork.
 
     Args:
-        max_turns: the number of messages after which the teacher closes.
+        max_turns: the number of messages after which the teacher ends the conversation.
     """
-    about = MessageToReview(
+    message = MessageToReview(
         visible_messages(fork.before),
         visible_text(turn.text),
         fork.problem.text,
         fork.problem.answer,
-        ConversationFacts(tuple(each.persona for each in fork.before), max_turns),
+        ConversationFacts(tuple(earlier_turn.persona for earlier_turn in fork.before), max_turns),
         cut=not turn.ended,
     )
-    return await reviewed(roles.supervisor, about, penalties)
+    return await reviewed(roles.supervisor, message, penalties)
 
 
 async def judge_scores(roles: Roles, fork: Fork, turn: Turn, rule: str, attempts: int) -> dict[str, float] | None:
     """The judge's scores of the conversation up to and including a message, as if it ended there: the reward under
     `judge`, and each of `CRITERIA` as a share of its maximum. None without a verdict.
 
-    Two messages at one fork have the same messages before them, so their scores differ by the messages alone. The judge
-    is not told how long the lesson could have been, or it would count as missing what comes later.
+    Two messages at one fork have the same context, so their scores differ because of the messages alone. The judge is
+    not told how long the lesson could have been: it would penalise the missing rest.
     """
-    about = (visible_messages([*fork.before, turn]), fork.problem.text)
-    asked = (ask_for_verdict(roles.judge, rule, attempt, about, NO_FACTS) for attempt in range(attempts))
-    judgement = sum_up(await asyncio.gather(*asked), (rule,))
+    conversation_and_problem = (visible_messages([*fork.before, turn]), fork.problem.text)
+    requests = (
+        ask_for_verdict(roles.judge, rule, attempt, conversation_and_problem, NO_FACTS) for attempt in range(attempts)
+    )
+    judgement = sum_up(await asyncio.gather(*requests), (rule,))
     if judgement is None or judgement.scores is None:
         return None
     shares = {name: value / CRITERIA[name].top for name, value in asdict(judgement.scores).items()}
@@ -65,7 +67,7 @@ OUTCOMES = {
 
 
 class LaterOutcome:
-    """How lessons go on after one fork; the same object measures both branches.
+    """Measures the outcome of a lesson after one fork; the same object measures both branches.
 
     Args:
         exam: the post-test on the lesson's problem.
@@ -75,7 +77,7 @@ class LaterOutcome:
     def __init__(self, exam: Exam, before: Sequence[Turn]):
         self._exam = exam
         self._before = tuple(before)
-        self._settled = {place for place, item in enumerate(exam.ledger(before)) if item.outcome != MISSED}
+        self._settled = {index for index, item in enumerate(exam.ledger(before)) if item.outcome != MISSED}
 
     def of(self, later: Sequence[Turn]) -> dict[str, float]:
         """Each of `OUTCOMES`, in [0, 1].
@@ -84,7 +86,7 @@ class LaterOutcome:
             later: the messages after the forked one.
         """
         ledger = self._exam.ledger([*self._before, *later])
-        new = [item for place, item in enumerate(ledger) if item.known and place not in self._settled]
+        new = [item for index, item in enumerate(ledger) if item.known and index not in self._settled]
         items = max(1, len(ledger))
         return {PRODUCED: len(new) / items, LEARNED: sum(item.knew is False for item in new) / items}
 

@@ -19,12 +19,12 @@ _COMPARED = TypeAdapter(Compared)
 
 
 def write_comparisons(folder: Path, compared: Compared) -> Path:
-    """Write the comparisons, each with its differences in price and in outcome (other minus said), the latter with
-    intervals over pairs of playouts; returns the path."""
+    """Write the comparisons, each with its differences in price and in outcome (other minus said), and return the path.
+    Differences in outcome have intervals over pairs of playouts."""
     path = folder / COMPARISONS_NAME
     content: dict[str, Any] = asdict(compared)
-    for shown, comparison in zip(content["comparisons"], compared.comparisons, strict=True):
-        shown["difference"] = {
+    for entry, comparison in zip(content["comparisons"], compared.comparisons, strict=True):
+        entry["difference"] = {
             "price": {source: price_difference(comparison, source) for source in comparison.price_said},
             "outcome": {outcome: outcome_with_ci(comparison, outcome) for outcome in OUTCOMES},
         }
@@ -55,7 +55,7 @@ _COLUMNS = (30, 4, 8, 24, 9)
 
 
 def counterfactual_table(figures: Mapping[str, Any]) -> str:
-    """The figures as text: what was compared, then for each outcome the prices, the categories, and what predicts
+    """The figures as text: the comparisons, then for each outcome the prices, the categories, and what predicts
     nothing."""
     if not figures["comparisons"]:
         return f"Counterfactuals: no message could be compared with another one. {_left_out(figures)}"
@@ -64,34 +64,35 @@ def counterfactual_table(figures: Mapping[str, Any]) -> str:
         f"Counterfactuals: {figures['comparisons']} messages of {figures['lessons']} lessons, {kinds}; "
         f"{figures['playouts']} playouts a branch. {_left_out(figures)}"
     )
-    return "\n\n".join([head, *(_outcome(name, found) for name, found in figures["outcomes"].items())])
+    outcomes = [_outcome_text(name, outcome_figures) for name, outcome_figures in figures["outcomes"].items()]
+    return "\n\n".join([head, *outcomes])
 
 
 def _left_out(figures: Mapping[str, Any]) -> str:
-    said = {
+    labels = {
         "without_other": "without another message of another price",
         "unpriced": "without a verdict of the supervisor",
         "lost_playouts": "pairs of playouts lost to failures",
     }
-    return "; ".join(f"{figures[key]} {words}" for key, words in said.items() if figures[key])
+    return "; ".join(f"{figures[key]} {label}" for key, label in labels.items() if figures[key])
 
 
-def _outcome(name: str, found: Mapping[str, Any]) -> str:
+def _outcome_text(name: str, figures: Mapping[str, Any]) -> str:
     lines = [f"Outcome “{name}”: {OUTCOMES[name]}"]
-    lines.append(_row("price set by", "n", "", "rank correlation", "p", ""))
-    for source, each in found["prices"].items():
-        lines.append(_price(source, each))
+    lines.append(_aligned("price set by", "n", "", "rank correlation", "p", ""))
+    for source, price in figures["prices"].items():
+        lines.append(_price_row(source, price))
         if source in (SUPERVISOR, JUDGE):
-            lines.append(_price("  its size alone", each["size"]))
-    lines.append(_row("a message faulty by", "n", "price", "outcome against a better", "", ""))
-    for category, each in found["categories"].items():
-        value = _estimate(each["mean"], each["ci95"])
-        lines.append(_row(category, str(each["n"]), f"{each['price']:+.2f}", value, "", each["verdict"]))
-    nothing = ", ".join(found["predict_nothing"]) or "none was found to"
+            lines.append(_price_row("  its size alone", price["size"]))
+    lines.append(_aligned("a message faulty by", "n", "price", "outcome against a better", "", ""))
+    for category, harm in figures["categories"].items():
+        value = _estimate_text(harm["mean"], harm["ci95"])
+        lines.append(_aligned(category, str(harm["n"]), f"{harm['price']:+.2f}", value, "", harm["verdict"]))
+    nothing = ", ".join(figures["predict_nothing"]) or "none was found to"
     lines.append(f"Predict nothing: {nothing}.")
-    reliability = found["reliability"]
+    reliability = figures["reliability"]
     reliable = _NO_VALUE if reliability is None else f"{reliability:.2f}"
-    shuffled = found["shuffled"]
+    shuffled = figures["shuffled"]
     lines.append(
         f"Reliability of the outcome differences {reliable}. Shuffled prices were found to predict nothing (p ≥ "
         f"{LEVEL:g}) in {shuffled['flagged']} of {shuffled['seeds']} seeds."
@@ -99,23 +100,23 @@ def _outcome(name: str, found: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _price(label: str, found: Mapping[str, Any]) -> str:
-    value = _estimate(found["rank_correlation"], found["ci95"])
-    return _row(label, str(found["n"]), "", value, _p(found["p"]), found["verdict"])
+def _price_row(label: str, agreement: Mapping[str, Any]) -> str:
+    value = _estimate_text(agreement["rank_correlation"], agreement["ci95"])
+    return _aligned(label, str(agreement["n"]), "", value, _p_text(agreement["p"]), agreement["verdict"])
 
 
-def _row(*cells: str) -> str:
+def _aligned(*cells: str) -> str:
     *first, last = cells
     return " ".join([*(cell.ljust(width) for cell, width in zip(first, _COLUMNS, strict=True)), last])
 
 
-def _estimate(value: float | None, interval: list[float] | None) -> str:
+def _estimate_text(value: float | None, interval: list[float] | None) -> str:
     if value is None:
         return _NO_VALUE
     return f"{value:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")
 
 
-def _p(value: float | None) -> str:
+def _p_text(value: float | None) -> str:
     if value is None:
         return ""
     return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
