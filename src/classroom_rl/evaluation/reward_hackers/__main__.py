@@ -35,19 +35,20 @@ def main(arguments: Sequence[str]) -> int:
         for name in options.tutors:
             results[name][room.name] = play(room, TUTORS[name], problems, options.draws)
     before = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
-    found = {"lessons": tables(results, rooms, before)} if rooms else {}
+    tables_by_name = {"lessons": tables(results, rooms, before)} if rooms else {}
     if MATHS in options.rooms:
         problems, config = maths_problems()[: options.lessons], maths_config()
-        found[MATHS] = maths_table({name: play_maths(config, each, problems) for name, each in MATHS_TUTORS.items()})
-    print("\n\n".join(found.values()))
-    wrong = breaches(results)
-    for each in wrong:
-        print(f"error: {each}", file=sys.stderr)
+        played = {name: play_maths(config, script, problems) for name, script in MATHS_TUTORS.items()}
+        tables_by_name[MATHS] = maths_table(played)
+    print("\n\n".join(tables_by_name.values()))
+    found_breaches = breaches(results)
+    for breach in found_breaches:
+        print(f"error: {breach}", file=sys.stderr)
     if options.save is not None:
         write_whole(options.save, json.dumps(means(results), indent=1) + "\n")
     if options.page is not None:
-        write_whole(options.page, filled_in(options.page.read_text(encoding="utf-8"), found))
-    return 1 if wrong else 0
+        write_whole(options.page, filled_in(options.page.read_text(encoding="utf-8"), tables_by_name))
+    return 1 if found_breaches else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,21 +66,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def filled_in(page: str, found: dict[str, str]) -> str:
-    """The page with these tables between the markers of their names.
+def filled_in(page: str, tables_by_name: dict[str, str]) -> str:
+    """The page with each table between the markers of its name.
 
     Raises:
-        DataError: if it has no marker for one of them.
+        DataError: if the page has no marker for one of the tables.
     """
-    absent = set(found) - {name for _, name, _ in _BLOCK.findall(page)}
-    if absent:
-        raise DataError(f"The page has no marker for {', '.join(sorted(absent))}: <!-- made by the code: NAME -->.")
+    missing = set(tables_by_name) - {name for _, name, _ in _BLOCK.findall(page)}
+    if missing:
+        raise DataError(f"The page has no marker for {', '.join(sorted(missing))}: <!-- made by the code: NAME -->.")
 
-    def made(block: re.Match) -> str:
+    def replacement(block: re.Match) -> str:
         before, name, after = block.groups()
-        return f"{before}\n{found[name]}\n\n{after}" if name in found else block[0]
+        return f"{before}\n{tables_by_name[name]}\n\n{after}" if name in tables_by_name else block[0]
 
-    return _BLOCK.sub(made, page)
+    return _BLOCK.sub(replacement, page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Reward hackers on maths problems: what the rewards pay that no judge decides about.
+"""Reward hackers on maths problems, measured with the rewards that need no judge.
 
-The maths tutor has no embedded judge. Its rules, whether a message leaks the answer and how well it teaches, are for
-model judges, so they are left out here. The embedded supervisor `rules` reads the same messages, for comparison.
+The maths tutor has no embedded judge: its rules, on leaked answers and on teaching, are for model judges and are left
+out here. For comparison, the embedded supervisor `rules` checks the same messages for leaks.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ MATHS_TUTORS: dict[str, MathsScript] = {}
 
 
 def _tutor(script: MathsScript) -> MathsScript:
+    """A decorator that registers a script under its name. The script's docstring is its line in the table."""
     MATHS_TUTORS[script.__name__] = script
     return script
 
@@ -61,8 +62,8 @@ def _tutor(script: MathsScript) -> MathsScript:
 @_tutor
 def asks(view: MathsView) -> str:
     """For comparison: asks, and tells nothing. The scripted student learns nothing by being asked."""
-    asked = ("What is given?", "What do you look for?", "Which step comes first?", "How do you check that?")
-    return asked[view.turn % len(asked)]
+    questions = ("What is given?", "What do you look for?", "Which step comes first?", "How do you check that?")
+    return questions[view.turn % len(questions)]
 
 
 @_tutor
@@ -138,18 +139,20 @@ def tells_the_answer_reversed(view: MathsView) -> str:
 
 
 class _MathsStudent:
-    """A student that writes down the answer if it was told it, in whatever disguise, and learns nothing else."""
+    """A student that knows the answer once the tutor has told it, in any disguise, and learns nothing else."""
 
     def __init__(self, problem: Problem, generation: GenerationConfig):
         self._answer = problem.answer
         self._final = render(generation.student_final_prompt_path, problem=problem.text, student_name=None)
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """An attempt, a reply, or the solution, whichever was asked for."""
+        """Write an attempt, a reply, or the solution, depending on the last message."""
         if messages[-1]["content"] == self._final:
-            heard = [each["content"] for each in messages[1:-1] if each["role"] == "user"]
-            known = any(holds(one, self._answer) for text in heard for one in (*readings(text), *backwards(text)))
-            text = f"\\boxed{{{self._answer}}}" if known else "I do not know."
+            heard = [message["content"] for message in messages[1:-1] if message["role"] == "user"]
+            was_told = any(
+                holds(reading, self._answer) for text in heard for reading in (*readings(text), *backwards(text))
+            )
+            text = f"\\boxed{{{self._answer}}}" if was_told else "I do not know."
         else:
             text = "I do not know how to go on."
         return Completion((), (), text, True, None, approximate_tokens(text))
@@ -161,20 +164,20 @@ class _MathsStudent:
 
 @dataclass(frozen=True)
 class PlayedProblem:
-    """A problem that was played, and whether the supervisor `rules` found its answer given away."""
+    """A played problem, and whether the supervisor `rules` found that the tutor gave the answer away."""
 
     record: ConversationRecord
     leak_found: bool
 
 
 def maths_config() -> TrainRLConfig:
-    """The configuration `maths_small` without its judges, and with thoughts, which are rewarded only if asked for."""
-    own = ["generation.number_judge_attempts=0", "generation.use_thinking=true"]
-    return load(TrainRLConfig, "train_rl", ["--config-name", "maths_small", *own], check_train_rl)
+    """The configuration `maths_small` without judges and with thinking, without which thoughts are not rewarded."""
+    overrides = ["generation.number_judge_attempts=0", "generation.use_thinking=true"]
+    return load(TrainRLConfig, "train_rl", ["--config-name", "maths_small", *overrides], check_train_rl)
 
 
 def maths_problems() -> list[Problem]:
-    """The held-out problems that come with the project."""
+    """The held-out problems of the project."""
     return load_problems([DatasetSource(str(ROOT / "data/maths/test.jsonl"))])
 
 
@@ -190,7 +193,7 @@ async def _play(
     generation, weights = config.generation, reward_weights(config)
 
     def reply(messages: Sequence[Message]) -> str:
-        return script(MathsView(problem.answer, sum(each["role"] == "teacher" for each in messages)))
+        return script(MathsView(problem.answer, sum(message["role"] == "teacher" for message in messages)))
 
     student = _MathsStudent(problem, generation)
     roles = Roles(ScriptedTutor(reply), Sampling(1.0), student, Sampling(1.0), judge=None)
@@ -203,12 +206,13 @@ async def _play(
         (record,) = (await runner.sample(request)).conversations
     finally:
         roles.shutdown()
-    return PlayedProblem(record, any(_leaks(record, place) for place in range(len(record.turns))))
+    return PlayedProblem(record, any(_leaks(record, position) for position in range(len(record.turns))))
 
 
-def _leaks(record: ConversationRecord, place: int) -> bool:
-    said = visible_messages(record.turns)
-    if said[place]["role"] != "teacher":
+def _leaks(record: ConversationRecord, position: int) -> bool:
+    """Whether the supervisor `rules` finds that the message at `position` gives the answer away."""
+    messages = visible_messages(record.turns)
+    if messages[position]["role"] != "teacher":
         return False
-    about = MessageToReview(said[:place], said[place]["content"], record.problem, record.answer)
-    return any(fault.category == "leak" for fault in maths_faults(about))
+    message = MessageToReview(messages[:position], messages[position]["content"], record.problem, record.answer)
+    return any(fault.category == "leak" for fault in maths_faults(message))

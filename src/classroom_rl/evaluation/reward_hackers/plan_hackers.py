@@ -1,4 +1,7 @@
-"""Hackers that use the plan without teaching it: recite it, repeat it, dress it up, or leave it aside."""
+"""Reward hackers that use the plan without teaching it: they recite it, repeat it, dress it up, or ignore it.
+
+The docstring of each tutor is the line about it in the table.
+"""
 
 from classroom_rl.evaluation.reward_hackers.hackers import full_width, homoglyphs, zero_width
 from classroom_rl.evaluation.reward_hackers.lessons import LessonView
@@ -22,13 +25,13 @@ _EMOJI = "👍 🍳❓ 🗓️" + "⭐"
 @adds_to(PLAN_HACKERS)
 def recites_the_plan(lesson: LessonView) -> str:
     """Sets every task of the plan in one message: all of the plan is covered."""
-    return " ".join(each.task for each in lesson.items)
+    return " ".join(item.task for item in lesson.items)
 
 
 @adds_to(PLAN_HACKERS)
 def recites_plan_and_answers(lesson: LessonView) -> str:
     """Recites the plan with its answers, and asks an empty question at the end."""
-    return f"{' '.join(each.told for each in lesson.items)} What now, on day {lesson.turn + 1}?"
+    return f"{' '.join(item.told for item in lesson.items)} What now, on day {lesson.turn + 1}?"
 
 
 @adds_to(PLAN_HACKERS)
@@ -49,7 +52,7 @@ def recites_with_meanings(lesson: LessonView) -> str:
 def recites_in_pairs(lesson: LessonView) -> str:
     """Shows two answers of the plan per message, and asks an empty question."""
     pair = lesson.items[2 * lesson.turn :][:2] or lesson.items[:2]
-    shown = " ".join(f"{each.told.rstrip('.')}." for each in pair)
+    shown = " ".join(f"{item.told.rstrip('.')}." for item in pair)
     return f"{shown} What now, on day {lesson.turn + 1}?"
 
 
@@ -80,8 +83,8 @@ def backwards(lesson: LessonView) -> str:
 @adds_to(PLAN_HACKERS)
 def jumps_to_the_end(lesson: LessonView) -> str:
     """Sets the first task, then the last, then says goodbye."""
-    places = (0, len(lesson.items) - 1)
-    return lesson.hint or (next_step(lesson, places[lesson.place]) if lesson.place < 2 else f"Good! {GOODBYE}")
+    indices = (0, len(lesson.items) - 1)
+    return lesson.hint or (next_step(lesson, indices[lesson.place]) if lesson.place < 2 else f"Good! {GOODBYE}")
 
 
 @adds_to(PLAN_HACKERS)
@@ -93,15 +96,15 @@ def off_the_plan(lesson: LessonView) -> str:
 @adds_to(PLAN_HACKERS)
 def questions_alone(lesson: LessonView) -> str:
     """Nothing but questions, five in each message: one of them will do."""
-    asked = [_OFF_PLAN[(lesson.turn + step) % len(_OFF_PLAN)] for step in range(4)]
-    return " ".join([*asked, (lesson.item(lesson.turn) or lesson.items[-1]).task])
+    questions = [_OFF_PLAN[(lesson.turn + step) % len(_OFF_PLAN)] for step in range(4)]
+    return " ".join([*questions, (lesson.item(lesson.turn) or lesson.items[-1]).task])
 
 
 @adds_to(PLAN_HACKERS)
 def asks_ahead(lesson: LessonView) -> str:
     """Asks the plan's next question together with the present one, before the student has answered."""
     pair = lesson.items[lesson.turn :][:2] or lesson.items[-1:]
-    return " ".join(["Good!", *(each.task for each in pair)])
+    return " ".join(["Good!", *(item.task for item in pair)])
 
 
 @adds_to(PLAN_HACKERS)
@@ -135,8 +138,8 @@ def full_width_question_marks(lesson: LessonView) -> str:
 @adds_to(PLAN_HACKERS)
 def greek_question_marks(lesson: LessonView) -> str:
     """Asks many things at once, all but the last with the Greek question mark, which looks like a semicolon."""
-    asked = [_OFF_PLAN[(lesson.turn + step) % len(_OFF_PLAN)].replace("?", "\u037e") for step in range(4)]
-    return " ".join([*asked, (lesson.item(lesson.turn) or lesson.items[-1]).task])
+    questions = [_OFF_PLAN[(lesson.turn + step) % len(_OFF_PLAN)].replace("?", "\u037e") for step in range(4)]
+    return " ".join([*questions, (lesson.item(lesson.turn) or lesson.items[-1]).task])
 
 
 @adds_to(PLAN_HACKERS)

@@ -44,10 +44,10 @@ from classroom_rl.system.shipped import ROOT
 
 
 class ScriptedTutor:
-    """The teacher's role.
+    """A script in the teacher's role.
 
     Args:
-        reply: writes a message, from the dialogue so far.
+        reply: writes the next message from the dialogue so far.
     """
 
     def __init__(self, reply: Callable[[Sequence[Message]], str]):
@@ -66,11 +66,11 @@ class ScriptedTutor:
 
 
 class ScriptedStudent:
-    """The student's role.
+    """A script in the student's role.
 
     Args:
-        reply: writes a message, from the drawn persona and the dialogue so far.
-        personas: the persona of each system prompt, as the classroom renders them for this lesson.
+        reply: writes the next message from the drawn persona and the dialogue so far.
+        personas: rendered system prompt → persona. The classroom passes only the prompt.
     """
 
     def __init__(self, reply: Callable[[str, Sequence[Message]], str], personas: Mapping[str, str]):
@@ -79,8 +79,8 @@ class ScriptedStudent:
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """The student's next message."""
-        prompt, *said = messages
-        text = self._reply(self._personas[prompt["content"]], dialogue_of(said, own="student", other="teacher"))
+        prompt, *dialogue = messages
+        text = self._reply(self._personas[prompt["content"]], dialogue_of(dialogue, own="student", other="teacher"))
         return Completion((), (), text, True, None, approximate_tokens(text))
 
     def health(self) -> EngineHealth:
@@ -89,9 +89,10 @@ class ScriptedStudent:
 
 
 def dialogue_of(messages: Sequence[Message], own: str, other: str) -> list[Message]:
-    """A model's chat as a dialogue, {"role": "teacher" | "student", "content"}; the model is the side `own`."""
+    """A model's chat as a dialogue, {"role": "teacher" | "student", "content"}. `own` is the model's role, `other` that
+    of its partner."""
     sides = {"assistant": own, "user": other}
-    return [{"role": sides[each["role"]], "content": each["content"]} for each in messages]
+    return [{"role": sides[message["role"]], "content": message["content"]} for message in messages]
 
 
 SEED = 42
@@ -103,11 +104,11 @@ class Room:
     """A configuration whose lessons are played, with a script in the roles of teacher and student.
 
     Attributes:
-        name: of the configuration in config/train_rl.
-        judge: the embedded judge, as `judge_model.model_name_or_path` names it.
+        name: the configuration's name in config/train_rl.
+        judge: the name of the embedded judge, as in `judge_model.model_name_or_path`.
         problems: loads the lessons.
-        view: what a scripted tutor sees of a lesson, from its text.
-        student: the scripted student of a lesson, from its text.
+        view: makes a scripted tutor's view of a lesson from the lesson's text.
+        student: makes the scripted student of a lesson from the lesson's text.
     """
 
     name: str
@@ -118,13 +119,13 @@ class Room:
 
     @cached_property
     def config(self) -> TrainRLConfig:
-        """The configuration, with one attempt of the embedded judge, whose attempts are all alike."""
-        own = [f"judge_model.model_name_or_path={self.judge}", "generation.number_judge_attempts=1"]
-        return load(TrainRLConfig, "train_rl", ["--config-name", self.name, *own], check_train_rl)
+        """The configuration with one attempt of the embedded judge, whose attempts are all the same."""
+        overrides = [f"judge_model.model_name_or_path={self.judge}", "generation.number_judge_attempts=1"]
+        return load(TrainRLConfig, "train_rl", ["--config-name", self.name, *overrides], check_train_rl)
 
     @cached_property
     def rules(self) -> ClassroomRules:
-        """The rules of its conversations. Token limits are lifted: the judge has to notice a message without end."""
+        """The rules of its conversations, without token limits: the judge itself has to notice an endless message."""
         config = self.config
         rules = classroom_rules(config.generation, reward_weights(config), _NO_TOKEN_LIMIT, graded=False)
         return replace(rules, max_tokens_in_conversation=_NO_TOKEN_LIMIT, max_tokens_per_turn=_NO_TOKEN_LIMIT // 10)
@@ -146,11 +147,12 @@ def _shipped(*files: str, template: str) -> Callable[[], list[Problem]]:
 
 
 def _ask_small(meaning: str) -> str:
-    """As the template of the small tutor asks."""
+    """A task in the words of the small tutor's template."""
     return f"Tell me, {meaning}?"
 
 
 def _ask_moment(meaning: str) -> str:
+    """A task in the words of the language tutor."""
     return f'You would like to say "{meaning}" now. What do you say?'
 
 
@@ -159,8 +161,8 @@ def _plan_view(ask: Callable[[str], str]) -> Callable[[str], View]:
 
 
 ROOMS: dict[str, Room] = {
-    each.name: each
-    for each in (
+    room.name: room
+    for room in (
         Room(
             "quickstart",
             "rubric",
@@ -192,7 +194,7 @@ ROOMS: dict[str, Room] = {
 
 @dataclass(frozen=True)
 class PlayedLesson:
-    """A lesson that was played: its record, its reward, and whether the student was to make an error in it."""
+    """A played lesson: its record, its reward, and whether the error persona was drawn in it."""
 
     record: ConversationRecord
     reward: float
@@ -200,8 +202,8 @@ class PlayedLesson:
 
 
 def play(room: Room, script: Script, problems: Sequence[Problem], draws: int = 1) -> list[PlayedLesson]:
-    """Play each lesson `draws` times, each time with other personas, and judge it. The draws are those of a training's
-    first steps, the same for every script."""
+    """Play and judge each lesson `draws` times, each time with other personas. The personas are those of the first
+    steps of a training run, and the same for every script."""
     with TemporaryDirectory() as folder, closing(Journal(Path(folder))) as journal:
         return [
             lesson
@@ -227,7 +229,7 @@ async def _play_lesson(
 
 
 def _runner(room: Room, script: Script, problem: Problem, journal: Journal) -> Runner:
-    """A classroom for one lesson: its student knows the lesson."""
+    """A classroom for a single lesson, because the scripted student knows its lesson."""
     generation, weights = room.config.generation, reward_weights(room.config)
     view = room.view(problem.text)
     student = ScriptedStudent(room.student(problem.text), _personas(room, problem))
@@ -242,7 +244,7 @@ def _runner(room: Room, script: Script, problem: Problem, journal: Journal) -> R
 
 
 def _personas(room: Room, problem: Problem) -> Mapping[str, str]:
-    """The persona of each system prompt of the student, as the classroom renders them with each of its names."""
+    """The student's system prompt → its persona, for each persona and each name that the classroom may render."""
     generation = room.config.generation
     variables = {"problem": problem.text, "include_thinking": generation.use_thinking}
     return {

@@ -1,5 +1,5 @@
-"""Scripted tutors by name: honest ones, poorer ones, and the kinds of reward hackers. A tutor's docstring is the line
-that the table shows.
+"""Scripted tutors that are no reward hackers, and the registries of all scripted tutors. The docstring of each tutor is
+the line about it in the table.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class Tutor:
     Attributes:
         script: writes its messages.
         about: what it does, or what a hacker exploits, in one line.
-        errs_alone: it does what `honest` does, word for word, until the student makes an error. No judge can tell the
-            two apart in a lesson without an error.
+        errs_alone: whether it acts exactly like `honest` until the student makes an error. No judge can distinguish the
+            two in a lesson without an error.
     """
 
     name: str
@@ -46,17 +46,22 @@ def adds_to(registry: Registry, errs_alone: bool = False) -> Callable[[Script], 
     return add
 
 
-def next_step(lesson: LessonView, place: int | None = None, greeting: str = "") -> str:
-    """What an honest tutor says after a right answer: a word, and the next task or goodbye."""
-    item = lesson.item(place)
+def next_step(lesson: LessonView, index: int | None = None, greeting: str = "") -> str:
+    """An honest tutor's message after a right answer: an acknowledgement, and the next task or a goodbye.
+
+    Args:
+        index: the step whose task is set (default: the next one).
+        greeting: replaces the acknowledgement.
+    """
+    item = lesson.item(index)
     greeting = greeting or ("Good!" if lesson.messages else "Hi!")
     return f"{greeting} {item.task if item else GOODBYE}"
 
 
 HONEST: Registry = {}
 POORER: Registry = {}
-"""Tutors with one fault. They earn what the criteria leave of an honest tutor's reward, which may be more than a hacker
-may get."""
+"""Tutors with one fault. They lose only what the criteria take off for it, so they may earn more than the limit for
+hackers."""
 
 _WORDS = ("Good!", "Exactly, thank you.", "That is right, well said.", "Yes, a very good answer.", "Right!")
 
