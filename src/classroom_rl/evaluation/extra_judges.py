@@ -56,8 +56,8 @@ async def label_errors(
         EngineFailure, ProviderFailure: if the judge cannot be asked at all.
     """
     without_rules = [record for record in records if read_plan(record.problem).lesson is None]
-    asked = config.student_errors_prompt_path is not None and ("judge" in roles.apis or "judge" in roles.engines)
-    if not without_rules or not asked:
+    can_ask = config.student_errors_prompt_path is not None and ("judge" in roles.apis or "judge" in roles.engines)
+    if not without_rules or not can_ask:
         return None
     with schedule.register(1) as registration:
         await registration.wait_for_phase(State.JUDGE_TURN)  # a judge on an engine is awake only then

@@ -75,7 +75,7 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
     """Play all conversations of one tutor, and shut its models down.
 
     Raises:
-        ConfigError: if the tutor was to be supervised and nobody read its messages.
+        ConfigError: if the tutor should be supervised, but none of its messages was reviewed.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """

@@ -136,8 +136,8 @@ def corrected(fork: Fork, review: Review, teacher: Teacher, has_tokens: bool) ->
         return None
     event, target = fork.said.event, None
     sampled = len(event["logprobs"])
-    ids, given = tuple(event["ids"][:sampled]), tuple(event["ids"][sampled:])
-    draft = SampledDraft(fork.said.turn, ids, tuple(event["logprobs"]), given, mask=tuple(event.get("mask", ())))
+    ids, given_ids = tuple(event["ids"][:sampled]), tuple(event["ids"][sampled:])
+    draft = SampledDraft(fork.said.turn, ids, tuple(event["logprobs"]), given_ids, mask=tuple(event.get("mask", ())))
     if has_tokens:
         target = target_of(draft, review.correction, teacher.tokenizer, teacher.frame.turn_end_id)
         if target is None:
