@@ -12,7 +12,7 @@ from classroom_rl.server import app as garbage
 @pytest.fixture
 def collections(monkeypatch):
     """The generations that are collected, in order."""
-    monkeypatch.setattr(garbage, "_SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr(garbage, "_SECONDS_BETWEEN_CHECKS", 0)
     made: list[int] = []
     monkeypatch.setattr(garbage.gc, "collect", made.append)
     yield made
@@ -25,7 +25,7 @@ async def _look(times: int) -> None:
 
 
 def test_it_collects_once_after_each_time_of_playing_and_never_in_it(collections, monkeypatch):
-    monkeypatch.setattr(garbage, "_RESTS_BETWEEN", 3)
+    monkeypatch.setattr(garbage, "_IDLE_PERIODS_PER_FULL_COLLECTION", 3)
 
     async def play() -> list[list[int]]:
         service = SimpleNamespace(running=[], runner=SimpleNamespace(finished=0))

@@ -416,7 +416,9 @@ def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(a
         roles = application.state.service.environment.roles
         roles.apis |= {"judge": SimpleNamespace(model="a judge", trouble=down, **role)}
         roles.apis |= {"student": SimpleNamespace(model="a student", trouble=None, **role)}
-        answer = ClassroomClient(url)._insist("POST", "/sample_conversations", BODY, 60.0, "the batch", 0.5)
+        answer = ClassroomClient(url)._request_with_retries(
+            "POST", "/sample_conversations", BODY, 60.0, "the batch", 0.5
+        )
         roles.apis.clear()
     assert answer["conversations"][0]["reward"] is not None
     said = next(record.getMessage() for record in caplog.records if "still waiting" in record.getMessage())

@@ -217,19 +217,19 @@ def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_
     room.judge = HeldJudge(lambda *_: json.dumps(SCORES))
     with listening(app, room.judge) as (url, application):
 
-        def readers() -> int:
+        def waiting() -> int:
             batches = application.state.service._batches
-            return batches[body["request_id"]].readers if batches else 0
+            return batches[body["request_id"]].waiting if batches else 0
 
         for _ in range(3):
             with pytest.raises(requests.Timeout):
                 requests.post(url, json=body, timeout=0.5)
-        wait_until(lambda: readers() == 0)
+        wait_until(lambda: waiting() == 0)
         answers: list[bytes] = []
         clients = [threading.Thread(target=lambda: answers.append(requests.post(url, json=body).content)) for _ in "ab"]
         for client in clients:
             client.start()
-        wait_until(lambda: readers() == 2)
+        wait_until(lambda: waiting() == 2)
         room.judge.free.set()
         for client in clients:
             client.join(120)

@@ -111,7 +111,7 @@ class KeptServer:
         self._tokenizer = tokenizer
         monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: self._load())
         monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
-        monkeypatch.setattr("classroom_rl.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.02)
+        monkeypatch.setattr("classroom_rl.server.engine_sleep._SECONDS_BETWEEN_TRAINER_CHECKS", 0.02)
         self.client = ClassroomClient(f"http://127.0.0.1:{config.generation.server_port}")
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()

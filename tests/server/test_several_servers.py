@@ -148,7 +148,7 @@ def test_servers_share_the_cap(tmp_path, generation) -> None:
 
 def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
     """A process elsewhere cannot be looked at and counts as running: it must not keep engines asleep for ever."""
-    monkeypatch.setattr("classroom_rl.server.engine_sleep._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("classroom_rl.server.engine_sleep._SECONDS_BETWEEN_TRAINER_CHECKS", 0.01)
     gone = this_process().model_copy(update={"started": 0.0})
     elsewhere = ProcessId(host=f"not-{socket.gethostname()}", pid=1, started=0.0)
 

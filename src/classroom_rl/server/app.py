@@ -1,9 +1,4 @@
-"""The server: its application, its routes, and its life from loading the models to the end of their processes.
-
-A full collection visits all objects, and holds up the event loop meanwhile. Python starts one whenever the objects have
-become a quarter more, which happens several times in a large batch. Playing leaves hardly any garbage that only a full
-collection finds: what is garbage early, the short collections of young objects still take away.
-"""
+"""The server: the application, its routes and its lifespan, from loading the models to ending their processes."""
 
 import asyncio
 import gc
@@ -66,27 +61,22 @@ from classroom_rl.viewer.game_table import GameTable
 from classroom_rl.viewer.routes import add_viewer, page_files
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from classroom_rl.engines.api.call_ledger import CallLedger
-    from classroom_rl.server.sampling_service import SamplingService
 
 logger = logging.getLogger(__name__)
 
-
 LARGEST_HEAD = 64 * 1024
-"""The most bytes of a request's line and headers."""
+"""The most bytes that the request line and the headers of a request may have."""
 _KEEP_ALIVE_S, _GRACEFUL_SHUTDOWN_S = 75, 5
 
 
-def uvicorn_options(app: FastAPI, host: str, port: int) -> "uvicorn.Config":
-    """How uvicorn serves an application.
+def uvicorn_options(app: FastAPI, host: str, port: int) -> uvicorn.Config:
+    """Return the options with which uvicorn serves an application.
 
-    Headers are read before the token is checked, so their size is limited: by h11, since uvicorn's other parser takes
-    any number of them. uvicorn logs through this program's own handler, which takes keys out of messages.
+    Headers are read before the token is checked, so their size must be limited. Only the parser h11 does that;
+    uvicorn's other parser accepts any number of headers. uvicorn logs through this program's own handler, which removes
+    API keys from messages.
     """
-    import uvicorn
-
     return uvicorn.Config(
         app,
         host=host,
@@ -100,37 +90,44 @@ def uvicorn_options(app: FastAPI, host: str, port: int) -> "uvicorn.Config":
     )
 
 
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_CHECKS = 0.5
 _NEVER = 2**31 - 1
-_RESTS_BETWEEN = 100
+"""A threshold that is never reached, so that Python starts no full collection by itself."""
+_IDLE_PERIODS_PER_FULL_COLLECTION = 100
 
 
-async def collect_at_rest(service: "SamplingService") -> None:
-    """Keep full collections to every hundredth time that no batch is played any more, until cancelled. After every time
-    of playing, what is there then, such as the last answers, is taken out of what collections look at."""
+async def collect_at_rest(service: SamplingService) -> None:
+    """Run garbage collections while the server is idle, until cancelled: a full one in every hundredth idle period, a
+    short one in the others. Each also freezes the objects that are alive, such as the last responses, so that later
+    collections do not visit them.
+
+    A full collection visits all objects and blocks the event loop meanwhile. Python by itself starts one whenever the
+    number of objects has grown by a quarter, which happens several times in a large batch. Playing conversations leaves
+    hardly any garbage that only a full collection finds; the collections of young objects, which stay on, find the
+    rest.
+    """
     thresholds = gc.get_threshold()
     gc.set_threshold(*thresholds[:2], _NEVER)
     try:
-        rests, rested, before = 0, -1, 0
+        idle_periods, collected_at, previous = 0, -1, 0
         while True:
             finished = service.runner.finished
-            if not service.running and finished == before != rested:
-                _collect(full=rests % _RESTS_BETWEEN == 0)
-                rests, rested = rests + 1, finished
-            before = finished
-            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+            # Idle: nothing runs, and nothing finished since the last check. Collect once in each idle period.
+            if not service.running and finished == previous != collected_at:
+                _collect(full=idle_periods % _IDLE_PERIODS_PER_FULL_COLLECTION == 0)
+                idle_periods, collected_at = idle_periods + 1, finished
+            previous = finished
+            await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
     finally:
         gc.set_threshold(*thresholds)
 
 
 def _collect(full: bool) -> None:
     if full:
-        gc.unfreeze()
+        gc.unfreeze()  # a full collection does not visit frozen objects
     gc.collect(2 if full else 1)
     gc.freeze()
 
-
-_SECONDS_BETWEEN_LOOKS = 0.5
 
 POLICY_VERSION = Gauge("classroom_policy_version", "Version of the teacher weights that are loaded")
 RUNNING = Gauge("classroom_running_conversations", "Conversations that are being played")
@@ -138,9 +135,9 @@ FINISHED = Gauge("classroom_finished_conversations", "Conversations that finishe
 
 
 @cache
-def _gauge(role: str, what: str, description: str, *labels: str) -> Gauge:
-    """A Prometheus gauge of what a role behind an API used, created once per role."""
-    return Gauge(f"classroom_{role}_{what}", f"{description} a {role} behind an API", labels)
+def _gauge(role: str, quantity: str, description: str, *labels: str) -> Gauge:
+    """Return the Prometheus gauge for the usage of a role behind an API. It is created once per role and quantity."""
+    return Gauge(f"classroom_{role}_{quantity}", f"{description} a {role} behind an API", labels)
 
 
 def serve(config: TrainRLConfig) -> None:
@@ -151,7 +148,7 @@ def serve(config: TrainRLConfig) -> None:
         ConfigError: if the port is taken, another server uses the run folder, a prompt template or a model cannot be
             used, or a token is missing.
         DeadlineExceeded: if a trainer uses the GPUs and does not make room.
-        EngineFailure: if a model cannot be loaded, or an engine died; a restarted server goes on from the journal.
+        EngineFailure: if a model cannot be loaded, or an engine died; a restarted server continues from the journal.
     """
     host, port = config.generation.server_host, config.generation.server_port
     refuse_taken_port(host, port)
@@ -164,8 +161,8 @@ def serve(config: TrainRLConfig) -> None:
 
 
 def server_subfolder(server_index: int) -> str:
-    """The server's own subfolder of the run folder, for its journal, its ledgers of paid requests and its lock. The
-    first server uses the run folder itself, where the published weights of all servers are."""
+    """Return a server's own subfolder of the run folder, which holds its journal, its ledgers of paid requests and its
+    lock. The first server uses the run folder itself, where the weights are published for all servers."""
     return f"server{server_index}" if server_index else "."
 
 
@@ -186,21 +183,21 @@ def _run(app: FastAPI, host: str, port: int) -> None:
 
 
 def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
-    """The application, which loads the models as it starts up and ends their processes as it shuts down. If an engine
-    dies, the failure is stored in `app.state.failure` and `app.state.end` is called."""
-    own_folder = run_folder / server_subfolder(config.generation.server_index)
+    """Create the application. It loads the models at startup and ends their processes at shutdown. If an engine dies,
+    the failure is stored in `app.state.failure` and `app.state.end` is called."""
+    server_folder = run_folder / server_subfolder(config.generation.server_index)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with _keep_startup_failure(app), large_imports():  # of transformers and vLLM
-            service = await open_service(config, reward_weights(config), own_folder)
+        with _keep_startup_failure(app), large_imports():  # transformers and vLLM
+            service = await open_service(config, reward_weights(config), server_folder)
         service.plays = digest_of(app.state.plays) if app.state.plays is not None else ""
         app.state.service = service
         tasks = [asyncio.create_task(_stop_when_engine_dies(app))]
         try:
             with _keep_startup_failure(app):
                 if isinstance(service.environment, Classroom):
-                    app.state.judge_check = open_judge_check(config, service, own_folder)
+                    app.state.judge_check = open_judge_check(config, service, server_folder)
                 await service.restore_policy(config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
             await add_openai_routes(app, service.environment.roles.policy, timeout_s)
@@ -210,7 +207,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                 app.state.table = GameTable.of(config, service.environment.roles, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             tasks.append(asyncio.create_task(collect_at_rest(service)))
-            logger.info("the classroom is open on %s, its journal in %s", address, own_folder)
+            logger.info("the classroom is open on %s, its journal in %s", address, server_folder)
             yield
         finally:
             for task in tasks:
@@ -223,7 +220,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     app = FastAPI(title="Classroom", lifespan=lifespan, responses=ERROR_RESPONSES)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
     app.state.judge_check = None
-    app.state.plays = conversation_keys(config)  # now, as the templates are that are read next
+    app.state.plays = conversation_keys(config)  # now, to fingerprint the templates that are about to be read
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _stop_and_answer)
     add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
@@ -237,7 +234,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
 
 @contextmanager
 def _keep_startup_failure(app: FastAPI) -> Iterator[None]:
-    """Stores the error for `serve`, which ends with its message; uvicorn would show a traceback."""
+    """Store a startup error for `serve`, which ends with its message; uvicorn would print a traceback."""
     try:
         yield
     except ClassroomError as error:
@@ -247,17 +244,17 @@ def _keep_startup_failure(app: FastAPI) -> Iterator[None]:
 
 
 async def _stop_when_engine_dies(app: FastAPI) -> None:
-    """Check the engines until one died, then stop the server: only a restart brings an engine back."""
+    """Check the engines until one has died, then stop the server: only a restart brings an engine back."""
     while True:
         try:
             app.state.service.check_alive()
         except EngineFailure as failure:
             _stop(app, failure)
             return
-        except Exception:  # nothing awaits this task, so the error would not be seen
+        except Exception:  # nothing awaits this task, so log the error here
             logger.exception("the engines are no longer checked")
             raise
-        await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+        await asyncio.sleep(_SECONDS_BETWEEN_CHECKS)
 
 
 def _stop(app: FastAPI, failure: EngineFailure) -> None:
@@ -304,7 +301,8 @@ def _add_sampling_routes(app: FastAPI, record: type[Trajectory], names: Sequence
     async def get_reward(name: str, body: RewardRequest, request: Request) -> RewardResponse:
         if name not in names:
             raise UnknownConversation(f"There is no reward {name}. There are: {', '.join(names)}.")
-        return RewardResponse(rewards=[_service(request).reward(name, each) for each in body.conversations])
+        service = _service(request)
+        return RewardResponse(rewards=[service.reward(name, conversation_id) for conversation_id in body.conversations])
 
 
 def _add_weight_routes(app: FastAPI) -> None:
@@ -319,7 +317,7 @@ def _add_weight_routes(app: FastAPI) -> None:
 
 
 def _add_sleep_routes(app: FastAPI) -> None:
-    """Sleep and wake-up, for a trainer that uses the same GPUs. Both routes are idempotent."""
+    """Add the routes for sleep and wake-up, for a trainer on the same GPUs. Both are idempotent."""
 
     @app.post("/sleep")
     async def sleep(body: SleepRequest, request: Request) -> SleepResponse:
@@ -365,13 +363,15 @@ def _add_status_routes(app: FastAPI) -> None:
         RUNNING.set(service.runner.running)
         FINISHED.set(service.runner.finished)
         for role, api in service.environment.roles.apis.items():
-            _show_calls(role, api.ledger)
+            _set_call_gauges(role, api.ledger)
         engines = service.environment.roles.engines.items()
-        of_engines = in_words({role: engine.metrics() for role, engine in engines if isinstance(engine, EngineProcess)})
-        return Response(generate_latest() + of_engines, media_type=CONTENT_TYPE_LATEST)
+        engine_metrics = in_words(
+            {role: engine.metrics() for role, engine in engines if isinstance(engine, EngineProcess)}
+        )
+        return Response(generate_latest() + engine_metrics, media_type=CONTENT_TYPE_LATEST)
 
 
-def _show_calls(role: str, ledger: "CallLedger") -> None:
+def _set_call_gauges(role: str, ledger: "CallLedger") -> None:
     calls = _gauge(role, "calls", "Requests of this run to", "model", "outcome")
     for (model, outcome), count in ledger.outcomes.items():
         calls.labels(model, outcome).set(count)

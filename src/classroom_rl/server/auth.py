@@ -1,4 +1,4 @@
-"""Access to the server. A server that listens on a loopback address needs no token; any other server requires one.
+"""Access tokens. A server that listens on a loopback address needs none; any other server requires one.
 
 The token comes from the environment and is sent as `Authorization: Bearer …`. It is never written to a file or log.
 """
@@ -9,15 +9,15 @@ from classroom_rl.config.values import is_loopback
 from classroom_rl.errors import ConfigError
 
 TOKEN_VARIABLE = "CLASSROOM_TOKEN"
-_SHORTEST_TOKEN = 16
-_HOW_TO_MAKE_ONE = (
+_MIN_TOKEN_LENGTH = 16
+_TOKEN_HINT = (
     f"Make one with: export {TOKEN_VARIABLE}=$(openssl rand -hex 32), the same for server and trainer, or write it "
     "into .env."
 )
 
 
 def token_from_environment() -> str | None:
-    """The token that server and clients share; None if the environment has none.
+    """Return the token that server and clients share; None if the environment has none.
 
     Raises:
         ConfigError: if it is too short to be a secret, or cannot be sent in a header.
@@ -25,15 +25,18 @@ def token_from_environment() -> str | None:
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         return None
-    if len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+    if len(token) < _MIN_TOKEN_LENGTH or not (token.isascii() and token.isprintable()) or " " in token:
         raise ConfigError(
-            f"{TOKEN_VARIABLE} must be at least {_SHORTEST_TOKEN} ASCII characters without spaces. {_HOW_TO_MAKE_ONE}"
+            f"{TOKEN_VARIABLE} must be at least {_MIN_TOKEN_LENGTH} ASCII characters without spaces. {_TOKEN_HINT}"
         )
     return token
 
 
 def token_for(host: str, key: str = "generation.server_host") -> str | None:
-    """The token of a server that listens on `host`, the value of the config key `key`; None if it needs none.
+    """Return the token of a server that listens on `host`; None if it needs none.
+
+    Args:
+        key: the config key that `host` comes from, for the error message.
 
     Raises:
         ConfigError: if other machines can reach the address and there is no token.
@@ -42,6 +45,6 @@ def token_for(host: str, key: str = "generation.server_host") -> str | None:
     if token is None and not is_loopback(host):
         raise ConfigError(
             f"{key} is {host}, which other machines can reach: server and trainer need a token in the environment "
-            f"variable {TOKEN_VARIABLE}. {_HOW_TO_MAKE_ONE}"
+            f"variable {TOKEN_VARIABLE}. {_TOKEN_HINT}"
         )
     return token

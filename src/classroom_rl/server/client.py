@@ -1,4 +1,4 @@
-"""The client of the server's HTTP API, for trainer and evaluation."""
+"""The client for the server's HTTP API, used by trainer and evaluation."""
 
 import json
 import logging
@@ -60,21 +60,21 @@ _ERRORS: dict[int, type[ClassroomError]] = {
     504: DeadlineExceeded,
 }
 _BROKEN_CONNECTION = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
-"""The last one is an answer that breaks off, because its server ended while it was sending it."""
-_ONE_REQUEST_S = 60.0
-_PAUSE_S = 2.0
+"""A `ChunkedEncodingError` is a response that breaks off because the server ended while sending it."""
+_REQUEST_TIMEOUT_S = 60.0
+_RETRY_PAUSE_S = 2.0
 _SECONDS_BETWEEN_MESSAGES = 30.0
 _CONNECTIONS = 64
 
 
 class ClassroomClient:
-    """A client of one server; it sends the environment's token if there is one.
+    """A client of one server. It sends the token of the environment, if there is one.
 
     Args:
         url: the server's address, such as http://127.0.0.1:8005.
         sample_timeout_s: how long a batch of conversations may take.
         load_timeout_s: how long loading a policy may take.
-        return_timeout_s: how long a server that ended may take to return.
+        return_timeout_s: how long a server that ended may take to come back.
         log: the path of the server's log, for error messages.
         record: the class of the environment's trajectories.
     """
@@ -96,14 +96,14 @@ class ClassroomClient:
         self._record = record
         self._plays: dict[str, str] | None = None
         self._session = requests.Session()
-        self._session.trust_env = False  # the environment's proxies are for the internet, not for this server
+        self._session.trust_env = False  # proxy settings are for the internet, not for this server
         self._session.mount("http://", HTTPAdapter(pool_maxsize=_CONNECTIONS))
         token = token_from_environment()
         if token is not None:
             self._session.headers["Authorization"] = f"Bearer {token}"
 
     def health(self) -> Health:
-        """The server's models and running work.
+        """Return the server's models and running work.
 
         Raises:
             DeadlineExceeded: if nothing answers.
@@ -119,7 +119,7 @@ class ClassroomClient:
             ) from error
 
     def wait_until_up(self, timeout_s: float, alive: Callable[[], bool] = lambda: True) -> Health:
-        """Wait until the server answers.
+        """Wait until the server answers, and return its health.
 
         Args:
             alive: whether the server's process still runs.
@@ -128,8 +128,8 @@ class ClassroomClient:
             DeadlineExceeded: after `timeout_s` seconds; the message names the command that starts a server.
             EngineFailure: if the server ended while it was loading.
         """
-        started = told = time.monotonic()
-        how = f"Start one with: python vllm_server.py --config-name …{self._see_log()}"
+        started = logged = time.monotonic()
+        hint = f"Start one with: python vllm_server.py --config-name …{self._see_log()}"
         while True:
             try:
                 return self.health()
@@ -139,21 +139,22 @@ class ClassroomClient:
                     message = f"The server for {self.url} ended while it was loading.{self._see_log()}"
                     raise EngineFailure(message) from error
                 if now - started > timeout_s:
-                    raise DeadlineExceeded(f"No server answered at {self.url} within {timeout_s:g} s. {how}") from error
-                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
+                    message = f"No server answered at {self.url} within {timeout_s:g} s. {hint}"
+                    raise DeadlineExceeded(message) from error
+                if now - logged >= _SECONDS_BETWEEN_MESSAGES or logged == started:
                     logger.info(
                         "no server answers at %s yet; waiting up to %g s (%.0f s). %s",
                         self.url,
                         timeout_s,
                         now - started,
-                        how,
+                        hint,
                     )
-                    told = now
+                    logged = now
             time.sleep(0.5)
 
     def expect(self, plays: dict[str, str]) -> None:
-        """Refuse a server that plays otherwise, now and with each batch: it may end and come back with another
-        configuration.
+        """Refuse a server whose conversations would differ from the trainer's configuration. This is checked now and
+        with each batch, because a server may end and come back with another configuration.
 
         Args:
             plays: the trainer's `conversation_keys`.
@@ -162,41 +163,47 @@ class ClassroomClient:
             ConfigError: with the keys that differ.
         """
         self._plays = plays
-        theirs = self.health().plays
-        if theirs is not None:
-            refuse_other_play(theirs, plays, self.url)
+        server_keys = self.health().plays
+        if server_keys is not None:
+            refuse_other_play(server_keys, plays, self.url)
 
     def sample(self, body: SampleRequest) -> SampleResponse:
-        """Have the server play a batch of conversations. If the connection breaks, the request is sent again with the
-        same id, and the server does not run it twice.
+        """Have the server play a batch of conversations and return them. If the connection breaks, the request is sent
+        again with the same id, and the server does not run it twice.
 
         Raises:
             DeadlineExceeded: after `sample_timeout_s` seconds.
             ConfigError: if the server came back with another configuration than `expect` was given.
             ClassroomError: the server's error.
         """
-        what = f"the {len(body.problems)} conversations of request {body.request_id}"
-        answer = self._insist("POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, what)
-        found = SampleResponse[self._record].model_validate(answer)
-        if self._plays is not None and found.plays not in ("", digest_of(self._plays)):
+        description = f"the {len(body.problems)} conversations of request {body.request_id}"
+        answer = self._request_with_retries(
+            "POST", "/sample_conversations", body.model_dump(), self._sample_timeout_s, description
+        )
+        response = SampleResponse[self._record].model_validate(answer)
+        if self._plays is not None and response.plays not in ("", digest_of(self._plays)):
             self.expect(self._plays)
-        return found
+        return response
 
     def play(self, body: SampleRequest) -> None:
-        """Have the server play a batch, as `sample` does, and return when no message of the policy is missing in it.
-        `sample` with the same body then waits for its judge.
+        """Have the server play a batch, as `sample` does, and return once the policy has written all its messages. The
+        verdicts may still be missing: `sample` with the same body waits for them.
 
         Raises:
             DeadlineExceeded: after `sample_timeout_s` seconds.
             ClassroomError: the server's error.
         """
-        what = f"the messages of request {body.request_id}"
-        self._insist("POST", "/play_conversations", body.model_dump(), self._sample_timeout_s, what)
+        description = f"the messages of request {body.request_id}"
+        self._request_with_retries(
+            "POST", "/play_conversations", body.model_dump(), self._sample_timeout_s, description
+        )
 
     def rewards(self, name: str, conversations: Sequence[str]) -> list[float | None]:
-        """One reward for each conversation id; None for one without a verdict."""
+        """Return one reward per conversation id; None for a conversation without a verdict."""
         body = {"conversations": list(conversations)}
-        answer = self._insist("POST", f"/get_{name}_reward", body, self._return_timeout_s, f"the {name} rewards")
+        answer = self._request_with_retries(
+            "POST", f"/get_{name}_reward", body, self._return_timeout_s, f"the {name} rewards"
+        )
         return RewardResponse.model_validate(answer).rewards
 
     def check_judge(self, body: JudgeCheckRequest, timeout_s: float) -> JudgeCheckResponse:
@@ -208,8 +215,10 @@ class ClassroomClient:
         Raises:
             ClassroomError: if the check failed.
         """
-        what = f"the check of the judge {body.request_id}"
-        answer = self._insist("POST", "/check_judge", body.model_dump(), timeout_s + _ONE_REQUEST_S, what)
+        description = f"the check of the judge {body.request_id}"
+        answer = self._request_with_retries(
+            "POST", "/check_judge", body.model_dump(), timeout_s + _REQUEST_TIMEOUT_S, description
+        )
         return JudgeCheckResponse.model_validate(answer)
 
     def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
@@ -220,17 +229,19 @@ class ClassroomClient:
         """
         body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
         limit_s = self._load_timeout_s + self._return_timeout_s
-        answer = self._insist("POST", "/load_weights", body, limit_s, f"policy {policy} loaded", self._load_timeout_s)
+        answer = self._request_with_retries(
+            "POST", "/load_weights", body, limit_s, f"policy {policy} loaded", self._load_timeout_s
+        )
         loaded = LoadWeightsResponse.model_validate(answer)
         if loaded.policy != policy:
             raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
         return loaded
 
     def sleep(self, borrowers: Sequence[ProcessId]) -> SleepResponse:
-        """Put all engines to sleep, until `wake_up` or until all processes in `borrowers` have ended."""
+        """Put all engines to sleep until `wake_up` is called or all processes in `borrowers` have ended."""
         body = SleepRequest(borrowers=list(borrowers)).model_dump()
         limit_s = self._load_timeout_s + self._return_timeout_s
-        answer = self._insist("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
+        answer = self._request_with_retries("POST", "/sleep", body, limit_s, "engines asleep", self._load_timeout_s)
         return SleepResponse.model_validate(answer)
 
     def wake_up(self) -> SleepResponse:
@@ -240,52 +251,66 @@ class ClassroomClient:
             GpuFull: if the GPU has no room for them.
         """
         limit_s = self._load_timeout_s + self._return_timeout_s
-        answer = self._insist("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
+        answer = self._request_with_retries("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
         return SleepResponse.model_validate(answer)
 
-    def _insist(
+    def _request_with_retries(
         self,
         method: str,
         path: str,
         body: dict[str, Any],
         timeout_s: float,
-        what: str,
-        one_request_s: float = _ONE_REQUEST_S,
+        description: str,
+        request_timeout_s: float = _REQUEST_TIMEOUT_S,
     ) -> Any:
-        """Repeat an idempotent request until it is answered. A server that ended, or is about to end because it lost an
-        engine, may return meanwhile."""
-        started = told = time.monotonic()
-        while (left := started + timeout_s - time.monotonic()) > 0:
+        """Repeat an idempotent request until it is answered. A server that ended, or is about to end because an engine
+        died, may come back meanwhile.
+
+        Args:
+            timeout_s: how long all attempts together may take.
+            description: what the request asks for, for log and error messages.
+            request_timeout_s: how long one attempt may take.
+
+        Raises:
+            DeadlineExceeded: after `timeout_s` seconds.
+            ClassroomError: the server's error, if waiting would not mend it.
+        """
+        started = logged = time.monotonic()
+        while (remaining_s := started + timeout_s - time.monotonic()) > 0:
             try:
-                return self._request(method, path, body, timeout_s=min(one_request_s, left))
+                return self._request(method, path, body, timeout_s=min(request_timeout_s, remaining_s))
             except (DeadlineExceeded, EngineFailure) as error:
                 now = time.monotonic()
-                if now - told >= _SECONDS_BETWEEN_MESSAGES or told == started:
-                    why = self._troubles() if isinstance(error.__cause__, requests.ReadTimeout) else ""
-                    logger.info("still waiting for %s (%.0f s): %s%s", what, now - started, error, why)
-                    told = now
-                time.sleep(min(_PAUSE_S, max(0.0, left)))
-        raise DeadlineExceeded(f"{self.url} did not answer with {what} within {timeout_s:g} s.{self._see_log()}")
+                if now - logged >= _SECONDS_BETWEEN_MESSAGES or logged == started:
+                    # A read timeout means that the server works on the request: ask it which API it waits for.
+                    troubles = self._api_troubles() if isinstance(error.__cause__, requests.ReadTimeout) else ""
+                    logger.info("still waiting for %s (%.0f s): %s%s", description, now - started, error, troubles)
+                    logged = now
+                time.sleep(min(_RETRY_PAUSE_S, max(0.0, remaining_s)))
+        raise DeadlineExceeded(f"{self.url} did not answer with {description} within {timeout_s:g} s.{self._see_log()}")
 
-    def _troubles(self) -> str:
-        """Which APIs the server has no answer from, for how long, and why; empty if the server does not say."""
+    def _api_troubles(self) -> str:
+        """Describe the APIs that do not answer the server, for how long, and why; empty if the server does not say."""
         try:
             roles = self.health().roles
         except ClassroomError:
             return ""
-        found = ((role, each) for role, each in roles.items() if each.trouble)
-        return "".join(f" The {role} {each.model} ({each.engine_version}): {each.trouble}." for role, each in found)
+        return "".join(
+            f" The {role} {engine.model} ({engine.engine_version}): {engine.trouble}."
+            for role, engine in roles.items()
+            if engine.trouble
+        )
 
     def _request(self, method: str, path: str, body: dict | None = None, timeout_s: float = 60.0) -> Any:
-        """Send one request.
+        """Send one request and return the JSON of its response.
 
         Raises:
             DeadlineExceeded: if the server cannot be reached or does not answer in time.
             RequestTooLarge: if the body is larger than a server accepts.
-            ClassroomError: the subclass of the answer's status, with the server's message.
+            ClassroomError: the subclass that belongs to the response's status, with the server's message.
         """
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
-        if data is not None and len(data) > LARGEST_BODY:  # the server may hang up before its refusal can be read
+        if data is not None and len(data) > LARGEST_BODY:  # a server may hang up before its refusal is read
             raise RequestTooLarge(
                 f"The request to {self.url}{path} has {len(data)} bytes, but a server takes {LARGEST_BODY}: make the "
                 "batch or its problems smaller."
@@ -298,7 +323,7 @@ class ClassroomClient:
                 headers={"Content-Type": "application/json"},
                 timeout=(5.0, timeout_s),
             )
-        except requests.ReadTimeout as error:  # it may work on the request for as long as that takes
+        except requests.ReadTimeout as error:  # the server accepted the request and may still work on it
             raise DeadlineExceeded(
                 f"{self.url} took the request and has no answer to it yet.{self._see_log()}"
             ) from error
@@ -321,12 +346,12 @@ def _detail(response: requests.Response) -> str:
 
 def sample_conversations(body: SampleRequest, server_port: int) -> SampleResponse:
     """Have the server on this machine's `server_port` play a batch."""
-    return _local(server_port).sample(body)
+    return _local_client(server_port).sample(body)
 
 
 def get_reward(name: str, conversations: Sequence[str], server_port: int) -> list[float | None]:
     """The named reward of each conversation id, from the server on this machine's `server_port`."""
-    return _local(server_port).rewards(name, conversations)
+    return _local_client(server_port).rewards(name, conversations)
 
 
 def get_pedagogical_reward(conversations: Sequence[str], server_port: int) -> list[float | None]:
@@ -334,14 +359,14 @@ def get_pedagogical_reward(conversations: Sequence[str], server_port: int) -> li
     return get_reward("pedagogical", conversations, server_port)
 
 
-def _local(server_port: int) -> ClassroomClient:
+def _local_client(server_port: int) -> ClassroomClient:
     return ClassroomClient(f"http://127.0.0.1:{server_port}")
 
 
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def server_url(generation: GenerationConfig) -> str:
     """The server's address for programs on this machine."""
-    host = _ANY_ADDRESS.get(generation.server_host, generation.server_host)
+    host = _LOOPBACK_OF.get(generation.server_host, generation.server_host)
     return f"http://{f'[{host}]' if ':' in host else host}:{generation.server_port}"

@@ -1,10 +1,5 @@
-"""Which engines of a server sleep. While a living trainer uses their GPU, all of them sleep. Otherwise all are awake,
-or with `generation.schedule: phased` those of the current phase.
-
-A server forgets that its engines slept (`server/engine_sleep.py`) when its process ends. If it dies while the
-trainer steps and starts again, it would find no room on the GPU, or take the trainer's. So the trainer writes the file
-once the engines sleep and removes it when it has made room; a server loads no model before that. A trainer that died
-holds no lease, whatever the file says.
+"""Controls which engines of a server sleep. While a running trainer uses their GPU, all of them sleep. Otherwise all
+are awake, or with `generation.schedule: phased` those of the current phase.
 """
 
 import asyncio
@@ -33,11 +28,16 @@ _SECONDS_BETWEEN_MESSAGES = 30.0
 
 
 class GpuLease:
-    """The trainer's lease on the GPUs of one server.
+    """The trainer's lease on the GPUs of one server, kept in a file of the run folder.
+
+    A server does not remember that its engines slept when its process ends. If it dies during a training step and is
+    started again, there would be no room on the GPU, or it would take the memory that the trainer needs. So the trainer
+    writes the file once the engines sleep and removes it when it has freed the GPU; a server loads no model before
+    that. A trainer that died holds no lease, whatever the file says.
 
     Args:
         run_folder: the folder that server and trainer share.
-        server_index: the server's place in `generation.server_urls`.
+        server_index: the server's position in `generation.server_urls`.
     """
 
     def __init__(self, run_folder: Path, server_index: int = 0):
@@ -50,7 +50,7 @@ class GpuLease:
         Raises:
             StorageError: if it cannot be written.
         """
-        write_whole(self._path, json.dumps([each.model_dump() for each in trainer]))
+        write_whole(self._path, json.dumps([process.model_dump() for process in trainer]))
 
     def end(self) -> None:
         """End the lease: the GPUs have room for the engines again.
@@ -62,7 +62,7 @@ class GpuLease:
             self._path.unlink(missing_ok=True)
 
     def holders(self) -> list[ProcessId]:
-        """The processes of a living trainer that use the GPUs; empty if the engines have room.
+        """Return the processes of a running trainer that use the GPUs; empty if the engines have room.
 
         Raises:
             ConfigError: if the file is damaged.
@@ -72,7 +72,7 @@ class GpuLease:
         except FileNotFoundError:
             return []
         try:
-            written = [ProcessId.model_validate(each) for each in json.loads(text)]
+            recorded = [ProcessId.model_validate(process) for process in json.loads(text)]
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{self._path} is damaged and does not say which processes of a trainer use the GPUs. Remove it if no "
@@ -80,7 +80,7 @@ class GpuLease:
             ) from error
         if not is_claimed("train_rl", self._run_folder):
             return []  # also if the trainer ran on another machine, or in a container that ended
-        return [each for each in written if is_alive(each)]
+        return [process for process in recorded if is_alive(process)]
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Wait until the trainer has made room or has ended.
@@ -88,17 +88,17 @@ class GpuLease:
         Raises:
             DeadlineExceeded: if neither happened within `timeout_s` seconds.
         """
-        started, told = time.monotonic(), None
+        started, logged = time.monotonic(), None
         while holders := self.holders():
             now = time.monotonic()
-            pids = ", ".join(f"{each.pid} on {each.host}" for each in holders)
+            pids = ", ".join(f"{process.pid} on {process.host}" for process in holders)
             if now - started > timeout_s:
                 raise DeadlineExceeded(
                     f"The trainer (process {pids}) has not made room on the GPU within generation.sample_timeout_s = "
                     f"{timeout_s:g} s, so no engine was loaded. Its log is trainer.log in {self._run_folder}; if it "
                     "hangs, end it; then start the server again."
                 )
-            if told is None or now - told >= _SECONDS_BETWEEN_MESSAGES:
+            if logged is None or now - logged >= _SECONDS_BETWEEN_MESSAGES:
                 logger.info(
                     "the trainer (process %s) uses the GPU: the engines are loaded when it makes room (%.0f s, at most "
                     "%.0f s)",
@@ -106,13 +106,13 @@ class GpuLease:
                     now - started,
                     timeout_s,
                 )
-                told = now
+                logged = now
             time.sleep(_SECONDS_BETWEEN_LEASE_CHECKS)
 
 
-_SECONDS_BETWEEN_LOOKS = 1.0
-_SAME_START_S = 2.0
-"""Start times of one process that two programs read may differ by this much, because the system's clock was set."""
+_SECONDS_BETWEEN_TRAINER_CHECKS = 1.0
+_START_TIME_TOLERANCE_S = 2.0
+"""Two programs may read start times of one process that differ by this much, because the system clock was adjusted."""
 
 
 class Sleeper(Protocol):
@@ -128,7 +128,7 @@ class EngineSleep:
 
     Args:
         engines: by role.
-        timeout_s: how long an engine that has to sleep waits for its turns in flight.
+        timeout_s: how long an engine that has to sleep waits for its turns in flight, in seconds.
         wanted: the roles whose engines are awake when no trainer uses the GPUs; None means all. `wake_only` changes it.
     """
 
@@ -151,15 +151,16 @@ class EngineSleep:
             self._end_watch()
             try:
                 await self._put_to_sleep(self._engines)
-            except BaseException:
+            except BaseException:  # also a cancellation: never leave only some of the engines asleep
                 await self._wake_wanted()
                 raise
             self._trainer_has_gpus = True
-            here = [each for each in trainer if each.host == socket.gethostname()]  # the others cannot be watched
-            self._watch = asyncio.create_task(self._wake_after(here or trainer))
+            local = [process for process in trainer if process.host == socket.gethostname()]
+            # Processes on other hosts cannot be watched and count as alive: without a local one, only `wake_up` wakes.
+            self._watch = asyncio.create_task(self._wake_after(local or trainer))
 
     async def wake_up(self) -> None:
-        """Wake the wanted engines; those that are awake already stay as they are.
+        """Wake the wanted engines. Engines that are awake already stay as they are.
 
         Raises:
             EngineFailure: if an engine died.
@@ -186,8 +187,8 @@ class EngineSleep:
 
     @asynccontextmanager
     async def room_for_loading(self, role: str) -> AsyncIterator[None]:
-        """Inside, the engine of this role has room on the GPU to load weights. If it is not wanted, the wanted ones
-        sleep meanwhile, and afterwards it sleeps again."""
+        """While the context is open, the engine of this role has room on the GPU to load weights. If it is not one of
+        the wanted engines, these sleep meanwhile; afterwards it sleeps again and they wake."""
         async with self._changes:
             unwanted = role in self._engines and role not in self._wanted
             if unwanted and not self._trainer_has_gpus:
@@ -209,15 +210,16 @@ class EngineSleep:
         self._trainer_has_gpus = False
 
     async def _wake_wanted(self) -> None:
+        # First sleep, then wake: otherwise the GPU may not have room for both groups.
         await self._put_to_sleep([role for role in self._engines if role not in self._wanted])
         for role in self._wanted:
             await self._engines[role].wake_up()
 
     async def _put_to_sleep(self, roles: Collection[str]) -> None:
-        asleep = await asyncio.gather(
+        results = await asyncio.gather(
             *(self._engines[role].sleep(self._timeout_s) for role in roles), return_exceptions=True
         )
-        failures = [each for each in asleep if each is not None]
+        failures = [result for result in results if result is not None]
         for failure in failures[1:]:
             logger.error("another engine did not fall asleep: %s", failure)
         if failures:
@@ -231,10 +233,10 @@ class EngineSleep:
     async def _wake_after(self, trainer: Sequence[ProcessId]) -> None:
         """Wake the engines once all of these processes have ended."""
         while True:
-            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
-            if any(is_alive(each) for each in trainer):
+            await asyncio.sleep(_SECONDS_BETWEEN_TRAINER_CHECKS)
+            if any(is_alive(process) for process in trainer):
                 continue
-            pids = ", ".join(str(each.pid) for each in trainer)
+            pids = ", ".join(str(process.pid) for process in trainer)
             logger.warning("the trainer (process %s) is gone and left the engines asleep: they wake", pids)
             try:
                 async with self._changes:
@@ -242,15 +244,14 @@ class EngineSleep:
                 return
             except ClassroomError as failure:  # the trainer's memory may not be free yet: try again
                 logger.error("%s", failure)
-            except Exception:  # nothing awaits this task, so the error would not be seen
+            except Exception:  # nothing awaits this task, so log the error here
                 logger.exception("the engines cannot be woken after the trainer has ended")
                 raise
 
 
 def this_process() -> ProcessId:
-    """The process that calls this."""
-    own = psutil.Process()
-    return ProcessId(host=socket.gethostname(), pid=os.getpid(), started=own.create_time())
+    """Return the id of the calling process."""
+    return ProcessId(host=socket.gethostname(), pid=os.getpid(), started=psutil.Process().create_time())
 
 
 def is_alive(process: ProcessId) -> bool:
@@ -259,7 +260,7 @@ def is_alive(process: ProcessId) -> bool:
     if process.host != socket.gethostname():
         return True
     with suppress(psutil.NoSuchProcess):
-        found = psutil.Process(process.pid)
-        same = abs(found.create_time() - process.started) < _SAME_START_S
-        return same and found.status() != psutil.STATUS_ZOMBIE
+        current = psutil.Process(process.pid)
+        is_same = abs(current.create_time() - process.started) < _START_TIME_TOLERANCE_S
+        return is_same and current.status() != psutil.STATUS_ZOMBIE
     return False

@@ -1,5 +1,5 @@
-"""Responses of the server's routes: errors as a status and a message, never a traceback, and long-running ones that are
-dropped when the client disconnects.
+"""Responses of the server's routes: errors are a status and a message, never a traceback. A long-running response is
+dropped if its client disconnects.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from classroom_rl.system.keys import without_keys
 
 
 class ErrorAnswer(BaseModel):
-    """The body of every error response: what was given, the rule, and the fix."""
+    """The body of every error response. `detail` says what was given, which rule it breaks, and how to fix it."""
 
     detail: str
 
 
-def _documented() -> dict[int | str, dict]:
-    """By status: which errors are answered with it."""
+def _error_responses() -> dict[int | str, dict]:
+    """Return status → OpenAPI description of the errors that are answered with it."""
     meanings = {400: ["a request that is no HTTP"], 500: ["an error that the server does not expect"]}
     for error in vars(classroom_rl.errors).values():
         if isinstance(error, type) and issubclass(error, ClassroomError) and error is not ClassroomError:
@@ -36,7 +36,7 @@ def _documented() -> dict[int | str, dict]:
     }
 
 
-ERROR_RESPONSES = _documented()
+ERROR_RESPONSES = _error_responses()
 """The error responses of every route, for the OpenAPI document."""
 
 
@@ -44,8 +44,9 @@ def add_error_answers(app: FastAPI) -> None:
     """Answer a `ClassroomError` with its status and message, an invalid request with the fields that are wrong, and any
     other error with its type and message; the traceback of the latter goes to the log."""
     app.add_exception_handler(ClassroomError, answer_with_message)
-    app.add_exception_handler(RequestValidationError, _answer_with_what_is_wrong)
-    app.add_exception_handler(Exception, _answer_with_its_name)  # Starlette raises it again, for uvicorn to log
+    app.add_exception_handler(RequestValidationError, _answer_with_invalid_fields)
+    # Starlette raises the error again after this handler, and uvicorn logs it.
+    app.add_exception_handler(Exception, _answer_with_unexpected_error)
 
 
 async def answer_with_message(_: Request, error: Exception) -> JSONResponse:
@@ -54,39 +55,42 @@ async def answer_with_message(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": without_keys(without_surrogates(str(error)))}, status_code=status)
 
 
-async def _answer_with_what_is_wrong(_: Request, error: Exception) -> JSONResponse:
-    """The fields and the rules they break, without the body itself, which may be long."""
-    wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-    return JSONResponse({"detail": "; ".join(wrong[:5])}, status_code=DataError.status)
+async def _answer_with_invalid_fields(_: Request, error: Exception) -> JSONResponse:
+    """Name the invalid fields and the rules that they break, without the body itself, which may be long."""
+    problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+    return JSONResponse({"detail": "; ".join(problems[:5])}, status_code=DataError.status)
 
 
-async def _answer_with_its_name(request: Request, error: Exception) -> JSONResponse:
-    where = f"{request.method} {request.url.path}"
-    said = without_keys(without_surrogates(f"{type(error).__name__}: {error}"))[:300]
-    why = (
-        f"The server met an error that it does not expect, in {where}: {said}. It goes on; the traceback is in its log "
-        "(server.log in the run folder, if a launcher started it)."
+async def _answer_with_unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    route = f"{request.method} {request.url.path}"
+    error_text = without_keys(without_surrogates(f"{type(error).__name__}: {error}"))[:300]
+    message = (
+        f"The server met an error that it does not expect, in {route}: {error_text}. It goes on; the traceback is in "
+        "its log (server.log in the run folder, if a launcher started it)."
     )
-    return JSONResponse({"detail": why}, status_code=500)
+    return JSONResponse({"detail": message}, status_code=500)
 
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for it. The client no longer reads it, but proxies log it."""
+"""nginx's status for a request whose client has gone. The client no longer reads it, but proxies log it."""
 
 
 async def unless_disconnected(request: Request, answer: Coroutine[Any, Any, bytes]) -> Response:
-    """The answer as a JSON response. If the client disconnects first, the answer's coroutine is cancelled, and so it is
-    not serialised in vain: a waiting client repeats its request and disconnects each time its own timeout passes."""
-    waiting, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_disconnected(request))
+    """Await the answer (JSON as bytes) and return it as a response. If the client disconnects first, cancel the answer.
+
+    A waiting client disconnects and repeats its request each time its own timeout passes. Without the cancellation,
+    the server would serialise the answer once for each of these requests.
+    """
+    answered, disconnected = asyncio.ensure_future(answer), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            return Response(waiting.result(), media_type="application/json")
+        await asyncio.wait((answered, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if answered.done():
+            return Response(answered.result(), media_type="application/json")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
-        waiting.cancel()
-        gone.cancel()
-        await asyncio.gather(waiting, gone, return_exceptions=True)
+        answered.cancel()
+        disconnected.cancel()
+        await asyncio.gather(answered, disconnected, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

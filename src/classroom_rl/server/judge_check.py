@@ -1,5 +1,5 @@
-"""The server's part of checking whether the teacher fools the judge: a held-out judge judges conversations again, and
-the training's judge judges planted ones. The results change no reward.
+"""The server's part of checking whether the teacher fools the judge: a held-out judge scores conversations again, and
+the training judge scores planted conversations (canaries). The results change no reward.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 HELD_OUT_CALLS_NAME = "held_out_judge_calls.sqlite"
-_KEEP = 8
+_CHECKS_KEPT = 8
 
 
 class JudgeCheck:
     """Runs checks, each once per id, and writes their results to the journal.
 
     Args:
-        service: holds the conversations that were played, and the judge of the training.
+        service: holds the played conversations and the training judge.
         held_out: the held-out judge; None if there is none.
         api: the held-out judge's client, if it is behind an API.
-        timeout_s: how long judging one conversation may take.
+        timeout_s: how long judging one conversation may take, in seconds.
     """
 
     def __init__(self, service: SamplingService, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
@@ -46,11 +46,11 @@ class JudgeCheck:
         self._checks: OrderedDict[str, tuple[dict, asyncio.Task[JudgeCheckResponse]]] = OrderedDict()
 
     async def run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
-        """Have the held-out judge judge the conversations, and the training's judge the canaries, which are made from
-        the first conversation.
+        """Have the held-out judge score the conversations, and the training judge the canaries, which are made from the
+        first conversation.
 
-        If a judge fails, for any reason, its verdict holds the error. If the conversations were played again with other
-        weights, a repeated check runs again.
+        If a judge fails, for any reason, its verdict holds the error. A request with a known id returns the result of
+        the earlier check, unless the conversations were played again with other weights since.
 
         Raises:
             UnknownConversation: if a conversation did not finish on this server.
@@ -61,7 +61,7 @@ class JudgeCheck:
         if task is None or played_with != weights:
             task = asyncio.create_task(self._run(request))
             self._checks[request.request_id] = weights, task
-            while len(self._checks) > _KEEP:
+            while len(self._checks) > _CHECKS_KEPT:
                 self._checks.popitem(last=False)
         return await asyncio.shield(task)
 
@@ -85,17 +85,17 @@ class JudgeCheck:
         training = self._classroom.roles.judge
         if training is None:
             raise ConfigError("There is no judge to check: the server runs without judge rules.")
-        BATCH.set(request.request_id)  # counts the costs apart from those of the batch
-        conversations = [self._conversation(each) for each in request.conversations]
+        BATCH.set(request.request_id)  # so that the ledger counts these costs apart from those of the batch
+        conversations = [self._conversation(conversation_id) for conversation_id in request.conversations]
         opinions = []
         if self._held_out is not None:
-            opinions = [self._second_opinion(self._held_out, each) for each in conversations]
+            opinions = [self._second_opinion(self._held_out, conversation) for conversation in conversations]
         planted = self._canaries(training, conversations[0], CANARIES if request.canaries else ())
-        found = await asyncio.gather(asyncio.gather(*opinions), planted)
+        results = await asyncio.gather(asyncio.gather(*opinions), planted)
         response = JudgeCheckResponse(
             request_id=request.request_id,
-            second_opinions=found[0],
-            canaries=found[1],
+            second_opinions=results[0],
+            canaries=results[1],
             held_out=self._api.ledger.usage(request.request_id) if self._api is not None else None,
         )
         self._service.journal.append("judge_check", request=request.request_id, step=request.step, found=response)
@@ -113,7 +113,7 @@ class JudgeCheck:
 
     async def _canaries(self, judge: Judge, conversation: Conversation, names: Iterable[str]) -> list[CanaryVerdict]:
         with self._service.runner.schedule.register(1) as registration:
-            await registration.wait_for_phase(State.JUDGE_TURN)  # the phase in which a judge on an engine is awake
+            await registration.wait_for_phase(State.JUDGE_TURN)  # only in this phase is the engine of a judge awake
             return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
 
     async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:
@@ -124,11 +124,11 @@ class JudgeCheck:
         )
 
     async def _judge(self, judge: Judge, conversation: Conversation, messages: list[dict[str, str]]) -> list[Verdict]:
-        """One attempt at each rule."""
+        """Return one verdict per rule, each from a single attempt."""
         rules = self._classroom.rules.judge_rules
-        about = (messages, conversation.problem.text)
+        dialogue = (messages, conversation.problem.text)
         attempts = (
-            ask_for_verdict(judge, rule, 0, about, conversation.facts, stops=(), timeout_s=self._timeout_s)
+            ask_for_verdict(judge, rule, 0, dialogue, conversation.facts, stops=(), timeout_s=self._timeout_s)
             for rule in rules
         )
         return await asyncio.gather(*attempts)  # with `stops` empty, a failed attempt is a verdict and raises nothing
@@ -139,7 +139,7 @@ class JudgeCheck:
 
 
 def open_judge_check(config: "TrainRLConfig", service: SamplingService, run_folder: Path) -> JudgeCheck:
-    """The judge check of a server, with the held-out judge if one is configured.
+    """Create the judge check of a server, with the held-out judge if one is configured.
 
     Raises:
         ConfigError: if the held-out judge's API key is missing.

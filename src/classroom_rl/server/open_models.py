@@ -49,39 +49,41 @@ JUDGE_CALLS_NAME = "judge_calls.sqlite"
 async def open_roles(
     config: "TrainRLConfig | EvalConfig", reward_weights: Mapping[str, float], run_folder: Path
 ) -> Roles:
-    """Load the models of all roles.
+    """Load the models of all roles, and open the clients of those behind an API.
 
     Raises:
         EngineFailure: if a model cannot be loaded; the engines of the others are shut down.
-        DataError: if a prompt template or the trained readers are missing or wrong.
+        DataError: if a prompt template or the trained move classifiers are missing or wrong.
         ConfigError: if a model folder is missing or damaged, an API key is missing, or the engines need more memory
             than their GPU has.
         StorageError: if the ledger of paid requests in `run_folder` cannot be used.
     """
-    generation, judge, environment = config.generation, config.judge_model, environment_of(config)
+    generation, judge_config, environment = config.generation, config.judge_model, environment_of(config)
     models = environment.models(config, reward_weights)
-    wanted = models_on_engines(config, reward_weights)
+    engine_models = models_on_engines(config, reward_weights)
     apis = {
         role: ChatApi(model, CallLedger(run_folder / f"{role}_calls.sqlite", _cap_usd(model, generation)), role)
         for role, model in models.items()
         if model.is_remote
     }
     readers = open_readers(generation)
-    judged_by = None if "judge" in wanted else _judge_without_engine(judge, generation, apis.get("judge"), readers)
-    refuse_crowded_gpu(wanted, phases_of(config))
-    environment.check(config, judge_reads_templates=not isinstance(judged_by, EmbeddedJudge))
-    _check_models(wanted)
-    engines = await _start_engines(wanted, generation, config.seed)  # with the phased schedule they are asleep
+    judge = None
+    if "judge" not in engine_models:
+        judge = _judge_without_engine(judge_config, generation, apis.get("judge"), readers)
+    refuse_crowded_gpu(engine_models, phases_of(config))
+    environment.check(config, judge_reads_templates=not isinstance(judge, EmbeddedJudge))
+    _check_models(engine_models)
+    engines = await _start_engines(engine_models, generation, config.seed)  # the phased schedule leaves them asleep
     if "judge" in engines:
-        most = generation.max_tokens_per_judge_attempt
-        judged_by = ChatEngineJudge(judge, generation.judge_rules, most, engines["judge"])
-    answering = {role: ApiChatEngine(models[role], api) for role, api in apis.items()} | engines
+        max_tokens = generation.max_tokens_per_judge_attempt
+        judge = ChatEngineJudge(judge_config, generation.judge_rules, max_tokens, engines["judge"])
+    chat_engines = {role: ApiChatEngine(models[role], api) for role, api in apis.items()} | engines
     if is_script(config.teacher_model.model_name_or_path):
-        answering[POLICY_ROLE] = ScriptedTeacher(config.teacher_model.model_name_or_path)
-    answering.pop("judge", None)
-    answering.pop("supervisor", None)
+        chat_engines[POLICY_ROLE] = ScriptedTeacher(config.teacher_model.model_name_or_path)
+    chat_engines.pop("judge", None)  # these two have interfaces of their own
+    chat_engines.pop("supervisor", None)
     supervisor, examiner = _supervisor(config, engines, apis, readers), examiner_of(generation)
-    return Roles(answering, engines, apis, judged_by, supervisor, examiner)
+    return Roles(chat_engines, engines, apis, judge, supervisor, examiner)
 
 
 def _supervisor(
@@ -90,7 +92,7 @@ def _supervisor(
     apis: Mapping[str, ChatApi],
     readers: MessageReaders | None,
 ) -> Supervisor | None:
-    model = getattr(config, "supervisor_model", None)  # an evaluation has none
+    model = getattr(config, "supervisor_model", None)  # evaluations have no such key
     if model is None:
         return None
     rules = environment_of(config).review_by_rules or partial(review_by_rules, readers=readers)
@@ -105,7 +107,7 @@ def _supervisor(
 
 
 async def open_chat_engine(role: str, model: ModelConfig, generation: EnvironmentConfig, seed: int) -> "VllmEngine":
-    """Load one generating model, outside of any environment.
+    """Load one generating model on an engine, outside of any environment.
 
     Args:
         role: its name in log and error messages.
@@ -119,10 +121,10 @@ async def open_chat_engine(role: str, model: ModelConfig, generation: Environmen
 
 
 def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
-    """The trained readers that a configuration names; None without any.
+    """Load the trained move classifiers of a configuration; None if it names none.
 
     Raises:
-        DataError: if their folder is missing or damaged, or belongs to another version.
+        DataError: if their folder is missing or damaged, or was written by another version.
         ConfigError: if scikit-learn is not installed.
     """
     path = getattr(generation, "readers_path", None)  # only the classroom's configuration has the key
@@ -135,15 +137,15 @@ def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
 
 
 def embedded_judge(name: str, readers: MessageReaders | None = None) -> EmbeddedJudge:
-    """The embedded judge of this name, one of `EMBEDDED_JUDGES`. `rules` uses the trained readers; `rubric` knows its
-    language for certain."""
+    """Create the embedded judge of this name, one of `EMBEDDED_JUDGES`. `rules` judges by rules and uses the trained
+    move classifiers, if given; `rubric` is the toy judge, which needs none: the toy language's grammar decides."""
     return RulesJudge(readers) if name == RULES else RubricJudge()
 
 
 def open_second_judge(
     judge: JudgeModelConfig, generation: GenerationConfig, ledger_path: Path, role: str
 ) -> tuple[Judge | EmbeddedJudge, ChatApi | None]:
-    """A judge besides the training's, embedded or behind an API, and its API client, if it has one.
+    """Create a judge in addition to the training judge, embedded or behind an API, and its API client, if it has one.
 
     Args:
         ledger_path: the file for its ledger of paid requests.
@@ -151,18 +153,18 @@ def open_second_judge(
 
     Raises:
         ConfigError: if its API key is missing.
-        DataError: if the trained readers are missing or damaged.
+        DataError: if the trained move classifiers are missing or damaged.
         StorageError: if the ledger cannot be used.
     """
     if judge.model_name_or_path in EMBEDDED_JUDGES:
         return embedded_judge(judge.model_name_or_path, open_readers(generation)), None
     api = ChatApi(judge, CallLedger(ledger_path, judge.max_cost_usd), role)
-    rules, most = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
-    return OpenAICompatibleJudge(judge, rules, most, api.ledger, api), api
+    rules, max_tokens = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
+    return OpenAICompatibleJudge(judge, rules, max_tokens, api.ledger, api), api
 
 
 def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | None:
-    """A server's share of the spending cap: the servers of a run do not see each other's spending."""
+    """Return a server's share of the spending cap. The servers of a run cannot see each other's spending."""
     servers = len(generation.server_urls) if generation.server_urls is not None else 1
     return None if model.max_cost_usd is None else model.max_cost_usd / servers
 
@@ -170,6 +172,7 @@ def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | No
 def _judge_without_engine(
     judge: JudgeModelConfig, generation: EnvironmentConfig, api: ChatApi | None, readers: MessageReaders | None
 ) -> Judge | EmbeddedJudge | None:
+    """Create the judge if it is embedded or behind an API; None if nothing is judged, or the judge needs an engine."""
     rules = generation.judge_rules
     if not rules:
         return None
@@ -180,65 +183,65 @@ def _judge_without_engine(
     return None
 
 
-def _check_models(wanted: dict[str, ModelConfig]) -> None:
-    for role, model in wanted.items():
+def _check_models(models: dict[str, ModelConfig]) -> None:
+    for role, model in models.items():
         key, name = f"{role}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
         tokenizer = load_tokenizer(key, name)
-        if role == "reward":  # a reward model needs no reply frame: it only reads
+        if role == "reward":  # a reward model only scores text, so it needs no reply frame
             continue
         try:
             ReplyFrame(tokenizer)
-            alone = roles_as_rendered(tokenizer, ["system"])
+            rendered_roles = roles_as_rendered(tokenizer, ["system"])
         except ConfigError as error:
             raise ConfigError(f"{key}: {name}: {error}") from error
-        if role == "teacher" and alone != ["system"]:
+        if role == "teacher" and rendered_roles != ["system"]:
             logger.info("the chat template of %s takes no system message alone: the prompt goes as the user's", name)
-    for role, model in wanted.items():  # last, because it is only of interest for models that passed the rest
+    for role, model in models.items():  # last: the context matters only if the models passed the other checks
         check_context(f"{role}_model.vllm.max_length", model.model_name_or_path, model.vllm.max_length)
 
 
 async def _start_engines(
-    wanted: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int
+    models: dict[str, ModelConfig], generation: EnvironmentConfig, seed: int
 ) -> dict[str, "EngineProcess"]:
-    """Start an engine for every role: at once without a GPU, because most of a start is the loading of Python modules,
-    with which each process keeps one core busy. On GPUs one after the other, because vLLM measures free memory as it
-    loads; so, too, with the phased schedule."""
+    """Start an engine for every role. Without a GPU they start concurrently, because most of a start is the import of
+    Python modules, which keeps one core per process busy. On GPUs they start one after the other, because vLLM measures
+    the free memory while it loads; with the phased schedule too, so that each can be put to sleep before the next."""
     engines: dict[str, EngineProcess] = {}
-    starts = [_start_engine(role, model, generation, seed, engines) for role, model in wanted.items()]
+    starts = [_start_engine(role, model, generation, seed, engines) for role, model in models.items()]
     try:
         if generation.schedule == PHASED or gpu_is_there():
             for start in starts:
                 await start
         else:
-            await _all_at_once(starts)
+            await _start_concurrently(starts)
     except BaseException:
         for start in starts:
-            start.close()  # those that have not begun
+            start.close()  # coroutines that never ran; closing the others has no effect
         for engine in engines.values():
             engine.shutdown()
         raise
-    return {role: engines[role] for role in wanted}
+    return {role: engines[role] for role in models}
 
 
 async def _start_engine(
     role: str, model: ModelConfig, generation: EnvironmentConfig, seed: int, engines: dict[str, "EngineProcess"]
 ) -> None:
-    """Start one engine, and put it into `engines` as soon as it has processes to be ended."""
+    """Start one engine and put it into `engines`, so that the caller can shut it down."""
     from classroom_rl.engines.vllm.engine import VllmEngine
     from classroom_rl.engines.vllm.reward_engine import RewardEngine
 
     started = time.monotonic()
     logger.info("loading the %s: %s", role, model.model_name_or_path)
-    kind = RewardEngine if role == "reward" else VllmEngine
-    engines[role] = await kind.start(model, seed, generation)
+    engine_class = RewardEngine if role == "reward" else VllmEngine
+    engines[role] = await engine_class.start(model, seed, generation)
     logger.info("the %s is loaded (%.0f s)", role, time.monotonic() - started)
     if generation.schedule == PHASED:
         await _sleep_after_loading(engines[role], generation)
 
 
-async def _all_at_once(starts: Iterable[Coroutine[None, None, None]]) -> None:
-    """Wait for all starts; the first that fails cancels the others, and its error is raised."""
+async def _start_concurrently(starts: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run all starts concurrently. The first that fails cancels the others, and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for start in starts:

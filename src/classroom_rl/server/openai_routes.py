@@ -1,6 +1,5 @@
-"""OpenAI's API for the teacher: vLLM's own routes on the engine of the model under training.
-
-They are mounted as a separate application, so that vLLM's error handlers do not apply to our routes.
+"""OpenAI's API for the teacher: vLLM's own routes, on the engine of the model under training. They are mounted as a
+separate application, so that vLLM's error handlers do not apply to our routes.
 """
 
 import asyncio
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 TEACHER = "teacher"
 POLICY_HEADER = b"x-policy-version"
-_SEND_REASON_WITHIN_S = 5.0
+_SEND_REASON_TIMEOUT_S = 5.0
 
 
 async def add_openai_routes(app: FastAPI, teacher: ChatEngine, load_weights_timeout_s: float) -> None:
     """Mount `/v1/models`, `/v1/chat/completions` and `/v1/completions`, if the teacher is an engine of this server.
 
-    The model's name is `teacher`, or its configured name. An answer may take at most half of `load_weights_timeout_s`:
-    loading weights waits for answers, and must not time out because of one.
+    The model's name in requests is `teacher` or its configured name. A response may take at most half of
+    `load_weights_timeout_s`: loading weights waits for responses in flight, and must not time out because of one.
     """
     if isinstance(teacher, VllmEngine):
         app.mount("/v1", OnePolicyPerAnswer(await _vllm_app(teacher), teacher, load_weights_timeout_s / 2))
@@ -56,7 +55,7 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())
     _add_model_route(app)
     app.state.openai_serving_chat.default_sampling_params["stop_token_ids"] = teacher.stop_ids
-    # vLLM's handlers set `should_exit`; our server checks its engines itself.
+    # vLLM's error handlers set `should_exit` on the server. Ours ignores that, because it checks its engines itself.
     app.state.server = SimpleNamespace(should_exit=False)
     return app
 
@@ -67,21 +66,21 @@ def _add_model_route(app: FastAPI) -> None:
     @app.get("/v1/models/{model:path}")
     async def retrieve_model(model: str) -> JSONResponse:
         models = (await app.state.openai_serving_models.show_available_models()).data
-        for each in models:
-            if each.id == model:
-                return JSONResponse(each.model_dump())
-        message = f"The model `{model}` does not exist. Valid aliases: {', '.join(each.id for each in models)}"
+        for card in models:
+            if card.id == model:
+                return JSONResponse(card.model_dump())
+        message = f"The model `{model}` does not exist. Valid aliases: {', '.join(card.id for card in models)}"
         error = {"message": message, "type": "NotFoundError", "param": "model", "code": 404}
         return JSONResponse({"error": error}, 404)
 
 
 class OnePolicyPerAnswer:
-    """ASGI application around vLLM's: every answer, also a streamed one, comes from one policy version, which the
+    """ASGI application around vLLM's. Every response, even a streamed one, comes from one policy version, which the
     header `X-Policy-Version` names.
 
-    Requests wait while weights are loaded or the engine sleeps, and loading weights waits for answers that have begun.
-    Training has priority: an answer that takes longer than `longest_s` seconds, because it is long or the client reads
-    slowly, is cut off.
+    Requests wait while weights are loaded or the engine sleeps, and loading weights waits for responses that have
+    begun. Training has priority: a response that takes longer than `longest_s` seconds, because it is long or the
+    client reads slowly, is cut off.
     """
 
     def __init__(self, app: ASGIApp, teacher: VllmEngine, longest_s: float):
@@ -90,12 +89,13 @@ class OnePolicyPerAnswer:
         self._longest_s = longest_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = {**scope, "root_path": scope["app_root_path"]}  # vLLM's routes contain the /v1 of the mount themselves
+        # vLLM's routes include /v1 themselves: undo the prefix of the mount.
+        scope = {**scope, "root_path": scope["app_root_path"]}
         if scope.get("method") != "POST":
             await self._app(scope, receive, _with_policy(send, self._teacher))
             return
         try:
-            body = await Request(scope, receive).body()  # before the gate, so that a slow client delays nothing
+            body = await Request(scope, receive).body()  # read before the gate, so that a slow client does not hold it
             async with self._teacher.gate.turn():
                 answer = _Answer(body, receive, _with_policy(send, self._teacher), self._longest_s)
                 await self._app(scope, answer.receive, answer.send)
@@ -109,38 +109,38 @@ class OnePolicyPerAnswer:
 
 
 class _Answer:
-    """The `receive` and `send` of one request whose body was read already. When the time is up, `receive` tells vLLM
-    that the client disconnected, so that it also ends the work in the engine, and `send` drops further messages."""
+    """The `receive` and `send` of one request whose body has been read. When the time is up, `receive` tells vLLM that
+    the client disconnected, so that vLLM aborts the request in the engine, and `send` drops further messages."""
 
     def __init__(self, body: bytes, receive: Receive, send: Send, longest_s: float):
         self._body: bytes | None = body
         self._receive = receive
         self._send = send
         self._longest_s = longest_s
-        self._ends = asyncio.get_running_loop().time() + longest_s
-        self._begun = False
+        self._deadline = asyncio.get_running_loop().time() + longest_s
+        self._started = False
         self._finished = False
-        self._late = False
+        self._timed_out = False
 
     @property
     def cut(self) -> bool:
-        return self._late and not self._finished
+        return self._timed_out and not self._finished
 
     async def receive(self) -> Message:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
         try:
-            async with asyncio.timeout_at(self._ends):
+            async with asyncio.timeout_at(self._deadline):
                 return await self._receive()
         except TimeoutError:
-            self._late = True
+            self._timed_out = True
             return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        if self._late:
+        if self._timed_out:
             return
-        self._begun = True
+        self._started = True
         await self._send(message)
         self._finished = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -153,8 +153,8 @@ class _Answer:
             )
         )
         try:
-            async with asyncio.timeout(_SEND_REASON_WITHIN_S):
-                if self._begun:
+            async with asyncio.timeout(_SEND_REASON_TIMEOUT_S):
+                if self._started:
                     event = b"data: " + refusal.body + b"\n\n"
                     await self._send({"type": "http.response.body", "body": event, "more_body": False})
                 else:
@@ -164,8 +164,8 @@ class _Answer:
 
 
 class _GatedEngine:
-    """The engine for vLLM's routes. Each answer is sampled with the current adapter and holds the gate until the engine
-    has finished it; after a disconnect that may be later than the end of the request."""
+    """The engine that vLLM's routes use. Each response is sampled with the current adapter and holds the gate until the
+    engine has finished it, which after a disconnect may be later than the end of the request."""
 
     def __init__(self, teacher: VllmEngine):
         self._teacher = teacher
@@ -178,23 +178,24 @@ class _GatedEngine:
         self, prompt: Any, sampling_params: "SamplingParams", *args: Any, **kwargs: Any
     ) -> AsyncIterator["RequestOutput"]:
         if sampling_params.ignore_eos:
-            ends, stops = set(self._teacher.stop_ids), sampling_params.stop_token_ids or ()
-            sampling_params.stop_token_ids = [each for each in stops if each not in ends]
+            # The teacher's end tokens were added to the defaults (`_vllm_app`), which `ignore_eos` does not undo.
+            end_ids, stop_ids = set(self._teacher.stop_ids), sampling_params.stop_token_ids or ()
+            sampling_params.stop_token_ids = [token_id for token_id in stop_ids if token_id not in end_ids]
         with self._teacher.gate.inside():
             kwargs["lora_request"] = self._teacher.adapter
             async with aclosing(self._engine.generate(prompt, sampling_params, *args, **kwargs)) as outputs:
                 async for output in outputs:
                     if sampling_params.structured_outputs is not None:
-                        _refuse_endless(output)
+                        _refuse_failed_grammar(output)
                     yield output
 
 
-def _refuse_endless(output: "RequestOutput") -> None:
-    """Refuse a grammar that the engine gave up. It checks a grammar's form before, so this one has no text: a rule or
-    schema that only refers to itself. vLLM would say "Internal server error"."""
+def _refuse_failed_grammar(output: "RequestOutput") -> None:
+    """Refuse a grammar on which the engine failed. The engine checks a grammar's syntax beforehand, so this one matches
+    no text: a rule or schema that only refers to itself. vLLM would answer "Internal server error"."""
     from vllm.exceptions import VLLMValidationError
 
-    if any(each.finish_reason == "error" for each in output.outputs):
+    if any(completion.finish_reason == "error" for completion in output.outputs):
         raise VLLMValidationError(
             "The engine found no text that fits the grammar or schema of this request. A rule that only refers to "
             'itself, such as `root ::= root` or {"$ref": "#"}, has no end: give it another branch.',
@@ -203,6 +204,8 @@ def _refuse_endless(output: "RequestOutput") -> None:
 
 
 def _with_policy(send: Send, teacher: VllmEngine) -> Send:
+    """Wrap `send` so that the response has the policy header."""
+
     async def send_with_policy(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], (POLICY_HEADER, str(teacher.policy).encode())]}
@@ -212,6 +215,6 @@ def _with_policy(send: Send, teacher: VllmEngine) -> Send:
 
 
 def _refusal(error: ClassroomError) -> JSONResponse:
-    """An error response in OpenAI's form."""
+    """Return an error response in OpenAI's form."""
     content = {"message": str(error), "type": type(error).__name__, "param": None, "code": error.status}
     return JSONResponse({"error": content}, error.status)

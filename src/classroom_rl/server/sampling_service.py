@@ -1,7 +1,7 @@
-"""Runs sample requests by id: as long as the teacher's weights are the same, each request runs once, however often and
-over however many connections it is sent.
+"""Runs sample requests by id. While the teacher's weights stay the same, each request runs only once, no matter how
+often and over how many connections it is sent.
 
-The last answers stay in memory. All conversations are in the journal, including those of earlier servers.
+The last responses stay in memory. The journal holds all conversations, including those of earlier servers.
 """
 
 import asyncio
@@ -33,16 +33,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FREED_AT_ONCE = 64
+_RECORDS_FREED_AT_ONCE = 64
 
 
 @dataclass
 class _Batch:
     """The run of one request, finished or not.
 
-    `weights` is a fingerprint of the weights that it began with (None: it has not begun). `given_up` means that other
-    weights replaced them. `played` is set once the policy is not needed any more. `readers` counts the connections that
-    wait for the answer, which is serialised once for all.
+    Attributes:
+        digest: a fingerprint of the request.
+        task: plays the conversations.
+        weights: a fingerprint of the weights that it began with; None if it has not begun.
+        given_up: whether it was cancelled because other weights were loaded.
+        played: set once the policy is not needed any more.
+        waiting: the number of connections that wait for the response.
+        body: serialises the response, once for all waiting connections; None if none waits.
     """
 
     digest: str
@@ -50,19 +55,19 @@ class _Batch:
     weights: str | None = None
     given_up: bool = False
     played: asyncio.Event = field(default_factory=asyncio.Event)
-    readers: int = 0
+    waiting: int = 0
     body: "asyncio.Task[bytes] | None" = None
 
     async def as_json(self) -> bytes:
-        self.readers += 1
+        self.waiting += 1
         try:
             response = await asyncio.shield(self.task)
             if self.body is None:
                 self.body = asyncio.create_task(response.as_json())
             return await asyncio.shield(self.body)
         finally:
-            self.readers -= 1
-            if self.readers == 0:
+            self.waiting -= 1
+            if self.waiting == 0:
                 self.body = None
 
 
@@ -70,11 +75,11 @@ class SamplingService:
     """Runs sample requests with the runner, and keeps their answers.
 
     Args:
-        keep: the number of answers that stay in memory; older ones are restored from the journal.
+        keep: the number of responses that stay in memory; older ones are restored from the journal.
         engine_sleep: puts the engines to sleep and wakes them.
 
     Attributes:
-        plays: a fingerprint of the configuration, given with every answer.
+        plays: a fingerprint of the configuration, sent with every response.
     """
 
     plays = ""
@@ -99,7 +104,7 @@ class SamplingService:
 
     @property
     def engine_sleep(self) -> EngineSleep:
-        """What puts the engines to sleep and wakes them."""
+        """Puts the engines to sleep and wakes them."""
         return self._engine_sleep
 
     @property
@@ -108,25 +113,25 @@ class SamplingService:
         return self._journal
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
-        """The answer to a request. It runs now, unless it ran or runs already with the teacher's current weights, or
-        with those before, if it asks for their policy. What the journal holds of it from these weights is replayed, not
-        repeated.
+        """Run a request and return its response. A request that ran or is running with the teacher's current weights
+        does not run again; nor does one with the previous weights, if it asks for their policy. Turns that these
+        weights played and the journal holds are replayed, not sampled again.
 
         Raises:
             RequestConflict: if the id was used with another body.
             DataError: if the request asks for more conversations than a server holds.
-            PolicyMismatch: if it was given up because the same request came again under other weights.
+            PolicyMismatch: if it was cancelled because the same request came again after other weights were loaded.
             ClassroomError: any error of the environment; the id can be used again afterwards.
         """
         return await asyncio.shield((await self._batch(request)).task)
 
     async def sample_as_json(self, request: SampleRequest) -> bytes:
-        """The answer to a request as JSON; raises as `sample` does."""
+        """Run a request as `sample` does, and return its response as JSON. Raises as `sample` does."""
         return await (await self._batch(request)).as_json()
 
     async def play_as_json(self, request: SampleRequest) -> bytes:
-        """Run a request as `sample` does; answers when the policy is not needed in it any more, perhaps long before it
-        is judged. Raises as `sample` does."""
+        """Run a request as `sample` does, but respond as soon as the policy is not needed any more, perhaps long before
+        the conversations are judged. Raises as `sample` does."""
         batch = await self._batch(request)
         played = asyncio.create_task(batch.played.wait())
         try:
@@ -134,7 +139,7 @@ class SamplingService:
         finally:
             played.cancel()
         if batch.task.done():
-            batch.task.result()
+            batch.task.result()  # raises the error of a batch that failed
         return PlayedResponse(request_id=request.request_id).model_dump_json().encode()
 
     async def _batch(self, request: SampleRequest) -> _Batch:
@@ -151,6 +156,8 @@ class SamplingService:
                 break
             if self._runner.began_before(request, batch.weights):
                 break
+            # Other weights have been loaded since: play the batch again. Meanwhile another connection may have started
+            # it, so look again.
             await self._give_up(request.request_id, batch)
         if batch is None or (request.judge_again and _lacks_verdicts(batch.task)):
             task = asyncio.create_task(self._run(request))
@@ -158,7 +165,7 @@ class SamplingService:
         return batch
 
     async def _give_up(self, request_id: str, batch: _Batch) -> None:
-        """Cancel and forget a batch of other weights, so that it writes nothing more to the journal."""
+        """Cancel a batch of other weights and wait for its end, so that it writes nothing more to the journal."""
         logger.warning("request %s is asked for again under other weights: it is played anew", request_id)
         batch.given_up = True
         batch.task.cancel()
@@ -170,10 +177,10 @@ class SamplingService:
             del self._batches[request_id]
 
     async def wait_as_json(self, request_id: str) -> bytes:
-        """The answer to an earlier request, as JSON.
+        """Return the response to an earlier request, as JSON.
 
         Raises:
-            UnknownConversation: if there was no request with this id, or it failed, or its answer was dropped.
+            UnknownConversation: if there was no request with this id, or it failed, or its response was dropped.
         """
         batch = self._batches.get(request_id)
         if batch is None:
@@ -181,7 +188,7 @@ class SamplingService:
         return await batch.as_json()
 
     def record(self, conversation_id: str) -> Trajectory:
-        """The record of a conversation that finished in this run folder.
+        """Return the record of a conversation that finished in this run folder.
 
         Raises:
             UnknownConversation: if no conversation with this id did.
@@ -197,8 +204,8 @@ class SamplingService:
         return self.environment.Record.model_validate(records[-1] | tokens)
 
     def reward(self, name: str, conversation_id: str) -> float | None:
-        """One reward of an episode that finished in this run folder. Rewards that this server computed come from
-        memory. Those that an earlier server computed, and rewards without a weight in this run, come from the episode's
+        """Return one reward of an episode that finished in this run folder. Rewards that this server computed are in
+        memory. Those of an earlier server, and rewards without a weight in this run, are computed from the episode's
         record.
 
         Raises:
@@ -211,13 +218,13 @@ class SamplingService:
         return self.environment.reward_of(name, self.record(conversation_id))
 
     def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
-        """The fingerprints of the weights that these conversations were played with, by request; None for a request
-        that never began."""
-        begun = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
-        return {request: event["weights"] if event is not None else None for request, event in begun.items()}
+        """Return, for each request that these conversations belong to, the fingerprint of the weights it was played
+        with; None for a request that never began."""
+        events = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
+        return {request: event["weights"] if event is not None else None for request, event in events.items()}
 
     def check_alive(self) -> None:
-        """Raise an `EngineFailure` if an engine died, or failed in a batch, even if no connection waited for that
+        """Raise an `EngineFailure` if an engine died or failed in a batch, even if no connection waited for that
         batch."""
         if self._failure is not None:
             raise self._failure
@@ -226,10 +233,11 @@ class SamplingService:
     @property
     def running(self) -> list[str]:
         """The ids of the requests that are running."""
-        return [name for name, batch in self._batches.items() if not batch.task.done()]
+        return [request_id for request_id, batch in self._batches.items() if not batch.task.done()]
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Load published weights into the teacher's engine, and record that for a server that replaces this one."""
+        """Load published weights into the teacher's engine, and record them in the journal, so that a restarted server
+        loads the same ones."""
         teacher = self.environment.roles.policy
         async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
@@ -237,7 +245,7 @@ class SamplingService:
 
     async def restore_policy(self, timeout_s: float) -> None:
         """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can
-        go on."""
+        continue."""
         event = self._journal.loaded_weights()
         if event is None:
             return
@@ -258,7 +266,7 @@ class SamplingService:
         try:
             response = await self._runner.sample(request, batch.played.set)
             response = response.model_copy(update={"plays": self.plays})
-        except BaseException as failure:
+        except BaseException as failure:  # also a cancellation: the id can be used again in any case
             self._forget(request.request_id, batch)
             if isinstance(failure, EngineFailure):
                 self._failure = failure
@@ -271,14 +279,15 @@ class SamplingService:
         return response
 
     async def _drop_oldest(self) -> None:
-        done = [name for name, batch in self._batches.items() if batch.task.done()]
-        dropped = [self._batches.pop(name).task for name in done[: -self._keep]]  # before others run
+        done = [request_id for request_id, batch in self._batches.items() if batch.task.done()]
+        # Remove all of them before the first await, at which other requests may run.
+        dropped = [self._batches.pop(request_id).task for request_id in done[: -self._keep]]
         while dropped:
             task = dropped.pop()
             records = [] if task.cancelled() or task.exception() else list(task.result().conversations)
-            del task
+            del task  # it holds the response, so its records would stay alive
             while records:  # freeing thousands of records at once would block the event loop
-                del records[-_FREED_AT_ONCE:]
+                del records[-_RECORDS_FREED_AT_ONCE:]
                 await asyncio.sleep(0)
 
 
@@ -289,7 +298,7 @@ def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
 async def open_service(
     config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
 ) -> SamplingService:
-    """Load the models of a configuration and open its environment with them; the journal is in `run_folder`.
+    """Load the models of a configuration and open its environment with them. The journal is in `run_folder`.
 
     Raises:
         EngineFailure: if a model cannot be loaded.

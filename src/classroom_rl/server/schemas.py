@@ -1,4 +1,4 @@
-"""The request and response models of the server's HTTP API, for the routes, the client and the journal."""
+"""Request and response models of the server's HTTP API, used by the routes, the client and the journal."""
 
 from pydantic import BaseModel, Field
 
@@ -9,12 +9,12 @@ from classroom_rl.rollout.engine import EngineHealth, Usage
 from classroom_rl.rollout.requests import StrictModel
 
 LARGEST_BODY = 64 * 1024**2
-"""The most bytes in a request's body: 16 KiB for each conversation of the largest batch."""
+"""The most bytes that a request's body may have: 16 KiB for each conversation of the largest batch."""
 
 
 class PlayedResponse(BaseModel):
-    """Answer of `/play_conversations`: the policy is not needed in this request any more, so other weights may be
-    loaded."""
+    """Response of `POST /play_conversations`: the policy is not needed for this request any more, so other weights may
+    be loaded."""
 
     request_id: str
 
@@ -32,10 +32,10 @@ class RewardResponse(BaseModel):
 
 
 class JudgeCheckRequest(StrictModel):
-    """Body of `POST /check_judge`: finished conversations for the held-out judge. With `canaries`, the training's judge
-    judges planted conversations on the first one's problem.
+    """Body of `POST /check_judge`: finished conversations for the held-out judge. With `canaries`, the training judge
+    also scores planted conversations on the problem of the first one.
 
-    `request_id` makes the request idempotent: sent again it returns the same answer.
+    `request_id` makes the request idempotent: sent again, it returns the same response.
     """
 
     request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
@@ -45,8 +45,8 @@ class JudgeCheckRequest(StrictModel):
 
 
 class SecondOpinion(BaseModel):
-    """A conversation's scores by the training's judge and by the held-out one, in [0, 1]; null without a verdict.
-    `verdicts` are the held-out judge's."""
+    """A conversation's scores by the training judge and by the held-out judge, in [0, 1]; null without a verdict.
+    `verdicts` are those of the held-out judge."""
 
     conversation: str
     problem_id: str
@@ -56,7 +56,7 @@ class SecondOpinion(BaseModel):
 
 
 class CanaryVerdict(BaseModel):
-    """A planted conversation's score by the training's judge, in [0, 1]; null without a verdict."""
+    """A planted conversation's score by the training judge, in [0, 1]; null without a verdict."""
 
     canary: str
     problem_id: str
@@ -65,8 +65,8 @@ class CanaryVerdict(BaseModel):
 
 
 class JudgeCheckResponse(BaseModel):
-    """Answer of `/check_judge`. `second_opinions` is empty without a held-out judge. `held_out` is the usage of its
-    API, if it is behind one."""
+    """Response of `POST /check_judge`. `second_opinions` is empty without a held-out judge. `held_out` is the usage of
+    the held-out judge's API, if it is behind one."""
 
     request_id: str
     second_opinions: list[SecondOpinion]
@@ -83,7 +83,7 @@ class LoadWeightsRequest(StrictModel):
 
 
 class LoadWeightsResponse(BaseModel):
-    """The policy that is loaded now, and the seconds that waiting for turns in flight and loading took."""
+    """Response of `POST /load_weights`: the loaded policy. `seconds` includes the wait for turns in flight."""
 
     policy: PolicyVersion
     seconds: float
@@ -104,16 +104,16 @@ class SleepRequest(StrictModel):
 
 
 class SleepResponse(BaseModel):
-    """Answer of `/sleep` and `/wake_up`: whether each role's engine sleeps now, and how many seconds it took."""
+    """Response of `POST /sleep` and `POST /wake_up`: whether each role's engine sleeps now, and how long it took."""
 
     asleep: dict[str, bool]
     seconds: float
 
 
 class Health(BaseModel):
-    """Answer of `GET /health`. `server_index` is the server's position in `generation.server_urls`; by `reward_weights`
-    it sums up rewards, and `plays` says what its conversations depend on, as text by config key (null if it does not
-    say)."""
+    """Response of `GET /health`. `server_index` is the server's position in `generation.server_urls`. `reward_weights`
+    are the weights with which it sums up the rewards. `plays` holds the configuration values that its conversations
+    depend on, as text by config key; null if the server does not say."""
 
     status: str
     roles: dict[str, EngineHealth]

@@ -20,11 +20,11 @@ from classroom_rl.system.processes import refuse_taken_port
 from classroom_rl.viewer.routes import add_viewer, page_files
 
 FLAG = "--view"
-_LEFT_BY_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", CONVERSATIONS_NAME)
+_FILES_OF_RUNS = ("metrics.jsonl", "journal.jsonl", "rollouts", "eval", CONVERSATIONS_NAME)
 
 
 class ViewerHealth(BaseModel):
-    """Answer of `GET /health`: as a server's, less what only a server has; `live` is false: no model is loaded."""
+    """Response of `GET /health`: the fields of a server's that need no model. `live` is false: no model is loaded."""
 
     status: str = "ok"
     run_folder: str
@@ -48,8 +48,8 @@ def view(arguments: Sequence[str]) -> int:
 
 
 def create_viewer(run_folder: Path, token: str | None, allowed_hosts: Sequence[str] = ()) -> FastAPI:
-    """The application of the page for a run folder, to which it writes nothing but decisions at the teacher's desk; no
-    model is loaded. Without a token it answers under this machine's own names and `allowed_hosts`."""
+    """Create the application that shows a run folder. It loads no model, and writes nothing to the folder but decisions
+    at the teacher's desk. Without a token it answers only under this machine's own names and `allowed_hosts`."""
     app = FastAPI(title="Classroom viewer", responses=ERROR_RESPONSES)
     add_error_answers(app)
     add_request_checks(app, token, allowed_hosts, page_files())
@@ -71,12 +71,12 @@ def _run(app: FastAPI, host: str, port: int) -> None:
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The run folder, and the other arguments."""
+    """Split the arguments into the run folder and the others."""
     remaining = list(arguments)
-    place = next(i for i, argument in enumerate(remaining) if argument.partition("=")[0] == FLAG)
-    flag, equals, folder = remaining.pop(place).partition("=")
+    position = next(index for index, argument in enumerate(remaining) if argument.partition("=")[0] == FLAG)
+    flag, equals, folder = remaining.pop(position).partition("=")
     if not equals:
-        folder = remaining.pop(place) if place < len(remaining) else ""
+        folder = remaining.pop(position) if position < len(remaining) else ""
     if not folder or folder.startswith("-"):
         raise DataError(f"{flag} needs a run folder: python vllm_server.py {flag} runs/quickstart")
     return folder, remaining
@@ -84,9 +84,9 @@ def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 def _run_folder(name: str) -> Path:
     folder = Path(name).resolve()
-    if not any((folder / left).exists() for left in _LEFT_BY_RUNS):
+    if not any((folder / file_name).exists() for file_name in _FILES_OF_RUNS):
         raise DataError(
-            f"{FLAG} {name}: there is nothing to show; a run folder holds one of {', '.join(_LEFT_BY_RUNS)}. Give the "
+            f"{FLAG} {name}: there is nothing to show; a run folder holds one of {', '.join(_FILES_OF_RUNS)}. Give the "
             "logging.save_dir of a training or an evaluation."
         )
     return folder
