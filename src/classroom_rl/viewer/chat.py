@@ -1,4 +1,4 @@
-"""The chat with the current teacher. The teacher gets the same prompt as in a lesson; the user plays the student."""
+"""Chat with the current teacher. The user plays the student, and the teacher gets the same prompt as in a lesson."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from classroom_rl.viewer.turn_views import split_thoughts
 
 
 class ChatTutor(Protocol):
-    """A tutor to chat with, and the state of its server."""
+    """A tutor that the user can chat with, and the state of its server."""
 
     def opening(self, request: ChatBody) -> ChatOpening: ...
 
@@ -48,8 +48,8 @@ class ServerTutor:
     """The teacher of a running server.
 
     Args:
-        longest_s: how long an answer may take, in seconds. It is limited because new weights of the training wait for
-            answers in flight.
+        longest_s: how long a reply may take, in seconds. It is limited because new weights from the trainer wait for
+            replies in flight.
     """
 
     def __init__(self, roles: Roles, generation: GenerationConfig, longest_s: float):
@@ -72,18 +72,18 @@ class ServerTutor:
         return self._roles.spent_usd
 
     @property
-    def _kind(self) -> ConversationType:
-        """Which side opens the chat: the same as in lessons, and the teacher if the lessons allow both."""
+    def _conversation_type(self) -> ConversationType:
+        """Which side opens the chat: the same side as in lessons, and the teacher if the lessons allow both."""
         forced = self._generation.forced_conversation_type
         return ConversationType.GUIDED if forced is None else ConversationType(forced.lower())
 
     def opening(self, request: ChatBody) -> ChatOpening:
-        """The opening of a lesson on this problem."""
-        opened = opening_turns(self._generation, request.problem, request.student_name)
-        student_begins = bool(opened) or self._kind is ConversationType.ATTEMPTED
+        """Return the opening of a lesson on this problem."""
+        opening = opening_turns(self._generation, request.problem, request.student_name)
+        student_begins = bool(opening) or self._conversation_type is ConversationType.ATTEMPTED
         return ChatOpening(
             system=system_message(self._generation, request.problem, request.student_name),
-            turns=[ChatMessage(role=turn.role, text=turn.text) for turn in opened],
+            turns=[ChatMessage(role=turn.role, text=turn.text) for turn in opening],
             next="student" if student_begins else "teacher",
         )
 
@@ -92,19 +92,18 @@ class ServerTutor:
 
         Raises:
             DataError: if the context has no room left.
-            DeadlineExceeded: if the answer takes too long, because the engine is busy or sleeps while a trainer uses
+            DeadlineExceeded: if the reply takes too long, because the engine is busy or sleeps while a trainer uses
                 its GPU.
         """
         messages = self._messages(request)
         try:
             async with asyncio.timeout(self._longest_s):
-                answer = await self._answer(messages)
+                text, tokens, ended, policy = await self._generate(messages)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"The teacher did not answer within {self._longest_s:g} s: its engine is busy, or sleeps while the "
                 "trainer uses the GPU. Try again during the next rollout."
             ) from None
-        text, tokens, ended, policy = answer
         return ChatReply(
             text=text,
             parts=split_thoughts(text),
@@ -114,45 +113,46 @@ class ServerTutor:
             policy=str(policy),
         )
 
-    async def _answer(self, messages: Sequence[Message]) -> tuple[str, int, bool, PolicyVersion | None]:
-        """The teacher's message: its text, its tokens, whether the teacher ended it, and the policy version."""
+    async def _generate(self, messages: Sequence[Message]) -> tuple[str, int, bool, PolicyVersion | None]:
+        """Return the teacher's message: text, number of tokens, whether the teacher ended it, and policy version."""
         teacher, sampling = self._roles.teacher, self._roles.teacher_sampling
         if not self._roles.teacher_has_tokens:
-            room = self._room(sum(approximate_tokens(message["content"]) for message in messages))
-            sampling = replace(sampling, max_tokens=room, draw=("chat", uuid4().hex))
+            max_tokens = self._max_reply_tokens(sum(approximate_tokens(message["content"]) for message in messages))
+            # a new `draw` each time, so that no stored reply to the same messages is returned
+            sampling = replace(sampling, max_tokens=max_tokens, draw=("chat", uuid4().hex))
             if self._tools:
-                return _told(await self._tools.chat(messages, sampling))
-            answer = await teacher.chat(messages, sampling)
-            return answer.text, answer.tokens, answer.ended, answer.policy
+                return _unpack(await self._tools.chat(messages, sampling))
+            reply = await teacher.chat(messages, sampling)
+            return reply.text, reply.tokens, reply.ended, reply.policy
         system = [{**messages[0], "role": "system"}, *messages[1:]]
-        ids = self._tools.encode_chat(system) + self._forced_ids
-        sampling = replace(sampling, max_tokens=self._room(len(ids)))
+        prompt_ids = self._tools.encode_chat(system) + self._forced_ids
+        sampling = replace(sampling, max_tokens=self._max_reply_tokens(len(prompt_ids)))
         if self._tools:
-            room = self._generation.max_tokens_in_conversation - len(ids)
-            return _told(await self._tools.sample(ids, sampling, room, self._opened_thought))
-        answer = await teacher.generate(ids, sampling)
-        return self._opened_thought + answer.text, answer.tokens, answer.ended, answer.policy
+            tokens_left = self._generation.max_tokens_in_conversation - len(prompt_ids)
+            return _unpack(await self._tools.sample(prompt_ids, sampling, tokens_left, self._opened_thought))
+        reply = await teacher.generate(prompt_ids, sampling)
+        return self._opened_thought + reply.text, reply.tokens, reply.ended, reply.policy
 
-    def _room(self, used: int) -> int:
-        """The most tokens that the answer may have, if the chat has `used` tokens already."""
-        room = min(self._generation.max_tokens_in_conversation - used, self._generation.max_tokens_per_turn)
-        if room < 1:
+    def _max_reply_tokens(self, used: int) -> int:
+        """Return the most tokens that a reply may have, if the chat has `used` tokens already."""
+        limit = min(self._generation.max_tokens_in_conversation - used, self._generation.max_tokens_per_turn)
+        if limit < 1:
             raise DataError(
                 f"The chat has {used} tokens, and a conversation may have "
                 f"{self._generation.max_tokens_in_conversation} (generation.max_tokens_in_conversation): begin anew."
             )
-        return room
+        return limit
 
     def _messages(self, request: ChatBody) -> list[Message]:
-        """The chat as the teacher's messages, built as in a lesson."""
-        opened = opening_turns(self._generation, request.problem, request.student_name)
-        said = [Turn(each.role, each.text) for each in request.turns[len(opened) :]]
-        setup = Setup(self._kind, request.student_name, ())
+        """Return the chat as messages for the teacher, built as in a lesson."""
+        opening = opening_turns(self._generation, request.problem, request.student_name)
+        replies = [Turn(message.role, message.text) for message in request.turns[len(opening) :]]
+        setup = Setup(self._conversation_type, request.student_name, ())
         conversation = Conversation(
-            "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opened, *said]
+            "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opening, *replies]
         )
         return chat_so_far(self._generation, conversation)
 
 
-def _told(message: SampledMessage) -> tuple[str, int, bool, PolicyVersion | None]:
+def _unpack(message: SampledMessage) -> tuple[str, int, bool, PolicyVersion | None]:
     return message.text, message.sampled, message.ended, message.policy

@@ -1,4 +1,4 @@
-"""The teacher's desk: a supervisor's corrections of a run, and what people decide about them."""
+"""The teacher's desk: the supervisor's corrections in a run, and the decisions of people about them."""
 
 import time
 from collections import Counter
@@ -27,8 +27,8 @@ LARGEST_DESK = 50
 
 
 class DeskQuery(BaseModel):
-    """The query of `GET /api/corrections`. `decision` keeps corrections whose last decision is this one; `open` those
-    without a decision, `fine` those that were rejected because the message was fine."""
+    """The query of `GET /api/corrections`. `decision` keeps the corrections whose last decision is this one; `open`
+    keeps those without a decision, `fine` those that were rejected because the message was fine."""
 
     category: str = Field("", max_length=200)
     decision: Literal["", "open", "accept", "edit", "reject", "fine"] = ""
@@ -46,7 +46,7 @@ class DeskQuery(BaseModel):
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction that a conversation's row names."""
+    """A correction in a conversation, without its text."""
 
     row: ConversationRow
     turn: int
@@ -59,34 +59,38 @@ class Correction:
 
 
 class TeachersDesk:
-    """Shows the corrections in the training's conversations, and writes down decisions about them."""
+    """Shows the corrections in the conversations of a training, and records decisions about them."""
 
     def __init__(self, reader: RunReader):
         self._reader = reader
 
     def page(self, query: DeskQuery) -> Desk:
-        """One page of corrections, the latest step first."""
+        """Return one page of corrections, the latest step first."""
         decisions = read_decisions(self._reader.folder)
-        found = list(self._corrections())
-        wanted = [each for each in found if query.keeps(each.category, decisions.get(each.place))]
-        shown = wanted[query.offset : query.offset + query.limit]
+        corrections = list(self._corrections())
+        matching = [
+            correction
+            for correction in corrections
+            if query.keeps(correction.category, decisions.get(correction.place))
+        ]
+        page = matching[query.offset : query.offset + query.limit]
         return Desk(
-            total=len(found),
-            undecided=_undecided(found, decisions),
-            matching=len(wanted),
+            total=len(corrections),
+            undecided=_count_undecided(corrections, decisions),
+            matching=len(matching),
             offset=query.offset,
-            categories=dict(sorted(Counter(each.category for each in found).items())),
+            categories=dict(sorted(Counter(correction.category for correction in corrections).items())),
             precision=list(precision_by_category(decisions.values()).values()),
             overall=precision_of("", decisions.values()),
-            corrections=list(self._views(shown, decisions)),
+            corrections=list(self._views(page, decisions)),
         )
 
     def decide(self, body: DecisionBody) -> Decided:
-        """Write down a decision.
+        """Record a decision.
 
         Raises:
             UnknownConversation: if no conversation of the training has this id.
-            DataError: if it has no correction in this place.
+            DataError: if the conversation has no correction of this message or draft.
             StorageError: if the decision cannot be written.
         """
         row = next((row for row in self._rows() if row.id == body.conversation), None)
@@ -94,52 +98,56 @@ class TeachersDesk:
             raise UnknownConversation(f"This run has no conversation {body.conversation!r} with corrections.")
         category = {(turn, draft): category for turn, draft, category in row.corrections}.get((body.turn, body.draft))
         if category is None:
-            raise DataError(_no_correction(row, body))
+            raise DataError(_no_correction_message(row, body))
         decision = CorrectionDecision(time=round(time.time(), 3), category=category, **body.model_dump())
         append_decision(self._reader.folder, decision)
         decisions = read_decisions(self._reader.folder)
         return Decided(
             decision=decision,
-            undecided=_undecided(self._corrections(), decisions),
+            undecided=_count_undecided(self._corrections(), decisions),
             precision=list(precision_by_category(decisions.values()).values()),
             overall=precision_of("", decisions.values()),
         )
 
     def _rows(self) -> list[ConversationRow]:
-        """The training's conversations, the latest step first, those that are not in a file yet before all others."""
+        """Return the training's conversations: first those that are not in a file yet, then the latest step first."""
         in_files = self._reader.rows(TRAINING)
-        known = {row.id for row in in_files}
-        playing = [row for row in self._reader.rows(NOW) if row.id not in known]
+        ids_in_files = {row.id for row in in_files}
+        playing = [row for row in self._reader.rows(NOW) if row.id not in ids_in_files]
         return [*playing, *sorted(in_files, key=lambda row: -(row.step or 0))]
 
     def _corrections(self) -> Iterable[Correction]:
-        return (Correction(row, *found) for row in self._rows() for found in row.corrections)
+        return (Correction(row, *correction) for row in self._rows() for correction in row.corrections)
 
     def _views(
         self, corrections: Sequence[Correction], decisions: Mapping[Place, CorrectionDecision]
     ) -> Iterable[CorrectionView]:
-        rows = {each.row.id: each.row for each in corrections}
+        rows = {correction.row.id: correction.row for correction in corrections}
         records = dict(zip(rows, self._reader.records(list(rows.values())), strict=True))
-        return (_view(each, records[each.row.id], decisions.get(each.place)) for each in corrections)
+        return (
+            _view(correction, records[correction.row.id], decisions.get(correction.place)) for correction in corrections
+        )
 
 
-def _undecided(corrections: Iterable[Correction], decisions: Mapping[Place, CorrectionDecision]) -> int:
-    return sum(each.place not in decisions for each in corrections)
+def _count_undecided(corrections: Iterable[Correction], decisions: Mapping[Place, CorrectionDecision]) -> int:
+    return sum(correction.place not in decisions for correction in corrections)
 
 
-def _no_correction(row: ConversationRow, body: DecisionBody) -> str:
-    """Why there is nothing to decide on in this place."""
-    named = f"message {body.turn}" if body.draft == ITSELF else f"draft {body.draft} of message {body.turn}"
-    there = [f"message {turn}" + ("" if draft == ITSELF else f", draft {draft}") for turn, draft, _ in row.corrections]
-    has = "; ".join(there[:10]) or "none"
-    return f"Conversation {row.id} has no correction of {named} (both are counted from 0). It has: {has}."
+def _no_correction_message(row: ConversationRow, body: DecisionBody) -> str:
+    """Return the message that says why there is nothing to decide on."""
+    wanted = f"message {body.turn}" if body.draft == ITSELF else f"draft {body.draft} of message {body.turn}"
+    corrections = [
+        f"message {turn}" + ("" if draft == ITSELF else f", draft {draft}") for turn, draft, _ in row.corrections
+    ]
+    listed = "; ".join(corrections[:10]) or "none"
+    return f"Conversation {row.id} has no correction of {wanted} (both are counted from 0). It has: {listed}."
 
 
 def _view(correction: Correction, record: Mapping[str, Any], decision: CorrectionDecision | None) -> CorrectionView:
     row, turns = correction.row, record["turns"]
     turn = turns[correction.turn]
-    itself = correction.draft == ITSELF
-    message = turn["text"] if itself else turn["drafts"][correction.draft]["text"]
+    is_final = correction.draft == ITSELF
+    message = turn["text"] if is_final else turn["drafts"][correction.draft]["text"]
     return CorrectionView(
         where=NOW if row.file is None else f"step-{row.step}",
         conversation=row.id,
@@ -149,10 +157,10 @@ def _view(correction: Correction, record: Mapping[str, Any], decision: Correctio
         draft=correction.draft,
         student_name=row.student_name,
         problem=record["problem"],
-        before=[turn_view({**each, "review": None, "drafts": ()}) for each in turns[: correction.turn]],
+        before=[turn_view({**earlier, "review": None, "drafts": ()}) for earlier in turns[: correction.turn]],
         message=split_thoughts(message),
         review=review_view(dict(reviews_of(turn))[correction.draft]),
-        heard=None if itself else split_thoughts(turn["text"]),
+        heard=None if is_final else split_thoughts(turn["text"]),
         replaced=turn.get("replaced", False),
         decision=decision,
     )

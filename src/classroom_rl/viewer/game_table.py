@@ -1,5 +1,5 @@
-"""The game of Marooned that a person plays on the page, beside the server's model. The page keeps the messages; the
-server plays the game again from them, so nothing has to be kept here."""
+"""A game of Marooned that a person plays on the page together with the server's model. The page keeps the messages. The
+server replays the game from them for each request, so it needs no state of its own."""
 
 import asyncio
 from dataclasses import replace
@@ -17,13 +17,13 @@ from classroom_rl.viewer.schemas import GameBody, GameMoment
 
 
 class GameTable:
-    """A table with the model of a running server.
+    """A table at which a person plays with the model of a running server.
 
     Args:
         context: the context length of the model, in tokens.
         sampling: how its decisions are sampled.
-        longest_s: how long a decision of the model may take, in seconds. It is limited because new weights of the
-            training wait for answers in flight.
+        longest_s: how long a decision of the model may take, in seconds. It is limited because new weights from the
+            trainer wait for replies in flight.
     """
 
     def __init__(self, roles: LoadedModels, generation: Generation, context: int, sampling: Sampling, longest_s: float):
@@ -35,7 +35,7 @@ class GameTable:
 
     @classmethod
     def of(cls, config: TrainRLConfig, roles: LoadedModels, longest_s: float) -> "GameTable":
-        """The table of a server's configuration."""
+        """Create the table for a server's configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
         return cls(roles, generation, options.max_length, sampling, longest_s)
@@ -50,27 +50,27 @@ class GameTable:
         return self._roles.spent_usd
 
     async def play(self, request: GameBody) -> GameMoment:
-        """The game after the person's action, if the request has one, and after the model's next decision, if it is
-        due then.
+        """Return the game after the person's action, if the request has one, and after the model's next decision, if
+        that is due then.
 
         Raises:
-            DataError: as `Table.of`; or if the model's prompt does not fit into its context.
+            DataError: as in `Table.of`, or if the model's prompt does not fit into its context.
             DeadlineExceeded: if the model takes too long, because the engine is busy or sleeps while a trainer uses its
                 GPU.
         """
         table = Table.of(request.problem, request.seat, self._generation, request.said)
-        said, fault = [], ""
+        messages, fault = [], ""
         if request.action.strip():
             try:
-                said.append(table.read(request.action))
-                table.say(said[-1])
+                messages.append(table.read(request.action))
+                table.say(messages[-1])
             except DataError as error:
                 fault = str(error)
         if table.due == table.model:
-            said.append(await self._decision(table))
-            table.say(said[-1])
+            messages.append(await self._decision(table))
+            table.say(messages[-1])
         return GameMoment(
-            said=said,
+            said=messages,
             fault=fault,
             shown=render(table.game, None if table.game.over else table.person),
             possible=table.possible,
@@ -83,15 +83,17 @@ class GameTable:
 
     async def _decision(self, table: Table) -> str:
         policy = self._roles.policy
-        ids = encode_chat(policy.tokenizer, table.prompt(self._generation.show_rules))
-        limit = min(self._context, self._generation.max_tokens_in_conversation)
-        room = min(limit - len(ids) - 1, self._generation.max_tokens_per_turn)
-        if room < 1:
-            raise DataError(f"The model's prompt has {len(ids)} tokens, and its context {limit}: begin another game.")
-        sampling = replace(self._sampling, max_tokens=room, draw=("game", uuid4().hex))
+        prompt_ids = encode_chat(policy.tokenizer, table.prompt(self._generation.show_rules))
+        context = min(self._context, self._generation.max_tokens_in_conversation)
+        max_tokens = min(context - len(prompt_ids) - 1, self._generation.max_tokens_per_turn)
+        if max_tokens < 1:
+            raise DataError(
+                f"The model's prompt has {len(prompt_ids)} tokens, and its context {context}: begin another game."
+            )
+        sampling = replace(self._sampling, max_tokens=max_tokens, draw=("game", uuid4().hex))
         try:
             async with asyncio.timeout(self._longest_s):
-                return (await policy.generate(ids, sampling)).text
+                return (await policy.generate(prompt_ids, sampling)).text
         except TimeoutError:
             raise DeadlineExceeded(
                 f"The model did not decide within {self._longest_s:g} s: its engine is busy, or sleeps while the "

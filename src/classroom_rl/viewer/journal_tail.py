@@ -1,4 +1,4 @@
-"""Reads from the end of the journal the conversations that are not in a Parquet file yet."""
+"""Reads the conversations that are not in a Parquet file yet from the end of the journal."""
 
 import json
 import re
@@ -21,13 +21,13 @@ _LONGEST_TAIL = 64 * 1024**2
 _CONVERSATION_EVENTS = frozenset(
     "turn cut_short verdict post_test solutions grades failure rewards conversation".split()
 )
-_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # inside a message the quotes would be escaped
+_PERSONA = re.compile(rb'"persona": "([^"]+)"')  # cannot match the text of a message, where quotes are escaped
 
 
 @dataclass(frozen=True)
 class StartedBatch:
-    """A batch in the journal's tail. `kind` identifies its weights and its request's body; a batch with the same id and
-    another kind is a new one. `problem_of` maps each conversation to its place in `problems`."""
+    """A batch in the journal's tail. `kind` identifies its weights and the body of its request; a batch with the same
+    id and another kind replaces the earlier one. `problem_of` maps a conversation's index to one in `problems`."""
 
     time: float
     step: int
@@ -36,7 +36,7 @@ class StartedBatch:
     problem_of: Sequence[int]
 
     def problem(self, index: int) -> Problem | None:
-        """The problem of the conversation with this index; None if the journal does not name it."""
+        """Return the problem of the conversation with this index; None if the journal does not name it."""
         return self.problems[self.problem_of[index]] if index < len(self.problem_of) else None
 
 
@@ -53,19 +53,20 @@ class JournalConversation:
 
 
 class JournalTails:
-    """The journals of all servers of a run: the first server's is in the run folder, those of others in `server1`, …"""
+    """The journals of all servers of a run. The first server writes to the run folder, the others to `server1`, …"""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
         self._tails: dict[Path, JournalTail] = {}
 
     def conversations(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", JournalConversation]]:
-        """The result of `JournalTail.conversations` for all journals, each conversation with its journal."""
-        found = [self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))]
-        for path in found:
+        """Return `JournalTail.conversations` of all journals, each conversation with its journal."""
+        for path in (self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))):
             if path not in self._tails and path.is_file():
                 self._tails[path] = JournalTail(path)
-        return [(tail, each) for tail in self._tails.values() for each in tail.conversations(since, written)]
+        return [
+            (tail, conversation) for tail in self._tails.values() for conversation in tail.conversations(since, written)
+        ]
 
     @property
     def policy(self) -> str | None:
@@ -90,12 +91,14 @@ class JournalTail:
         self._lock = Lock()
 
     def conversations(self, since: float, written: Collection[str]) -> list[JournalConversation]:
-        """The conversations that began after `since` (seconds since 1970), without those whose ids are in `written`."""
+        """Return the conversations that began after `since` (seconds since 1970) and whose ids are not in `written`."""
         with self._lock:
             self._follow(since)
-            self._conversations = {each.id: each for each in self._conversations.values() if each.began > since}
-            self._batches = {request: started for request, started in self._batches.items() if started.time > since}
-            return [each for each in self._conversations.values() if each.id not in written]
+            self._conversations = {
+                name: conversation for name, conversation in self._conversations.items() if conversation.began > since
+            }
+            self._batches = {request: batch for request, batch in self._batches.items() if batch.time > since}
+            return [conversation for conversation in self._conversations.values() if conversation.id not in written]
 
     @property
     def policy(self) -> str | None:
@@ -103,13 +106,13 @@ class JournalTail:
         return self._policy
 
     def row(self, conversation: JournalConversation) -> ConversationRow:
-        """The conversation's row in a list; for an unfinished one, what is known so far."""
+        """Return the conversation's row in a list; for an unfinished one, what is known so far."""
         if conversation.row is not None:
             return conversation.row
-        started, problem, index = self._about(conversation)
+        batch, problem, index = self._context_of(conversation)
         return ConversationRow(
             id=conversation.id,
-            step=started.step if started else None,
+            step=batch.step if batch else None,
             index=index,
             problem_id=problem.id if problem else "",
             title=title_of(problem.text) if problem else "still playing",
@@ -125,55 +128,61 @@ class JournalTail:
         )
 
     def record(self, conversation: JournalConversation) -> dict[str, Any]:
-        """The conversation's record as plain data, with tokens; for an unfinished one, what is known so far."""
+        """Return the conversation's record as plain data, with tokens; for an unfinished one, what is known so far."""
         with JournalStream(self.path) as stream:
             events = [json.loads(line) for line in stream.lines_at(conversation.positions)]
         buffer = replay_tokens(events)
         tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
-        finished = [event["record"] for event in events if event["event"] == "conversation"]
-        if finished:
-            return OPTIONAL | finished[-1] | tokens
-        row, problem = self.row(conversation), self._about(conversation)[1]
-        said = {
+        records = [event["record"] for event in events if event["event"] == "conversation"]
+        if records:
+            return OPTIONAL | records[-1] | tokens
+        row, problem = self.row(conversation), self._context_of(conversation)[1]
+        played = {
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
-            "solutions": [each for event in events if event["event"] == "solutions" for each in event["solutions"]],
+            "solutions": [
+                solution for event in events if event["event"] == "solutions" for solution in event["solutions"]
+            ],
             "post_test": next(
                 (event["post_test"] for event in reversed(events) if event["event"] == "post_test"), None
             ),
         }
         failures = [event["reason"] for event in events if event["event"] == "failure"]
-        about = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
+        problem_fields = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
         cuts = [event["reason"] for event in events if event["event"] == "cut_short"]
-        rest = {"failure": failures[-1] if failures else None, "overflow": cuts[-1] if cuts else None, "meta": {}}
-        return {name: getattr(row, name) for name in _ROW_FIELDS} | said | about | rest | tokens
+        other_fields = {
+            "failure": failures[-1] if failures else None,
+            "overflow": cuts[-1] if cuts else None,
+            "meta": {},
+        }
+        return {name: getattr(row, name) for name in _ROW_FIELDS} | played | problem_fields | other_fields | tokens
 
-    def _about(self, conversation: JournalConversation) -> tuple[StartedBatch | None, Problem | None, int]:
-        """The batch of a conversation, its problem, and its index in the batch."""
-        started, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
-        return started, started.problem(index) if started else None, index
+    def _context_of(self, conversation: JournalConversation) -> tuple[StartedBatch | None, Problem | None, int]:
+        """Return the batch of a conversation, its problem, and its index in the batch."""
+        batch, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
+        return batch, batch.problem(index) if batch else None, index
 
     def _follow(self, since: float) -> None:
         try:
             stream = JournalStream(self.path)
-        except FileNotFoundError:  # it was deleted
+        except FileNotFoundError:  # the journal was deleted
             self._position, self._batches, self._conversations = None, {}, {}
             return
         with stream:
-            if self._position is not None and stream.end < self._position:  # it was replaced
+            if self._position is not None and stream.end < self._position:  # the journal was replaced
                 self._position, self._batches, self._conversations = None, {}, {}
             for position, line in stream.lines(self._start(stream) if self._position is None else self._position):
-                self._note(line, position, since)
+                self._process_line(line, position, since)
                 self._position = position + len(line)
 
     def _start(self, stream: JournalStream) -> int:
-        """The position of the first line to read, at most 64 MiB before the end."""
+        """Return the position of the first line to read, at most 64 MiB before the end."""
         position = max(stream.begin, stream.end - _LONGEST_TAIL)
         if position > stream.begin:
-            position += len(next(stream.lines(position), (0, b""))[1])  # the rest of a line
+            position += len(next(stream.lines(position), (0, b""))[1])  # skip the rest of a line that begins earlier
         return position
 
-    def _note(self, line: bytes, position: int, since: float) -> None:
+    def _process_line(self, line: bytes, position: int, since: float) -> None:
         head = head_of(line[:HEAD_LENGTH])
         if head is None:
             return
@@ -181,22 +190,23 @@ class JournalTail:
         if event == "weights":
             self._policy = json.loads(line)["policy"]
         elif event == "batch":
-            self._note_batch(time, subject, json.loads(line))
+            self._process_batch(time, subject, json.loads(line))
         elif event in _CONVERSATION_EVENTS and (time > since or subject in self._conversations):
-            self._note_of_conversation(event, time, subject, line, position)
+            self._process_conversation_event(event, time, subject, line, position)
 
-    def _note_batch(self, time: float, request: str, batch: dict[str, Any]) -> None:
-        """Note a batch. If it restarts an earlier one, that one's conversations are dropped, as in `Journal`."""
-        problems = tuple(Problem.of(*each) for each in batch.get("problems", ()))
+    def _process_batch(self, time: float, request: str, batch: dict[str, Any]) -> None:
+        """Record a batch. If it has the id of an earlier one but another kind, the conversations of the earlier one are
+        dropped, as in `Journal`."""
+        problems = tuple(Problem.of(*problem) for problem in batch.get("problems", ()))
         kind = (str(batch.get("weights")), str(batch.get("body")))
-        before = self._batches.get(request)
-        if before is not None and before.kind != kind:
+        earlier = self._batches.get(request)
+        if earlier is not None and earlier.kind != kind:
             self._conversations = {
-                name: each for name, each in self._conversations.items() if request_of(name) != request
+                name: conversation for name, conversation in self._conversations.items() if request_of(name) != request
             }
         self._batches[request] = StartedBatch(time, batch["step"], kind, problems, batch.get("problem_of", ()))
 
-    def _note_of_conversation(self, event: str, time: float, subject: str, line: bytes, position: int) -> None:
+    def _process_conversation_event(self, event: str, time: float, subject: str, line: bytes, position: int) -> None:
         conversation = self._conversations.setdefault(subject, JournalConversation(subject, time))
         conversation.positions.append(position)
         if event == "turn":

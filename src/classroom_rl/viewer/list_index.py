@@ -1,5 +1,5 @@
-"""Lists of conversations for the page: the sets in a run folder, their rows, filters and order. Each file is read once,
-without its tokens.
+"""Lists of conversations for the page: the sets of conversations in a run folder, their rows, filters and order. Each
+file is read once, without its tokens.
 """
 
 import re
@@ -27,7 +27,7 @@ class ConversationSets:
     """The files of a run folder that hold conversations.
 
     Attributes:
-        steps: step → the files of its ranks, in order, those of further problems behind each.
+        steps: step → its files, in order of rank; each rank's main file comes before those of further problems.
         evaluations: name ("before", "after", …) → its file.
     """
 
@@ -35,7 +35,7 @@ class ConversationSets:
     evaluations: dict[str, Path]
 
     def files(self, where: str) -> list[Path]:
-        """The files of a set: `step-12`, `training` (every step), or `eval-before`.
+        """Return the files of a set: `step-12`, `training` (every step), or `eval-before`.
 
         Raises:
             UnknownConversation: if there is no such set.
@@ -56,19 +56,20 @@ class ConversationSets:
         return max(self.steps, default=None)
 
     def settled_until(self) -> float:
-        """When the last file was written, in seconds since 1970. Files of the latest step do not count, because some of
-        its ranks may still be playing."""
+        """Return when the last file was written, in seconds since 1970. Files of the latest step do not count, because
+        some of its ranks may still be playing."""
         earlier = [path for step, files in self.steps.items() if step != self.latest_step for path in files]
         return max((path.stat().st_mtime for path in [*earlier, *self.evaluations.values()]), default=0.0)
 
 
 def find_conversation_sets(run_folder: Path) -> ConversationSets:
-    """Find the sets that the folder holds now. No file is read."""
+    """Find the sets of conversations that the folder holds now, without reading a file."""
     steps: dict[int, list[tuple[int, int, Path]]] = defaultdict(list)
     for path in (run_folder / "rollouts").glob("step_*.parquet"):
-        if found := _ROLLOUT.fullmatch(path.name):
-            steps[int(found[1])].append((int(found[2]), int(found[3] or 0), path))
+        if match := _ROLLOUT.fullmatch(path.name):
+            steps[int(match[1])].append((int(match[2]), int(match[3] or 0), path))
     evaluations = {path.parent.name: path for path in sorted((run_folder / "eval").glob(f"*/{CONVERSATIONS_NAME}"))}
+    # "before" and "after" come first, in this order; the others follow in alphabetical order
     evaluations = {name: evaluations.pop(name) for name in ("before", "after") if name in evaluations} | evaluations
     if (run_folder / CONVERSATIONS_NAME).is_file():
         evaluations[EVALUATION] = run_folder / CONVERSATIONS_NAME
@@ -90,13 +91,13 @@ class ConversationRow:
 
     Attributes:
         personas: the number of student turns of each persona.
-        judge_failed: whether a judge attempt brought no verdict.
+        judge_failed: whether a judge attempt gave no verdict.
         failed: whether an error ended the conversation.
         sampling: "sampled" or "greedy" in an evaluation, after the tutor's name if several were compared; else None.
-        reviewed: whether a supervisor read a message of it.
+        reviewed: whether a supervisor reviewed one of its messages.
         without_review: the number of messages and drafts that a supervisor gave no verdict on.
         categories: the number of invalid messages and drafts of each category.
-        corrections: (message, draft, category) of each correction, as in `correction_decisions.Place`.
+        corrections: (message, draft, category) of each correction, as in `classroom_rl.results.corrections.Place`.
         file, position: its file and its row there; None for a conversation that is only in the journal.
     """
 
@@ -125,34 +126,34 @@ class ConversationRow:
 
 
 def title_of(problem: str) -> str:
-    """A problem in one line: its first lines, cut at `LONGEST_TITLE` characters."""
+    """Return a problem as one line: its first lines, cut at `LONGEST_TITLE` characters."""
     line = " · ".join(part.strip() for part in problem[: 4 * LONGEST_TITLE].splitlines() if part.strip())
     return line if len(line) <= LONGEST_TITLE else f"{line[: LONGEST_TITLE - 1]}…"
 
 
 def reviews_of(turn: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The reviews of a message as plain data, each with the position of its draft, or `ITSELF`. A message that stands
-    in place of a draft has no review of its own."""
+    """Yield the reviews of a message as plain data, each with the position of its draft, or `ITSELF`. A message with
+    which the supervisor replaced a draft has no review of its own."""
     drafts = turn.get("drafts") or ()
-    for place, draft in enumerate(drafts):
-        yield place, draft["review"]
+    for position, draft in enumerate(drafts):
+        yield position, draft["review"]
     if turn.get("review") is not None and not (turn.get("replaced") and drafts):
         yield ITSELF, turn["review"]
 
 
 def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
-    """Make a row from a record as plain data whose nested columns are parsed."""
+    """Make a row from a record, given as plain data whose nested columns are parsed."""
     turns = record["turns"]
     personas = Counter(turn["persona"] for turn in turns if turn["persona"] is not None)
-    reviews = [(place, *found) for place, turn in enumerate(turns) for found in reviews_of(turn)]
+    reviews = [(index, draft, review) for index, turn in enumerate(turns) for draft, review in reviews_of(turn)]
     invalid = [(turn, draft, review) for turn, draft, review in reviews if review.get("valid") is False]
     return ConversationRow(
         title=title_of(record["problem"]),
         messages=len(turns),
         personas=dict(personas),
         judge_failed=any(
-            each["scores"] is None and each["accepted"] is None and not each.get("anchor")
-            for each in record["verdicts"]
+            verdict["scores"] is None and verdict["accepted"] is None and not verdict.get("anchor")
+            for verdict in record["verdicts"]
         ),
         failed=record.get("failure") is not None,
         reviewed=bool(reviews),
@@ -163,39 +164,39 @@ def row_of(record: dict[str, Any], **more: Any) -> ConversationRow:
             for turn, draft, review in invalid
             if review.get("correction") is not None
         ),
-        **{name: record[name] for name in _COPIED},
+        **{name: record[name] for name in _COPIED_FIELDS},
         **more,
     )
 
 
-_COPIED = "id step index problem_id type student_name state rewards reward rejected".split()
+_COPIED_FIELDS = "id step index problem_id type student_name state rewards reward rejected".split()
 
 
 class ListIndex:
-    """Caches the rows of Parquet files, and their problems. A file is read again only when it has changed."""
+    """Caches the rows and problems of Parquet files. A file is read again only when it has changed."""
 
     def __init__(self) -> None:
         self._rows: dict[Path, tuple[tuple[int, int], list[ConversationRow]]] = {}
         self._problems: dict[str, str] = {}
-        self._newest: tuple[object, frozenset[str]] = (None, frozenset())
+        self._cached_ids: tuple[object, frozenset[str]] = (None, frozenset())
         self._lock = Lock()
 
     def rows(self, files: Sequence[Path]) -> list[ConversationRow]:
-        """All rows of these files, in order."""
+        """Return all rows of these files, in order."""
         return [row for path in files for row in self._rows_of(path)]
 
     def ids(self, files: Sequence[Path]) -> frozenset[str]:
-        """The ids of the conversations in these files. Only the last answer stays in memory: the page asks again
-        and again for those of the newest step, and the rows of every step would stay."""
+        """Return the ids of the conversations in these files. Only the last result is cached. The page keeps asking for
+        the newest step; caching the rows of every step instead would fill the memory."""
         stamp = [(path, *_stamp(path)) for path in files]
         with self._lock:
-            if self._newest[0] != stamp:
-                found = (pq.read_table(path, columns=["id"])["id"].to_pylist() for path in files)
-                self._newest = stamp, frozenset(each for ids in found for each in ids)
-            return self._newest[1]
+            if self._cached_ids[0] != stamp:
+                ids_by_file = (pq.read_table(path, columns=["id"])["id"].to_pylist() for path in files)
+                self._cached_ids = stamp, frozenset(conversation_id for ids in ids_by_file for conversation_id in ids)
+            return self._cached_ids[1]
 
     def problem(self, problem_id: str) -> str | None:
-        """The text of a problem; None if no file read so far holds it."""
+        """Return the text of a problem; None if no file that was read so far holds it."""
         return self._problems.get(problem_id)
 
     def _rows_of(self, path: Path) -> list[ConversationRow]:
@@ -207,19 +208,19 @@ class ListIndex:
 
     def _read(self, path: Path) -> list[ConversationRow]:
         with pq.ParquetFile(path) as file:
-            named = [name for name in (*_COLUMNS, *_PLAYED_BY) if name in file.schema_arrow.names]
+            columns = [name for name in (*_COLUMNS, *_PLAYED_BY) if name in file.schema_arrow.names]
             rows: list[ConversationRow] = []
-            for batch in file.iter_batches(columns=named):
+            for batch in file.iter_batches(columns=columns):
                 for record in batch.to_pylist():
                     self._problems[record["problem_id"]] = record["problem"]
                     played_by = ", ".join(record[name] for name in _PLAYED_BY if record.get(name))
-                    more = {"sampling": played_by or None, "file": path, "position": len(rows)}
-                    rows.append(row_of(plain_record(record), **more))
+                    fields = {"sampling": played_by or None, "file": path, "position": len(rows)}
+                    rows.append(row_of(plain_record(record), **fields))
         return rows
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    """What changes when a file is written again."""
+    """Return a value that changes when the file is written again."""
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_size
 
@@ -235,10 +236,10 @@ class ListQuery(BaseModel):
         low, high: inclusive bounds of the reward. With a bound, conversations without a reward are left out.
         problem: a part of the problem's text, or its id.
         persona: keeps the conversations in which this persona spoke.
-        judge: "failed" keeps conversations with a judge attempt without a verdict, "unrewarded" those without a reward,
-            "rejected" those that the judge rejected.
-        review: "invalid" keeps conversations with a message or draft that the supervisor called invalid, "none" those
-            with one that it gave no verdict on.
+        judge: "failed" keeps the conversations in which a judge attempt gave no verdict, "unrewarded" those without a
+            reward, "rejected" those that the judge rejected.
+        review: "invalid" keeps the conversations with a message or draft that the supervisor called invalid, "none"
+            those with one on which it gave no verdict.
         category: keeps the conversations with an invalid message or draft of this category.
     """
 
@@ -275,7 +276,7 @@ class ListQuery(BaseModel):
 
 
 def ordered(rows: Sequence[ConversationRow], sort: str) -> list[ConversationRow]:
-    """Sort the rows. In orders by reward, rows without a reward come last."""
+    """Sort the rows. If they are sorted by reward, rows without a reward come last."""
     if sort == "longest":
         return sorted(rows, key=lambda row: -row.messages)
     if sort == "played":

@@ -1,4 +1,4 @@
-"""The metrics of a run for the page: the training's steps, the evaluations, the guards, and the configuration."""
+"""The metrics of a run for the page: training steps, evaluations, guards and configuration."""
 
 import json
 from pathlib import Path
@@ -39,8 +39,8 @@ _PREFIXES = (
     "policy/",
     "tools/",
 )
-_RARE = ("guard/", "corrections/pass_")
-"""Metrics of few steps: checks of the judge, and supervised passes."""
+_RARE_PREFIXES = ("guard/", "corrections/pass_")
+"""Metrics that only a few steps have: checks of the judge, and supervised passes."""
 
 _NAMES = frozenset(
     "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
@@ -69,27 +69,27 @@ class RunMetrics:
         self._lines: tuple[str, list[dict[str, Any]]] = ("", [])
 
     def stamp(self) -> str:
-        """A string that changes when a step is logged, the judge is checked, learning.json is written, or an evaluation
-        writes its metrics."""
+        """Return a string that changes when a step is logged, the judge is checked, learning.json is written, or an
+        evaluation writes its metrics."""
         paths = [self._folder / name for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME, "metrics.json")]
         return " ".join(map(_stamp, [*paths, *sorted((self._folder / "eval").glob("*/metrics.json"))]))
 
     def metrics(self, sets: ConversationSets) -> Metrics:
-        """The metrics that charts show."""
+        """Return the metrics that the charts show."""
         lines = self._read_lines()
-        thinned = _thinned(lines)
-        names = dict.fromkeys(name for line in thinned for name in line if _is_shown(name))
+        shown = _thin(lines)
+        names = dict.fromkeys(name for line in shown for name in line if _is_shown(name))
         steps = look_up(self.config(), "train", "max_steps")
         return Metrics(
-            steps=[line["step"] for line in thinned],
-            series={name: [_figure(line.get(name)) for line in thinned] for name in names},
+            steps=[line["step"] for line in shown],
+            series={name: [_to_float(line.get(name)) for line in shown] for name in names},
             last=last_figures(lines),
-            marks=[mark for name, path in sets.evaluations.items() for mark in _marks(name, path)],
+            marks=[mark for name, path in sets.evaluations.items() for mark in _eval_marks(name, path)],
             max_steps=steps if is_number(steps) and steps > 0 else None,
         )
 
     def guards(self) -> Guards:
-        """The content of `learning.json` and `judge_checks.jsonl`."""
+        """Return the content of `learning.json` and `judge_checks.jsonl`."""
         learning = read_json(self._folder / LEARNING_NAME)
         checks = read_lines(self._folder / JUDGE_CHECKS_NAME)
         return Guards(
@@ -107,7 +107,7 @@ class RunMetrics:
         return configured or any(name.startswith("supervision/") for line in self._read_lines() for name in line)
 
     def config(self) -> dict[str, Any]:
-        """The recorded configuration of the trainer, else of the server, else of the evaluation; {} without any."""
+        """Return the recorded configuration: the trainer's, else the server's, else the evaluation's, else {}."""
         for name in ("train_rl", "vllm_server", "eval"):
             path = self._folder / "config" / f"{name}.yaml"
             if path.is_file():
@@ -115,16 +115,18 @@ class RunMetrics:
         return {}
 
     def facts(self) -> list[tuple[str, str]]:
-        """The settings that the page shows: (label, value)."""
+        """Return the settings that the page shows, as (label, value)."""
         config = self.config()
-        found = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
-        longest = "own decisions at most" if config.get("environment") == MAROONED else "tutor closes from message"
-        found.append((longest, look_up(config, "generation", "max_turns")))
-        found.append(("error turns", error_share(config)))
-        return [(label, str(value)) for label, value in found if value is not None]
+        facts = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
+        max_turns_label = (
+            "own decisions at most" if config.get("environment") == MAROONED else "tutor closes from message"
+        )
+        facts.append((max_turns_label, look_up(config, "generation", "max_turns")))
+        facts.append(("error turns", error_share(config)))
+        return [(label, str(value)) for label, value in facts if value is not None]
 
     def _read_lines(self) -> list[dict[str, Any]]:
-        """One line per step, in order; the last one if a step was logged twice."""
+        """Return one line per step, in order; the last one if a step was logged twice."""
         path = self._folder / "metrics.jsonl"
         stamp = _stamp(path)
         if stamp == self._lines[0]:
@@ -134,17 +136,17 @@ class RunMetrics:
         return self._lines[1]
 
 
-def _thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most `MOST_POINTS` lines, evenly spread from the first to the last, and at most as many of the lines with each
-    kind of rare metric."""
-    rare = [[line for line in lines if any(name.startswith(kind) for name in line)] for kind in _RARE]
-    kept = {line["step"]: line for kind in (lines, *rare) for line in _spread(kind)}
-    return [kept[step] for step in sorted(kept)]
+def _thin(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `MOST_POINTS` lines, evenly spaced from the first to the last. Lines with a rare metric would get
+    lost, so at most as many lines with each kind of rare metric are added."""
+    rare = [[line for line in lines if any(name.startswith(prefix) for name in line)] for prefix in _RARE_PREFIXES]
+    by_step = {line["step"]: line for group in (lines, *rare) for line in _evenly_spaced(group)}
+    return [by_step[step] for step in sorted(by_step)]
 
 
-def _spread(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _evenly_spaced(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     count = min(len(lines), MOST_POINTS)
-    return [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
+    return [lines[round(index * (len(lines) - 1) / max(1, count - 1))] for index in range(count)]
 
 
 def _stamp(path: Path) -> str:
@@ -158,18 +160,18 @@ def _is_shown(name: str) -> bool:
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
-def _figure(value: Any) -> float | None:
+def _to_float(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def _marks(name: str, conversations: Path) -> list[EvalMark]:
+def _eval_marks(name: str, conversations: Path) -> list[EvalMark]:
     path = conversations.with_name("metrics.json")
     if not path.is_file():
         return []
-    found = []
-    for sampling, measured in json.loads(path.read_text(encoding="utf-8")).items():
-        mean, interval = look_up(measured, "reward", "mean"), look_up(measured, "reward", "ci95")
+    marks = []
+    for sampling, metrics in json.loads(path.read_text(encoding="utf-8")).items():
+        mean, interval = look_up(metrics, "reward", "mean"), look_up(metrics, "reward", "ci95")
         if is_number(mean):
             low, high = interval if interval else (None, None)
-            found.append(EvalMark(name=name, sampling=sampling, mean=mean, low=low, high=high))
-    return found
+            marks.append(EvalMark(name=name, sampling=sampling, mean=mean, low=low, high=high))
+    return marks

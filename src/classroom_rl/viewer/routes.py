@@ -1,5 +1,5 @@
-"""The viewer's routes. Those that read files are plain functions, which FastAPI runs in threads: they do not block the
-event loop, in which conversations are played."""
+"""The viewer's routes. Those that read files are plain functions, which FastAPI runs in threads, so that they do not
+block the event loop in which conversations are played."""
 
 import hashlib
 from functools import cache
@@ -55,7 +55,7 @@ HEADERS = {
 
 @cache
 def page_files() -> dict[str, Path]:
-    """URL path → file. Only these files are served, and they need no token."""
+    """Return URL path → file. Only these files are served, and they need no token."""
     files = {f"/viewer/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in MEDIA}
     return files | {"/": STATIC / "index.html"}
 
@@ -65,17 +65,17 @@ def add_page(app: FastAPI) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _answer(request, page_files()["/"])
+        return _file_response(request, page_files()["/"])
 
     @app.get("/viewer/{name}", include_in_schema=False)
     async def file(name: str, request: Request) -> Response:
         path = page_files().get(f"/viewer/{name}")
         if path is None:
             raise UnknownConversation(f"The page has no file {name!r}.")
-        return _answer(request, path)
+        return _file_response(request, path)
 
 
-def _answer(request: Request, path: Path) -> Response:
+def _file_response(request: Request, path: Path) -> Response:
     content = path.read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     headers = HEADERS | {"ETag": tag}
@@ -207,23 +207,24 @@ def _add_desk_routes(routes: APIRouter, desk: TeachersDesk) -> None:
 
 
 def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:
-    def partner(request: Request, name: str) -> Any:
-        found = getattr(request.app.state, name)
-        if found is None:
+    def live_model(request: Request, name: str) -> Any:
+        """Return the model to talk to or to play with; raise an error that says why there is none."""
+        model = getattr(request.app.state, name)
+        if model is None:
             raise DataError(_chat_availability(request, run_folder, live).why or OFF_WITHOUT_A_TUTOR)
-        return found
+        return model
 
     @routes.post("/chat/opening")
     def opening(body: ChatBody, request: Request) -> ChatOpening:
-        return partner(request, "tutor").opening(body)
+        return live_model(request, "tutor").opening(body)
 
     @routes.post("/chat")
     async def chat(body: ChatBody, request: Request) -> ChatReply:
-        return await partner(request, "tutor").reply(body)
+        return await live_model(request, "tutor").reply(body)
 
     @routes.post("/game")
     async def game(body: GameBody, request: Request) -> GameMoment:
-        return await partner(request, "table").play(body)
+        return await live_model(request, "table").play(body)
 
 
 def _chat_availability(request: Request, run_folder: Path, live: bool) -> ChatAvailability:

@@ -1,4 +1,4 @@
-"""The request and response models of the viewer's routes."""
+"""Request and response models of the viewer's routes."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,9 +19,15 @@ class ChatAvailability(BaseModel):
 
 
 class RunInfo(BaseModel):
-    """Response of `GET /api/run`: what is in the run folder. `live` is true if this server plays conversations itself.
-    `facts` are the settings that the page shows: (label, value). `criteria` are the judge's criteria: the highest score
-    by name. `supervised` says whether the run has a supervisor, `game` whether games are played in place of lessons."""
+    """Response of `GET /api/run`: the content of the run folder.
+
+    Attributes:
+        live: whether this server plays conversations itself.
+        supervised: whether the run has a supervisor.
+        game: whether the run plays games instead of lessons.
+        facts: the settings that the page shows, as (label, value).
+        criteria: the highest score of each of the judge's criteria, by name.
+    """
 
     name: str
     folder: str
@@ -38,9 +44,14 @@ class RunInfo(BaseModel):
 
 class Pulse(BaseModel):
     """Response of `GET /api/pulse`, which the page polls every few seconds: current figures, and stamps that change
-    with the sets of conversations (`shelf`), the `metrics` and the `journal`. `playing` and `played` count the
-    unfinished and the finished conversations that are not in a file yet; `spent_usd` is the cost of all roles behind
-    an API so far."""
+    with the data they stand for.
+
+    Attributes:
+        shelf: the stamp of the sets of conversations.
+        metrics, journal: the stamps of the metrics and of the journal.
+        playing, played: the number of unfinished and of finished conversations that are not in a file yet.
+        spent_usd: the cost of all roles behind an API so far, in US dollars.
+    """
 
     shelf: str
     metrics: str
@@ -53,7 +64,7 @@ class Pulse(BaseModel):
 
 
 class EvalMark(BaseModel):
-    """The held-out reward of one sampling of one evaluation: mean and 95 % interval."""
+    """The held-out reward of one evaluation with one kind of sampling: mean and 95 % interval."""
 
     name: str
     sampling: str
@@ -63,8 +74,8 @@ class EvalMark(BaseModel):
 
 
 class Metrics(BaseModel):
-    """Response of `GET /api/metrics`: columns over steps, thinned to what a chart can show; null where a step lacks the
-    metric. `last` holds the last number of each metric."""
+    """Response of `GET /api/metrics`: one column per metric over the steps, thinned to what a chart can show; null
+    where a step lacks the metric. `last` holds the last number of each metric."""
 
     steps: list[int]
     series: dict[str, list[float | None]]
@@ -79,8 +90,8 @@ class Guards(BaseModel):
     Attributes:
         verdict, reasons, steps: whether the tutor learned, why, and in how many steps; verdict is None until the
             training has ended.
-        checks: the number of checks of the judge that brought a score.
-        failed: the number of checks that brought none.
+        checks: the number of checks of the judge that gave a score.
+        failed: the number of checks that gave none.
         warnings: the warnings of the checks as (step, text), latest first.
     """
 
@@ -93,10 +104,16 @@ class Guards(BaseModel):
 
 
 class Page(BaseModel):
-    """Response of `GET /api/conversations`: one page of a list, as columns of equal length. `matching` of `total` rows
-    pass the filters. `personas`, `samplings` and `categories` (those of invalid messages) are those of the whole set;
-    `reviewed` says whether a supervisor read any of its messages. `histogram` counts the matching rewards in equal
-    bins between `edges`, which enclose 0, 1 and all rewards of the set."""
+    """Response of `GET /api/conversations`: one page of a list, as columns of equal length.
+
+    Attributes:
+        total, matching: the number of rows in the set, and of those that pass the filters.
+        mean: the mean reward of the matching rows.
+        histogram: counts of the matching rewards in equal bins between `edges`.
+        edges: the edges of the bins; they enclose 0, 1 and all rewards of the set.
+        personas, samplings, categories: the values in the whole set; the categories are those of invalid messages.
+        reviewed: whether a supervisor reviewed any message of the set.
+    """
 
     where: str
     total: int
@@ -113,8 +130,8 @@ class Page(BaseModel):
 
 
 class ReviewView(BaseModel):
-    """A supervisor's review of a message. `refused_text` is a correction that was not accepted, as far as the
-    supervisor's answer shows it."""
+    """A supervisor's review of a message. `refused_text` is the text of a correction that was not accepted, if the
+    supervisor's answer contains one."""
 
     valid: bool | None
     category: str
@@ -129,8 +146,8 @@ class ReviewView(BaseModel):
 
 
 class ToolCallView(BaseModel):
-    """A call of a tool. `arguments` are JSON text, or the call as it was written if it could not be read; `result` is
-    what the teacher was shown; `error` is one of `classroom_rl.rollout.tools.tool.ERRORS`."""
+    """A tool call. `arguments` is JSON text, or the call as the model wrote it if it could not be parsed. `result` is
+    the text that the teacher was given; `error` is one of `classroom_rl.rollout.tools.tool.ERRORS`."""
 
     name: str
     arguments: str
@@ -140,7 +157,7 @@ class ToolCallView(BaseModel):
 
 
 class DraftView(BaseModel):
-    """A message that the supervisor rejected and nobody heard, as (kind, text) parts, with its review."""
+    """A message that the supervisor rejected and the student never saw, as (kind, text) parts, with its review."""
 
     parts: list[tuple[str, str]]
     tokens: int
@@ -150,8 +167,8 @@ class DraftView(BaseModel):
 
 class TurnView(BaseModel):
     """One message, as (kind, text) parts. The model sampled `tokens` tokens, of which `trained` have mask 1 (None if no
-    tokens of the conversation are stored). `score` is that of the pedagogical reward model, if an evaluation used
-    one. `review`, `drafts`, `replaced` and `tool_calls` are as in `classroom_rl.rollout.tokens.Turn`."""
+    tokens of the conversation are stored). `score` is the pedagogical reward model's, if an evaluation used one.
+    `review`, `drafts`, `replaced` and `tool_calls` are as in `classroom_rl.rollout.tokens.Turn`."""
 
     role: str
     parts: list[tuple[str, str]]
@@ -170,7 +187,7 @@ class TurnView(BaseModel):
 
 class ConversationView(BaseModel):
     """Response of `GET /api/conversation`: a conversation without its tokens. `initial_solutions` are the student's
-    solutions before the dialogue, if an evaluation had them written."""
+    solutions before the dialogue, if an evaluation asked for them."""
 
     where: str
     id: str
@@ -199,8 +216,8 @@ class ConversationView(BaseModel):
 
 
 class Tokens(BaseModel):
-    """Response of `GET /api/tokens`: the teacher's context as (text, mask, log-prob) pieces after the `prompt`; `why`
-    says why there are none."""
+    """Response of `GET /api/tokens`: the teacher's context after the `prompt`, as (text, mask, log-prob) pieces, with
+    log-probs in nats. `trained` counts the tokens with mask 1. `why` says why there are no pieces."""
 
     prompt: str = ""
     pieces: list[tuple[str, int, float]] = Field(default_factory=list)
@@ -209,8 +226,8 @@ class Tokens(BaseModel):
 
 
 class Group(BaseModel):
-    """Response of `GET /api/group`: the first of the `total` conversations of a set on one problem, and the mean and
-    standard deviation of all their rewards."""
+    """Response of `GET /api/group`: the first few of the `total` conversations of a set on one problem, and the mean
+    and standard deviation of the rewards of all of them."""
 
     problem_id: str
     problem: str
@@ -221,8 +238,8 @@ class Group(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Response of `GET /api/compare`: the problems that two sets share, as columns, with their mean rewards in each.
-    `mean_left` and `mean_right` are over the `rewarded` problems, which have a reward in both sets."""
+    """Response of `GET /api/compare`: the problems that two sets share, as columns, with their mean reward in each set.
+    `mean_left` and `mean_right` are means over the `rewarded` problems, which have a reward in both sets."""
 
     total: int
     rewarded: int
@@ -256,7 +273,7 @@ class ChatBody(BaseModel):
 
 
 class ChatOpening(BaseModel):
-    """The beginning of a lesson: the teacher's system message, the opening template's messages, and who speaks next."""
+    """Response of `POST /api/chat/opening`: the teacher's system message, the first messages, and who speaks next."""
 
     system: str
     turns: list[ChatMessage]
@@ -264,7 +281,7 @@ class ChatOpening(BaseModel):
 
 
 class ChatReply(BaseModel):
-    """The teacher's message. `over` is true if it ends the conversation."""
+    """Response of `POST /api/chat`: the teacher's message. `over` is true if the message ends the conversation."""
 
     text: str
     parts: list[tuple[str, str]]
@@ -275,8 +292,14 @@ class ChatReply(BaseModel):
 
 
 class GameBody(BaseModel):
-    """Body of `POST /api/game`: the game, such as `island 17, seat 3` with the model's seat; the person's seat; the
-    messages of both so far, in the order of play; and what the person does now, if it is the person's turn."""
+    """Body of `POST /api/game`.
+
+    Attributes:
+        problem: the game and the number of the model's player, such as `island 17, seat 3`.
+        seat: the number of the person's player.
+        said: the messages of model and person so far, in the order of play.
+        action: what the person does now, if it is the person's turn.
+    """
 
     problem: str = Field(min_length=1, max_length=200)
     seat: int = Field(ge=1, le=9)
@@ -285,10 +308,17 @@ class GameBody(BaseModel):
 
 
 class GameMoment(BaseModel):
-    """Response of `POST /api/game`. `said` are the new messages, the person's and the model's; `fault` says why the
-    person's action was not done, which costs no turn. `shown` is what the
-    person's sailor sees, and the whole island once the game is over. `possible` are actions that the person can do,
-    `due` whose decision is next, `role` and `rules` the person's."""
+    """Response of `POST /api/game`.
+
+    Attributes:
+        said: the new messages of person and model.
+        fault: why the person's action was refused, which costs no turn; empty if it was not.
+        shown: what the person's sailor sees; the whole island once the game is over.
+        possible: actions that the person can do.
+        due: whose decision is next.
+        role, rules: the role of the person's sailor and the rules as that role knows them.
+        outcome: how the game ended; empty while it goes on.
+    """
 
     said: list[str]
     fault: str
@@ -302,9 +332,15 @@ class GameMoment(BaseModel):
 
 
 class CorrectionView(BaseModel):
-    """A supervisor's correction, to be decided on. `before` are the messages before it, `message` is the one that it
-    corrects, `review` what the supervisor says about that one, and `heard` the message that the student got, if it is
-    another one. `decision` is the last decision about it."""
+    """A supervisor's correction for a person to decide on.
+
+    Attributes:
+        before: the messages before the corrected one.
+        message: the message or draft that is corrected.
+        review: the supervisor's review of it.
+        heard: the message that the student received, if it is not `message` itself.
+        decision: the last decision about the correction.
+    """
 
     where: str
     conversation: str
@@ -324,8 +360,8 @@ class CorrectionView(BaseModel):
 
 class Desk(BaseModel):
     """Response of `GET /api/corrections`: one page of the supervisor's corrections, latest step first. `matching` of
-    `total` corrections pass the filters, and `undecided` of `total` wait for a decision. `categories` counts all of
-    them. `precision` is by all decisions of the run, `overall` over all categories."""
+    `total` corrections pass the filters, and `undecided` of `total` wait for a decision. `categories` counts all
+    corrections by category. `precision` (per category) and `overall` are computed from all decisions of the run."""
 
     total: int
     undecided: int
@@ -338,7 +374,7 @@ class Desk(BaseModel):
 
 
 class DecisionBody(StrictModel):
-    """Body of `POST /api/corrections/decision`: which correction, and what a person decides about it, as in
+    """Body of `POST /api/corrections/decision`: a correction, and a person's decision about it, as in
     `CorrectionDecision`."""
 
     conversation: str = Field(min_length=1, max_length=300)
@@ -356,7 +392,7 @@ class DecisionBody(StrictModel):
 
 
 class Decided(BaseModel):
-    """Response of `POST /api/corrections/decision`: what was written, and the figures of all decisions."""
+    """Response of `POST /api/corrections/decision`: the recorded decision, and the figures of all decisions."""
 
     decision: CorrectionDecision
     undecided: int

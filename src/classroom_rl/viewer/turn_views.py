@@ -1,5 +1,5 @@
-"""A conversation's messages as the page shows them: spoken and thought parts, the teacher's tokens as pieces of text,
-drafts and reviews.
+"""The messages of a conversation as the page shows them: visible text and thoughts, the teacher's tokens as pieces of
+text, drafts and reviews.
 """
 
 import json
@@ -14,42 +14,42 @@ from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.json_answer import find_object
 from classroom_rl.viewer.schemas import DraftView, ReviewView, ToolCallView, TurnView
 
-_FILE = "tokenizer.json"
+_TOKENIZER_FILE = "tokenizer.json"
 
 
 class UnknownTokenIds(Exception):
-    """The tokenizer does not have these ids: it is another model's."""
+    """The tokenizer does not have these ids, so it belongs to another model."""
 
 
 class RunTokenizer:
-    """Finds `tokenizer.json` in the trained model, in the published weights, or in the teacher's own folder."""
+    """The tokenizer of a run: that of the trained model, of the published weights, or of the teacher's own folder."""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
-        self._found: tuple[Path, Callable[[Sequence[int]], str]] | None = None
+        self._cached: tuple[Path, Callable[[Sequence[int]], str]] | None = None
         self.why = (
-            f"The tokens cannot be shown as text: {run_folder} holds no {_FILE} (in policy/… or model/), and the "
-            "teacher's model is no local folder that does."
+            f"The tokens cannot be shown as text: {run_folder} holds no {_TOKENIZER_FILE} (in policy/… or model/), "
+            "and the teacher's model is no local folder that does."
         )
 
     def decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """A function that decodes ids, special tokens included; None if there is no tokenizer, and `why` says so."""
-        path = next((path for path in self._places() if path.is_file()), None)
+        """Return a function that decodes ids, special tokens included; None without a tokenizer, as `why` says."""
+        path = next((path for path in self._candidates() if path.is_file()), None)
         if path is None:
             return None
-        if self._found is None or self._found[0] != path:
-            self._found = (path, _load(path))
-        return self._found[1]
+        if self._cached is None or self._cached[0] != path:
+            self._cached = (path, _load(path))
+        return self._cached[1]
 
-    def _places(self) -> list[Path]:
+    def _candidates(self) -> list[Path]:
         folders = [self._folder / "model", *sorted(self._folder.glob("policy/v*"), reverse=True)]
         for name in ("vllm_server", "train_rl", "eval"):
             config = self._folder / "config" / f"{name}.yaml"
             if config.is_file():
-                read = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-                named = (read.get("teacher_model") or {}).get("model_name_or_path")
-                folders += [Path(named)] if named else []
-        return [folder / _FILE for folder in folders]
+                content = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+                model = (content.get("teacher_model") or {}).get("model_name_or_path")
+                folders += [Path(model)] if model else []
+        return [folder / _TOKENIZER_FILE for folder in folders]
 
 
 def _load(path: Path) -> Callable[[Sequence[int]], str]:
@@ -59,7 +59,7 @@ def _load(path: Path) -> Callable[[Sequence[int]], str]:
     size = tokenizer.get_vocab_size()
 
     def decode(ids: Sequence[int]) -> str:
-        if any(not 0 <= each < size for each in ids):
+        if any(not 0 <= token_id < size for token_id in ids):
             raise UnknownTokenIds(f"The tokens cannot be shown as text: {path} does not have all of them.")
         return tokenizer.decode(list(ids), skip_special_tokens=False)
 
@@ -67,16 +67,20 @@ def _load(path: Path) -> Callable[[Sequence[int]], str]:
 
 
 SAID, THOUGHT = "said", "thought"
-_CLOSED = re.compile(r"(<think>.*?</think>)", re.DOTALL)
-_MOST_IDS_OF_A_CHARACTER = 8
+_THINK_BLOCK = re.compile(r"(<think>.*?</think>)", re.DOTALL)
+_MAX_TOKENS_PER_CHARACTER = 8
 
 
 def split_thoughts(text: str) -> list[tuple[str, str]]:
     """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of
     `classroom_rl.rollout.thoughts.visible_text`. Thoughts include their tags. The parts add up to the whole text."""
-    parts = [(THOUGHT if i % 2 else SAID, piece) for i, piece in enumerate(_CLOSED.split(text)) if piece]
-    parts = _hide(parts, lambda piece: piece.find("<think>"), hides_rest=True)
-    parts = _hide(parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False)
+    # the pattern has a group, so `split` returns text and thoughts in turn
+    parts = [(THOUGHT if index % 2 else SAID, piece) for index, piece in enumerate(_THINK_BLOCK.split(text)) if piece]
+    # a thought may also lack its end (cut off) or its beginning (opened by the prompt)
+    parts = _mark_thought(parts, lambda piece: piece.find("<think>"), hides_rest=True)
+    parts = _mark_thought(
+        parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False
+    )
     merged: list[tuple[str, str]] = []
     for kind, piece in parts:
         if merged and merged[-1][0] == kind:
@@ -86,33 +90,45 @@ def split_thoughts(text: str) -> list[tuple[str, str]]:
     return merged
 
 
-def _hide(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: bool) -> list[tuple[str, str]]:
-    """Mark as thought the text after the first cut (`hides_rest`), or the text before the last cut."""
-    cuts = [(i, cut) for i, (kind, piece) in enumerate(parts) if kind == SAID and (cut := find(piece)) >= 0]
+def _mark_thought(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: bool) -> list[tuple[str, str]]:
+    """Mark as thought the text after the first cut (with `hides_rest`), or the text before the last cut. `find` returns
+    the position of a cut in a piece, or a negative number."""
+    cuts = [(index, cut) for index, (kind, piece) in enumerate(parts) if kind == SAID and (cut := find(piece)) >= 0]
     if not cuts:
         return parts
-    i, cut = cuts[0] if hides_rest else cuts[-1]
-    before, after = parts[i][1][:cut], parts[i][1][cut:]
+    index, cut = cuts[0] if hides_rest else cuts[-1]
+    before, after = parts[index][1][:cut], parts[index][1][cut:]
     if hides_rest:
-        changed = [*parts[:i], (SAID, before), (THOUGHT, after), *((THOUGHT, piece) for _, piece in parts[i + 1 :])]
+        changed = [
+            *parts[:index],
+            (SAID, before),
+            (THOUGHT, after),
+            *((THOUGHT, piece) for _, piece in parts[index + 1 :]),
+        ]
     else:
-        changed = [*((THOUGHT, piece) for _, piece in parts[:i]), (THOUGHT, before), (SAID, after), *parts[i + 1 :]]
+        changed = [
+            *((THOUGHT, piece) for _, piece in parts[:index]),
+            (THOUGHT, before),
+            (SAID, after),
+            *parts[index + 1 :],
+        ]
     return [(kind, piece) for kind, piece in changed if piece]
 
 
 def pieces_of(
     decode: Callable[[Sequence[int]], str], ids: Sequence[int], mask: Sequence[int]
 ) -> list[tuple[str, int, int]]:
-    """(text, mask, number of tokens) for each token. Tokens with equal masks that form one character share an entry."""
+    """Return (text, mask, number of tokens) for each token. Tokens with equal masks that form one character share an
+    entry."""
     pieces = []
     start = 0
     while start < len(ids):
         end = start + 1
         while (
-            decode(ids[start:end]).endswith("\ufffd")
+            decode(ids[start:end]).endswith("\ufffd")  # the replacement character: bytes of a character are missing
             and end < len(ids)
             and mask[end] == mask[start]
-            and end - start < _MOST_IDS_OF_A_CHARACTER
+            and end - start < _MAX_TOKENS_PER_CHARACTER
         ):
             end += 1
         pieces.append((decode(ids[start:end]), mask[start], end - start))
@@ -121,7 +137,7 @@ def pieces_of(
 
 
 def turn_view(turn: Mapping[str, Any], mask: Sequence[int] = (), score: float | None = None) -> TurnView:
-    """A message from its plain data.
+    """Make the view of a message from its plain data.
 
     Args:
         mask: the mask of the conversation's tokens; empty if none are stored.
@@ -144,7 +160,7 @@ def turn_view(turn: Mapping[str, Any], mask: Sequence[int] = (), score: float | 
         review=review_view(review) if review is not None else None,
         drafts=[_draft_view(draft) for draft in turn.get("drafts") or ()],
         replaced=turn.get("replaced", False),
-        tool_calls=_call_views(turn),
+        tool_calls=_tool_call_views(turn),
     )
 
 
@@ -153,12 +169,12 @@ def _draft_view(draft: Mapping[str, Any]) -> DraftView:
         parts=split_thoughts(draft["text"]),
         tokens=draft.get("tokens", 0),
         review=review_view(draft["review"]),
-        tool_calls=_call_views(draft),
+        tool_calls=_tool_call_views(draft),
     )
 
 
-def _call_views(message: Mapping[str, Any]) -> list[ToolCallView]:
-    """The tools that were called for a message or a draft."""
+def _tool_call_views(message: Mapping[str, Any]) -> list[ToolCallView]:
+    """Make the views of the tool calls of a message or a draft."""
     return [
         ToolCallView(
             name=call["name"],
@@ -172,7 +188,7 @@ def _call_views(message: Mapping[str, Any]) -> list[ToolCallView]:
 
 
 def review_view(review: Mapping[str, Any]) -> ReviewView:
-    """A review from its plain data."""
+    """Make the view of a review from its plain data."""
     refused = review.get("refused_correction")
     return ReviewView(
         valid=review.get("valid"),
@@ -189,9 +205,9 @@ def review_view(review: Mapping[str, Any]) -> ReviewView:
 
 
 def _correction_in(answer: str) -> str | None:
-    """The correction in a supervisor's whole answer; None if it shows none."""
+    """Return the correction in a supervisor's raw answer; None if there is none."""
     try:
-        found = find_object(answer).get("correction") if answer else None
+        correction = find_object(answer).get("correction") if answer else None
     except JudgeOutputError:
         return None
-    return found if isinstance(found, str) and found.strip() else None
+    return correction if isinstance(correction, str) and correction.strip() else None
