@@ -1,4 +1,4 @@
-"""Measures of agreement between judges, between judges and people, and of prices with outcomes."""
+"""Measures of agreement: between judges, between judges and people, and between prices of messages and outcomes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -12,8 +12,8 @@ CORRELATION_RESAMPLES = 2_000
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
-    """Spearman's rank correlation; ties share their mean rank. None for fewer than three pairs, or if all scores of one
-    side are equal."""
+    """Compute Spearman's rank correlation; ties share their mean rank. None for fewer than three pairs, or if all
+    scores of one side are equal."""
     if len(pairs) < 3:
         return None
     first, second = (_ranks(side) for side in zip(*pairs, strict=True))
@@ -25,39 +25,50 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> Optional[float]:
 def rank_correlation_by_lesson(
     pairs: Mapping[str, Sequence[tuple[float, float]]], resamples: int = CORRELATION_RESAMPLES
 ) -> Optional[list[float]]:
-    """The 95 % interval of the rank correlation over lessons (`interval_of_statistic`); None for fewer than
-    `LEAST_FOR_CORRELATIONS` lessons. Resamples without a correlation, as all scores of one side are equal in them, are
-    left out; None if the scores of all but one lesson are."""
+    """Compute the 95 % interval of the rank correlation over lessons (`interval_of_statistic`).
+
+    Resamples without a correlation, because all scores of one side are equal, are left out.
+
+    Args:
+        pairs: lesson → its pairs of scores.
+
+    Returns:
+        None for fewer than `LEAST_FOR_CORRELATIONS` lessons, or if there is no correlation with all lessons or without
+        one of them.
+    """
     lessons = [list(group) for group in pairs.values() if group]
-    whole = rank_correlation(sum(lessons, []))
-    without_each = [rank_correlation(sum(lessons[:at] + lessons[at + 1 :], [])) for at in range(len(lessons))]
-    if len(lessons) < LEAST_FOR_CORRELATIONS or whole is None or None in without_each:
+    correlation = rank_correlation(sum(lessons, []))
+    without_each = [rank_correlation(sum(lessons[:index] + lessons[index + 1 :], [])) for index in range(len(lessons))]
+    if len(lessons) < LEAST_FOR_CORRELATIONS or correlation is None or None in without_each:
         return None
-    found = [
-        rank_correlation([pair for lesson, times in zip(lessons, drawn, strict=True) for pair in lesson * times])
+    correlations = [
+        rank_correlation([pair for lesson, count in zip(lessons, drawn, strict=True) for pair in lesson * count])
         for drawn in draws(len(lessons), resamples).tolist()
     ]
-    known = [value for value in found if value is not None]
-    return interval_of_statistic(whole, known, without_each, LEAST_FOR_CORRELATIONS)
+    known = [value for value in correlations if value is not None]
+    return interval_of_statistic(correlation, known, without_each, LEAST_FOR_CORRELATIONS)
 
 
 def rank_correlation_p(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Optional[float]:
-    """Two-sided p of a permutation test of the rank correlation: the probability of one at least as far from 0 if the
-    sign of what each lesson adds to it were random. Pairs of one lesson resemble each other, so they are not shuffled
-    one by one: that would find a correlation where a few lessons differ. None without a correlation."""
-    everything = [pair for group in pairs.values() for pair in group]
-    if rank_correlation(everything) is None:
+    """Compute the two-sided p of a permutation test of the rank correlation: the probability of a correlation at least
+    as far from 0 if the sign of each lesson's contribution were random. None without a correlation.
+
+    The pairs of one lesson resemble each other, so they are not shuffled one by one: a few lessons that differ would
+    then look like a correlation.
+    """
+    all_pairs = [pair for group in pairs.values() for pair in group]
+    if rank_correlation(all_pairs) is None:
         return None
-    first, second = (_ranks(side) for side in zip(*everything, strict=True))
-    added = (first - first.mean()) * (second - second.mean())
+    first, second = (_ranks(side) for side in zip(*all_pairs, strict=True))
+    contributions = (first - first.mean()) * (second - second.mean())
     ends = np.cumsum([len(group) for group in pairs.values()])[:-1]
-    added /= np.abs(added).max()
-    return sign_flip_p([float(part.sum()) for part in np.split(added, ends)])
+    contributions /= np.abs(contributions).max()  # a scale that fits the absolute tolerance of `sign_flip_p`
+    return sign_flip_p([float(part.sum()) for part in np.split(contributions, ends)])
 
 
 def krippendorff_alpha(units: Sequence[Sequence[Optional[float]]]) -> Optional[float]:
-    """Krippendorff's α for interval data (Krippendorff, "Content Analysis", 2004, chapter 11): 1 − observed / expected
-    disagreement. 1 is full agreement, 0 is agreement by chance.
+    """Compute Krippendorff's α for interval data (Krippendorff, "Content Analysis", 2004, chapter 11):
+    1 − observed / expected disagreement. 1 is full agreement, 0 is agreement by chance.
 
     Args:
         units: for each conversation the score of each judge, None if the judge has none.
@@ -65,67 +76,77 @@ def krippendorff_alpha(units: Sequence[Sequence[Optional[float]]]) -> Optional[f
     Returns:
         None if no conversation has two scores, or all scores are the same.
     """
-    paired = [[value for value in unit if value is not None] for unit in units]
-    paired = [values for values in paired if len(values) > 1]
-    everything = np.array([value for values in paired for value in values], dtype=float)
-    n = len(everything)
-    if n == 0 or not np.ptp(everything):
+    scores_by_unit = [[value for value in unit if value is not None] for unit in units]
+    scores_by_unit = [values for values in scores_by_unit if len(values) > 1]
+    all_scores = np.array([value for values in scores_by_unit for value in values], dtype=float)
+    n = len(all_scores)
+    if n == 0 or not np.ptp(all_scores):
         return None
-    observed = sum(_squares(np.array(values, dtype=float)) / (len(values) - 1) for values in paired) / n
-    return float(1 - observed / (_squares(everything) / (n * (n - 1))))
+    units_as_arrays = (np.array(values, dtype=float) for values in scores_by_unit)
+    observed = sum(_squared_differences(values) / (len(values) - 1) for values in units_as_arrays) / n
+    return float(1 - observed / (_squared_differences(all_scores) / (n * (n - 1))))
 
 
-def _squares(values: np.ndarray) -> float:
-    """The sum over all ordered pairs of their squared difference."""
+def _squared_differences(values: np.ndarray) -> float:
+    """Sum the squared differences over all ordered pairs of values."""
     return float(2 * (len(values) * np.sum(values**2) - np.sum(values) ** 2))
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
-    _, place, counts = np.unique(np.array(values, dtype=float), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+    """Rank the values from 1; equal values share their mean rank."""
+    _, positions, counts = np.unique(np.array(values, dtype=float), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[positions]
 
 
 def confusion_by_group(
-    given: Sequence[int], found: Sequence[int], groups: Sequence[str], categories: int
+    human_labels: Sequence[int], judge_labels: Sequence[int], groups: Sequence[str], categories: int
 ) -> np.ndarray:
-    """For each group how often people gave category i and a judge category j, of shape (groups, categories,
-    categories). A group is what is resampled together, such as the replies to one dialogue."""
-    names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
-    tables = np.zeros((len(names), categories, categories))
-    for label, value, group in zip(given, found, groups, strict=True):
-        tables[names[group], label, value] += 1
+    """Count, for each group, how often people gave category i and a judge category j.
+
+    Args:
+        groups: the group of each label. Labels of one group are resampled together, such as the replies to a dialogue.
+        categories: the number of categories.
+
+    Returns:
+        Tables of shape (groups, categories, categories).
+    """
+    indices = {name: index for index, name in enumerate(dict.fromkeys(groups))}
+    tables = np.zeros((len(indices), categories, categories))
+    for human, judge, group in zip(human_labels, judge_labels, groups, strict=True):
+        tables[indices[group], human, judge] += 1
     return tables
 
 
 def disagreement_weights(categories: int, ordinal: bool) -> np.ndarray:
-    """What each confusion counts: 1 in each for categories without an order, the square of their distance for ordered
-    ones (Cohen, "Weighted kappa", 1968), as a share of the largest."""
-    places = np.arange(categories)
-    apart = np.abs(places[:, None] - places[None, :])
-    return (apart / (categories - 1)) ** 2 if ordinal else (apart > 0).astype(float)
+    """Return the weight of each confusion, of shape (categories, categories): 0 for agreement, else 1, or for ordered
+    categories the squared distance as a share of the largest (Cohen, "Weighted kappa", 1968)."""
+    indices = np.arange(categories)
+    distances = np.abs(indices[:, None] - indices[None, :])
+    return (distances / (categories - 1)) ** 2 if ordinal else (distances > 0).astype(float)
 
 
 def weighted_kappa(tables: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Cohen's kappa of confusion tables (…, k, k): 1 − observed / expected disagreement. 1 is full agreement, 0 is
-    agreement by chance; 0, too, if both sides always say the same one thing."""
+    """Compute Cohen's kappa of confusion tables of shape (…, k, k): 1 − observed / expected disagreement. 1 is full
+    agreement, 0 is agreement by chance. It is also 0 if both sides always give one and the same category."""
     tables = np.asarray(tables, float)
     total = tables.sum(axis=(-1, -2))
     expected = tables.sum(axis=-1)[..., :, None] * tables.sum(axis=-2)[..., None, :]
-    observed, chance = (np.sum(weights * each, axis=(-1, -2)) for each in (tables, expected))
+    observed, chance = (np.sum(weights * counts, axis=(-1, -2)) for counts in (tables, expected))
+    # `expected` has the scale total², hence the factor; its weighted sum is 0 if both sides give only one category
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = 1 - observed * total / chance
-    return np.where(chance > 0, found, 0.0)
+        kappa = 1 - observed * total / chance
+    return np.where(chance > 0, kappa, 0.0)
 
 
 def resampled(tables: np.ndarray) -> np.ndarray:
-    """The sums of tables (groups, …): of all groups; in each of `RESAMPLES` bootstrap samples of them; and without
-    each of them."""
+    """Sum tables of shape (groups, …) over all groups, over the groups of each of `RESAMPLES` bootstrap samples, and
+    over all groups but one, for each of them. The result has shape (1 + RESAMPLES + groups, …)."""
     flat = tables.reshape(len(tables), -1)
-    whole = flat.sum(axis=0)
-    rows = np.concatenate([whole[None], draws(len(tables), RESAMPLES) @ flat, whole - flat])
-    return rows.reshape(-1, *tables.shape[1:])
+    total = flat.sum(axis=0)
+    sums = np.concatenate([total[None], draws(len(tables), RESAMPLES) @ flat, total - flat])
+    return sums.reshape(-1, *tables.shape[1:])
 
 
 def interval_of(values: np.ndarray) -> Optional[list[float]]:
-    """The 95 % interval of what `resampled` tables give."""
+    """Compute the 95 % interval of a statistic from its values on `resampled` tables."""
     return interval_of_statistic(float(values[0]), values[1 : RESAMPLES + 1], values[RESAMPLES + 1 :])

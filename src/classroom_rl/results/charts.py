@@ -1,4 +1,4 @@
-"""Computes the geometry of charts: positions of lines, bands, ticks and labels. The report draws them as SVG."""
+"""Computes the geometry of charts: the positions of lines, bands, ticks and labels. The report draws them as SVG."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,15 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """A line to draw: its label in the legend, its colour class, and its (step, value) points. A `faint` line is thin,
-    pale and not in the legend; `spread` is half the width of the band around each point."""
+    """A line to draw.
+
+    Attributes:
+        label: its text in the legend.
+        colour: its colour class.
+        points: its (step, value) points.
+        faint: whether the line is thin and pale, and not in the legend.
+        spread: half the height of the band around each point; None without a band.
+    """
 
     label: str
     colour: str
@@ -27,7 +34,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A single measured point with its interval; `label` names the point, `legend` its kind."""
+    """A single measured point with its interval. `label` names the point, `legend` the kind of point."""
 
     label: str
     legend: str
@@ -67,7 +74,7 @@ class Drawing:
 
 
 class Scale:
-    """Maps values from `low`…`high` to positions."""
+    """Maps values linearly from `low`…`high` to positions from `start` to `end`."""
 
     def __init__(self, low: float, high: float, start: float, end: float):
         self._low, self._span = low, (high - low) or 1.0
@@ -78,29 +85,30 @@ class Scale:
 
 
 def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """About `wanted` round numbers, 1, 2 or 5 × 10ⁿ apart, that cover `low` to `high`."""
+    """Return about `wanted` round numbers, 1, 2 or 5 × 10ⁿ apart, that cover `low` to `high`."""
     span = (high - low) or abs(high) or 1.0
-    rough = span / max(1, wanted - 1)
-    magnitude = 10 ** math.floor(math.log10(rough))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= rough * (1 - 1e-9))
+    min_step = span / max(1, wanted - 1)
+    magnitude = 10 ** math.floor(math.log10(min_step))
+    # the tolerances absorb rounding errors of the divisions, which would add or skip a tick
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= min_step * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
 
 
 def smooth(points: Sequence[Point], window: Optional[int] = None) -> list[Point]:
-    """A centred running mean, by default over about a tenth of the points. The window is shorter at both ends."""
+    """Compute a centred running mean, by default over about a tenth of the points; shorter windows at both ends."""
     half = (window if window is not None else max(1, len(points) // 10)) // 2
     values = [value for _, value in points]
-    return [(x, fmean(values[max(0, i - half) : i + half + 1])) for i, (x, _) in enumerate(points)]
+    return [(x, fmean(values[max(0, index - half) : index + half + 1])) for index, (x, _) in enumerate(points)]
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` points: a longer series is replaced by the means of equal stretches."""
+    """Return at most `most` points: a longer series is replaced by the means of equally long chunks."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(len(points) / most)
-    stretches = [points[first : first + size] for first in range(0, len(points), size)]
-    return [(fmean(x for x, _ in stretch), fmean(y for _, y in stretch)) for stretch in stretches]
+    chunks = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(fmean(x for x, _ in chunk), fmean(y for _, y in chunk)) for chunk in chunks]
 
 
 def line_chart(
@@ -130,7 +138,7 @@ def line_chart(
         x_ticks=_x_ticks(min(xs), max(xs), x_scale),
         y_ticks=[(y_scale(value), f"{value:g}".replace("e-0", "e-")) for value in y_values],
         paths=paths,
-        marks=[_place(mark, x_scale, y_scale) for mark in marks],
+        marks=[_draw_mark(mark, x_scale, y_scale) for mark in marks],
         hovers=_hovers(series, x_scale),
         legend=[(line.colour, line.label) for line in series if not line.faint],
         mark_legend=list(dict.fromkeys((mark.colour, mark.legend) for mark in marks)),
@@ -180,7 +188,7 @@ def _path(positions: Sequence[Point]) -> str:
 
 
 def _band(line: Series, x_scale: Scale, y_scale: Scale, y_values: Sequence[float]) -> str:
-    """The outline of value ± spread, cut at the edges of the chart."""
+    """Return the outline of value ± spread as path data, cut off at the edges of the chart."""
     low, high = y_values[0], y_values[-1]
     steps = [x for x, _ in line.points]
     pairs = list(zip(line.points, line.spread, strict=True))
@@ -189,14 +197,15 @@ def _band(line: Series, x_scale: Scale, y_scale: Scale, y_values: Sequence[float
     return _path([(x_scale(x), y_scale(y)) for x, y in [*upper, *reversed(lower)]]) + "Z" if steps else ""
 
 
-def _place(mark: Mark, x_scale: Scale, y_scale: Scale) -> tuple[str, float, float, float, float, str]:
+def _draw_mark(mark: Mark, x_scale: Scale, y_scale: Scale) -> tuple[str, float, float, float, float, str]:
+    """Return a mark as in `Drawing.marks`."""
     low, high = mark.interval or (mark.y, mark.y)
     text = f"{mark.label}: {mark.y:.3f}" + (f" [{low:.3f}, {high:.3f}]" if mark.interval else "")
     return mark.colour, x_scale(mark.x), y_scale(mark.y), y_scale(low), y_scale(high), text
 
 
 def _hovers(series: Sequence[Series], x_scale: Scale, unit: str = "") -> list[tuple[float, float, str]]:
-    """A strip for each step that lists its values; if lines share a label, the value of the first."""
+    """Return a strip for each step that lists its values. If lines share a label, the first one is listed."""
     values: dict[float, dict[str, str]] = {}
     for line in series:
         for x, y in thin(line.points):

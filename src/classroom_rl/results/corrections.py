@@ -1,10 +1,10 @@
-"""`corrections.parquet`: what a supervisor corrected, as prompt and message; and what people decided about it at the
-teacher's desk (`correction_decisions.jsonl`).
+"""Files of a supervised run: `corrections.parquet` holds the supervisor's corrections as prompt and message, and
+`correction_decisions.jsonl` what people decided about them at the teacher's desk.
 
-The ids mean something with one tokenizer only, so the file names it by its fingerprint.
+Token ids have a meaning only with their tokenizer, so the Parquet file holds its fingerprint.
 
-Each line is one decision; the last line about a correction counts. A line is written whole or not at all. Readers skip
-a last line that a kill cut off, and the next decision takes its place.
+Each line of the JSON Lines file is one decision; the last line about a correction counts. If the process is killed
+while it writes, the last line may be cut off: it is skipped when reading, and the next decision overwrites it.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from classroom_rl.system.storage import storage_errors
 
 CORRECTIONS_NAME = "corrections.parquet"
 TOKENIZER_KEY = b"tokenizer"
-"""The key of the tokenizer's fingerprint in the file's metadata."""
+"""The key of the tokenizer's fingerprint in the metadata of the Parquet file."""
 
 _IDS = pa.list_(pa.int32())
 CORRECTION_SCHEMA = pa.schema(
@@ -55,11 +55,11 @@ CORRECTION_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Correction:
-    """A message of the teacher, and the message that would have been right in its place.
+    """A message of the teacher, and the message that the teacher should have written instead.
 
     Attributes:
         conversation: the conversation's id.
-        step: the optimizer step whose batch it is of.
+        step: the optimizer step whose batch the conversation belongs to.
         turn: the message's position among the conversation's messages.
         draft: its position among the drafts of that message; -1 for the message itself.
         policy: the policy version that wrote the message, as text.
@@ -70,7 +70,7 @@ class Correction:
         category: what was wrong with the message.
         critique: the same in words, for people; never trained on.
         source: `rules`, `model` or `human`.
-        unchanged: the number of the target's first tokens that the policy wrote itself.
+        unchanged: the number of tokens at the start of the target that the policy wrote itself.
     """
 
     conversation: str
@@ -90,32 +90,32 @@ class Correction:
 
 
 class HasVocabulary(Protocol):
-    """A tokenizer, as far as its fingerprint needs it."""
+    """The part of a tokenizer that its fingerprint needs."""
 
     def get_vocab(self) -> Mapping[str, int]: ...
 
 
 def tokenizer_fingerprint(tokenizer: HasVocabulary) -> str:
-    """The SHA-256 of a tokenizer's vocabulary, in hexadecimal: of the JSON text of its (token, id) pairs, sorted."""
+    """Return the SHA-256 of a tokenizer's vocabulary, in hexadecimal: that of its sorted (token, id) pairs as JSON."""
     pairs = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def write_corrections(path: Path, corrections: Sequence[Correction], tokenizer_fingerprint: str) -> None:
-    """Write corrections, one a row; the file is replaced atomically.
+    """Write corrections, one per row. The file is replaced atomically.
 
     Args:
-        tokenizer_fingerprint: that of the tokenizer whose ids they hold.
+        tokenizer_fingerprint: the fingerprint of the tokenizer that the ids belong to.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
     """
-    table = pa.Table.from_pylist([asdict(each) for each in corrections], schema=CORRECTION_SCHEMA)
+    table = pa.Table.from_pylist([asdict(correction) for correction in corrections], schema=CORRECTION_SCHEMA)
     write_table(path, table.replace_schema_metadata({TOKENIZER_KEY: tokenizer_fingerprint.encode()}))
 
 
 def holds_corrections(path: Path) -> bool:
-    """Whether this is a Parquet file with the columns of corrections."""
+    """Whether the path is a Parquet file with the columns of corrections."""
     if path.suffix != ".parquet" or not path.is_file():
         return False
     try:
@@ -125,7 +125,8 @@ def holds_corrections(path: Path) -> bool:
 
 
 def read_corrections(path: Path) -> tuple[list[Correction], str]:
-    """Read a file of `write_corrections`: the corrections in its order, and the tokenizer's fingerprint.
+    """Read a file of `write_corrections`. Returns the corrections in the order of the file, and the tokenizer's
+    fingerprint.
 
     Raises:
         DataError: if there is no such file, or it is not one of corrections, or it does not name its tokenizer.
@@ -151,15 +152,15 @@ def read_corrections(path: Path) -> tuple[list[Correction], str]:
 DECISIONS_NAME = "correction_decisions.jsonl"
 LONGEST_TEXT = 20_000
 ITSELF = -1
-"""In the place of a draft's position: the message that entered the conversation."""
+"""Instead of a draft's position: the message itself, which entered the conversation."""
 
 Place = tuple[str, int, int]
-"""Which correction it is: the conversation's id, the message's position among its messages, and the draft's position
-among the message's drafts, or `ITSELF`."""
+"""Identifies a correction: the conversation's id, the message's position among the messages, and the draft's position
+among the drafts of the message, or `ITSELF`."""
 
 
 def refuse_contradictions(decision: str, text: str, message_was_fine: bool) -> None:
-    """Raise a ValueError if these parts of a decision do not go together."""
+    """Raise a ValueError if these parts of a decision contradict each other."""
     if decision == "edit" and not text.strip():
         raise ValueError("an edit needs a text: it is the new target")
     if decision != "edit" and text:
@@ -173,12 +174,12 @@ class CorrectionDecision(BaseModel):
 
     Attributes:
         time: when it was made, in seconds since 1970.
-        conversation, turn, draft: which correction, as in `Place`.
+        conversation, turn, draft: the correction, as in `Place`.
         decision: `accept`; `edit`, with the new target in `text`; or `reject`.
-        category: what the supervisor called wrong with the message.
-        message_was_fine: of a rejected correction, whether the message needed none: the supervisor was wrong about it.
-        correction: the supervisor's text that was decided about. A run that plays a conversation again may have another
-            one in the same place, which nobody has decided about. None if it is not known.
+        category: what was wrong with the message, in the supervisor's view.
+        message_was_fine: for a rejected correction, whether the message needed no correction: the supervisor was wrong.
+        correction: the supervisor's text that the decision is about; None if it is not known. A run that plays the
+            conversation again may have another text at the same position, about which nobody has decided.
     """
 
     time: float = Field(allow_inf_nan=False)
@@ -202,8 +203,8 @@ class CorrectionDecision(BaseModel):
 
 
 def append_decision(run_folder: Path, decision: CorrectionDecision) -> None:
-    """Append a decision to the run's file. It has reached the operating system when this returns. Processes may append
-    at the same time.
+    """Append a decision to the run's file. When this returns, the decision has been passed to the operating system.
+    Several processes may append at the same time.
 
     Raises:
         StorageError: if the disk is full or may not be written to; the file is as before.
@@ -211,12 +212,12 @@ def append_decision(run_folder: Path, decision: CorrectionDecision) -> None:
     path = run_folder / DECISIONS_NAME
     line = decision.model_dump_json().encode() + b"\n"
     with storage_errors(path), path.open("ab+", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is closed
         end = _end_of_whole_lines(file)
-        file.truncate(end)
+        file.truncate(end)  # remove a line that a kill cut off
         rest = memoryview(line)
         try:
-            while rest:
+            while rest:  # an unbuffered write may take only a part
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(end)
@@ -224,7 +225,7 @@ def append_decision(run_folder: Path, decision: CorrectionDecision) -> None:
 
 
 def _end_of_whole_lines(file: FileIO) -> int:
-    """The position after the last line end: what follows it was cut off by a kill."""
+    """Return the position after the last newline. Anything after it is a line that was cut off."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 4096)
@@ -237,7 +238,7 @@ def _end_of_whole_lines(file: FileIO) -> int:
 
 
 def read_decisions(run_folder: Path) -> dict[Place, CorrectionDecision]:
-    """The last decision about each correction, in the order of the first; {} without a file.
+    """Read the last decision about each correction, in the order of their first decisions; {} without a file.
 
     Raises:
         DataError: if a line is no decision; a last line that was cut off is skipped.
@@ -245,7 +246,7 @@ def read_decisions(run_folder: Path) -> dict[Place, CorrectionDecision]:
     path = run_folder / DECISIONS_NAME
     if not path.is_file():
         return {}
-    found: dict[Place, CorrectionDecision] = {}
+    decisions: dict[Place, CorrectionDecision] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -253,20 +254,21 @@ def read_decisions(run_folder: Path) -> dict[Place, CorrectionDecision]:
             try:
                 decision = CorrectionDecision.model_validate_json(line)
             except ValidationError as error:
-                why = error.errors(include_input=False, include_url=False)[0]
+                problem = error.errors(include_input=False, include_url=False)[0]
                 raise DataError(
-                    f"{path}, line {number}, is no decision about a correction: {'.'.join(map(str, why['loc']))} "
-                    f"{why['msg']}. Take the line out, or put it right."
+                    f"{path}, line {number}, is no decision about a correction: {'.'.join(map(str, problem['loc']))} "
+                    f"{problem['msg']}. Take the line out, or put it right."
                 ) from None
-            found[decision.place] = decision
-    return found
+            decisions[decision.place] = decision
+    return decisions
 
 
 class CategoryPrecision(BaseModel):
-    """How often a supervisor was right, by people's decisions, when it named this category.
+    """How often the supervisor was right about a category, according to people's decisions.
 
-    `precision` is the share of accepted and edited corrections among all decided ones, null without a decision, and
-    [`low`, `high`] its 95 % interval, null for fewer than six. `fine` counts the rejected ones whose message was fine.
+    `precision` is the share of accepted and edited corrections among all decided ones, null without a decision.
+    [`low`, `high`] is its 95 % interval, null for fewer than six decisions. `fine` counts the rejected corrections
+    whose message was fine.
     """
 
     category: str
@@ -281,28 +283,28 @@ class CategoryPrecision(BaseModel):
 
 
 def precision_of(category: str, decisions: Iterable[CorrectionDecision]) -> CategoryPrecision:
-    """The precision by these decisions, which all count as of one category."""
-    found = list(decisions)
-    accepted, edited = (sum(each.decision == name for each in found) for name in ("accept", "edit"))
-    low, high = share_interval(accepted + edited, len(found)) or (None, None)
+    """Compute the precision from these decisions, which all count towards one category."""
+    decisions = list(decisions)
+    accepted, edited = (sum(decision.decision == name for decision in decisions) for name in ("accept", "edit"))
+    low, high = share_interval(accepted + edited, len(decisions)) or (None, None)
     return CategoryPrecision(
         category=category,
-        decided=len(found),
+        decided=len(decisions),
         accepted=accepted,
         edited=edited,
-        rejected=len(found) - accepted - edited,
-        fine=sum(each.message_was_fine for each in found),
-        precision=(accepted + edited) / len(found) if found else None,
+        rejected=len(decisions) - accepted - edited,
+        fine=sum(decision.message_was_fine for decision in decisions),
+        precision=(accepted + edited) / len(decisions) if decisions else None,
         low=low,
         high=high,
     )
 
 
 def precision_by_category(decisions: Iterable[CorrectionDecision]) -> dict[str, CategoryPrecision]:
-    """Category → precision, for categories with a decision, in order of name."""
+    """Return category → precision, for the categories with a decision, sorted by name."""
     by_category: dict[str, list[CorrectionDecision]] = defaultdict(list)
-    for each in decisions:
-        by_category[each.category].append(each)
+    for decision in decisions:
+        by_category[decision.category].append(decision)
     return {name: precision_of(name, by_category[name]) for name in sorted(by_category)}
 
 
@@ -314,19 +316,23 @@ def decided(
     decisions: Mapping[Place, CorrectionDecision],
     encode: Callable[[str], list[int]],
 ) -> list[Correction]:
-    """The corrections without those that were rejected, and with edited texts in place of the supervisor's. A decision
-    about other words in the same place (the conversation was played again) does not count.
+    """Apply people's decisions: leave out the rejected corrections, and replace the supervisor's text by edited ones. A
+    decision about another text at the same position (the conversation was played again) does not count.
 
     Args:
-        encode: the ids of a text and of the end of a message.
+        encode: returns the ids of a text and of the end of a message.
     """
-    found = (_decided(each, decisions.get((each.conversation, each.turn, each.draft)), encode) for each in corrections)
-    return [each for each in found if each is not None]
+    results = (
+        _apply_decision(correction, decisions.get((correction.conversation, correction.turn, correction.draft)), encode)
+        for correction in corrections
+    )
+    return [result for result in results if result is not None]
 
 
-def _decided(
+def _apply_decision(
     correction: Correction, decision: CorrectionDecision | None, encode: Callable[[str], list[int]]
 ) -> Correction | None:
+    """Return the correction with the decision applied; None if it was rejected."""
     if decision is None or decision.correction not in (None, correction.target_text):
         return correction
     if decision.decision == "reject":
@@ -334,5 +340,6 @@ def _decided(
     if decision.decision == "accept":
         return correction
     ids = encode(decision.text)
+    # always train on at least the last token, the end of the message
     unchanged = min(equal_tokens(correction.target_ids[: correction.unchanged], ids), len(ids) - 1)
     return replace(correction, target_text=decision.text, target_ids=ids, source=HUMAN, unchanged=unchanged)

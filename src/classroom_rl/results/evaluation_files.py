@@ -1,5 +1,5 @@
-"""Writes and reads an evaluation's conversations: one Parquet file with the columns of the rollout files, the sampling,
-and for maths the initial solutions and the message scores."""
+"""Writes and reads the conversations of an evaluation: one Parquet file with the columns of the rollout files, the
+sampling, and for maths the initial solutions and the message scores."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,20 @@ def write_records(
     initial: Optional[Mapping[str, Sequence[Solution]]] = None,
     message_scores: Optional[Sequence[Sequence[float]]] = None,
 ) -> None:
-    """Write (sampling, record) pairs; `sampling` ("sampled", "greedy", "supervised") becomes a column. The file is
+    """Write (sampling, record) pairs. `sampling` ("sampled", "greedy" or "supervised") becomes a column. The file is
     replaced atomically.
 
     Args:
-        initial: the student's solutions before the dialogue, by problem id; JSON text in the column
-            `initial_solutions`.
-        message_scores: for each record the pedagogical reward of each teacher message; the column `message_scores`.
+        initial: the student's solutions before the dialogue, by problem id. They become the column
+            `initial_solutions`, as JSON text.
+        message_scores: for each record, the pedagogical reward of each teacher message. They become the column
+            `message_scores`.
     """
     table = _table_of(records)
     if initial is not None:
-        texts = [json.dumps([asdict(each) for each in initial.get(record.problem_id, [])]) for _, record in records]
+        texts = [
+            json.dumps([asdict(solution) for solution in initial.get(record.problem_id, [])]) for _, record in records
+        ]
         table = table.append_column("initial_solutions", pa.array(texts, pa.string()))
     if message_scores is not None:
         table = table.append_column("message_scores", pa.array(message_scores, pa.list_(pa.float64())))
@@ -58,7 +61,7 @@ def _table_of(records: Sequence[tuple[str, ConversationRecord]]) -> pa.Table:
 
 
 def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
-    """Read a file of `write_records`: sampling → its records, in the order of the file.
+    """Read a file of `write_records`. Returns sampling → its records, in the order of the file.
 
     Raises:
         DataError: if there is no such file, or it has no column `sampling`.
@@ -75,7 +78,7 @@ def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
 
 
 def group_by_problem(records: Sequence[ConversationRecord]) -> dict[str, list[ConversationRecord]]:
-    """Problem id → its records; problems are in order of appearance."""
+    """Return problem id → its records. Problems are in order of appearance."""
     groups: dict[str, list[ConversationRecord]] = {}
     for record in records:
         groups.setdefault(record.problem_id, []).append(record)

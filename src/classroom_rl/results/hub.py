@@ -1,4 +1,4 @@
-"""Uploads the trained model to the Hugging Face Hub, with a card that holds its configuration and results."""
+"""Uploads the trained model to the Hugging Face Hub, with a model card that holds its configuration and results."""
 
 import json
 import logging
@@ -16,15 +16,15 @@ from classroom_rl.config.load import to_yaml
 from classroom_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-_PLAYED = "the scores of its conversations with a student model"
-METHODS = {"grpo": _PLAYED, "ppo": _PLAYED, "sft": "conversations of tutors"}
-"""Training method → what the model was trained on, as the card says it."""
-_RESULTS = ("reward", "eval_loss", "loss")
+_CONVERSATIONS_WITH_STUDENT = "the scores of its conversations with a student model"
+METHODS = {"grpo": _CONVERSATIONS_WITH_STUDENT, "ppo": _CONVERSATIONS_WITH_STUDENT, "sft": "conversations of tutors"}
+"""Training method → the training data, in the words of the model card."""
+_RESULT_METRICS = ("reward", "eval_loss", "loss")
 _CLASSROOM = "classroom"
 
 
 def check_push(target: HuggingFaceConfig) -> None:
-    """Before a training: refuse a push that could only fail after it. Asks nobody.
+    """Before a training, refuse a push that would fail after it. Makes no request.
 
     Raises:
         ConfigError: if the model is to be pushed, and the Hub's client is offline or has no token.
@@ -34,10 +34,10 @@ def check_push(target: HuggingFaceConfig) -> None:
     offline = constants.is_offline_mode()
     if offline or get_token() is None:
         missing = "HF_HUB_OFFLINE is set" if offline else "there is no token for the Hub"
-        mend = "unset it" if offline else "set HF_TOKEN, or log in with: hf auth login"
+        fix = "unset it" if offline else "set HF_TOKEN, or log in with: hf auth login"
         raise ConfigError(
             f"huggingface.push_to_hub is true, but {missing}, so the trained model could not be pushed to "
-            f"{target.name}: {mend}. Or set huggingface.push_to_hub=false, and push the model later with hf upload."
+            f"{target.name}: {fix}. Or set huggingface.push_to_hub=false, and push the model later with hf upload."
         )
 
 
@@ -51,7 +51,7 @@ def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
     try:
         repository = api.create_repo(target.name, exist_ok=True).repo_id
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained teacher")
-    except Exception as error:  # the client's errors have no common base: its own, httpx's, ValueError for a card
+    except Exception as error:  # the client's errors have no common base class: its own, httpx's, ValueError for a card
         raise ConfigError(
             f"The training is complete and its model is in {folder}, but the Hub did not take it as {target.name}: "
             f"{str(error) or repr(error)}\nIs HF_TOKEN set, and may it write there? Push the model later with: "
@@ -61,7 +61,7 @@ def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
 
 
 def hub_id(model: str) -> str | None:
-    """A model's id on the Hub; None for a local folder, which the Hub refuses as a card's `base_model`."""
+    """Return a model's id on the Hub; None for a local folder, which the Hub refuses as the `base_model` of a card."""
     try:
         validate_repo_id(model)
     except HFValidationError:
@@ -83,7 +83,7 @@ def release(folder: Path, config: Any, base_model: str, method: str, metrics: di
 
 def write_card(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
     """Write README.md into a model folder: the base model, the method, the last metrics and the configuration. Its
-    title is the repository's name, else the run folder's.
+    title is the name of the repository, else that of the run folder.
 
     Args:
         folder: a folder in a run folder.
@@ -91,28 +91,28 @@ def write_card(folder: Path, config: Any, base_model: str, method: str, metrics:
         metrics: the metrics of the last logged step.
     """
     title = config.huggingface.name.rpartition("/")[2] if config.huggingface.name else folder.resolve().parent.name
-    known_base = hub_id(base_model)
+    base_id = hub_id(base_model)
     results = [
         EvalResult("text-generation", "dialogue", "training", key, metrics[key], metric_name=key)
-        for key in _RESULTS
+        for key in _RESULT_METRICS
         if isinstance(metrics.get(key), int | float) and math.isfinite(metrics[key])
     ]
     data = ModelCardData(
-        base_model=known_base,
+        base_model=base_id,
         tags=["tutor", method, "trl"],
         model_name=title if results else None,
         eval_results=results or None,
     )
-    origin = f"`{known_base}`" if known_base else f"a model in a local folder, `{Path(base_model).name}`,"
+    origin = f"`{base_id}`" if base_id else f"a model in a local folder, `{Path(base_model).name}`,"
     body = (
-        f"# {title}\n\n{_what_it_is(config, origin, method)}\n\n"
+        f"# {title}\n\n{_describe_model(config, origin, method)}\n\n"
         f"## Last step\n\n```json\n{json.dumps(metrics, indent=2)}\n```\n\n"
         f"## Configuration\n\n```yaml\n{to_yaml(config)}```\n"
     )
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}").save(folder / "README.md")
 
 
-def _what_it_is(config: Any, origin: str, method: str) -> str:
+def _describe_model(config: Any, origin: str, method: str) -> str:
     environment = getattr(config, "environment", _CLASSROOM)
     if environment == _CLASSROOM:
         return f"A tutor trained from {origin} on {METHODS[method]}."

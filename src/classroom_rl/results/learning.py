@@ -2,10 +2,12 @@
 
 A run counts as evidence of learning if the reward rose by more than chance (its 95 % interval is above 0, and a
 permutation test has p < 0.05) and by at least LEAST_RISE, and the parameters moved. Held-out lessons, measured before
-and after training, decide. Without them, the reward on the training problems decides: the last batches against the
-first, unless a curriculum chose them, or all that is known is that their problems differ. The intervals are over the
-lessons of this one run; another seed may give another answer. LEAST_RISE is needed because the intervals cannot tell
-learning from random drift: random rewards change a policy, too, and with enough lessons any change is significant.
+and after training, decide. Without them, the reward on the training problems decides: the last batches are compared
+with the first, unless a curriculum chose their problems, or the two sides have different problems that may not have
+been drawn at random. The intervals are over the lessons of this one run; another seed may give another answer.
+
+LEAST_RISE is needed because the intervals cannot tell learning from random drift: random rewards change a policy too,
+and with enough lessons any change is significant.
 """
 
 import json
@@ -31,20 +33,20 @@ LEAST_RISE = 0.02
 """A smaller rise is no evidence: in five trainings of tiny models on shuffled rewards, the reward changed by −0.007 to
 +0.010, with two of the intervals above 0 (`tests/trainer/test_learning_run.py`)."""
 
-_CHOSEN = "A curriculum chose them by their rewards, so this shows no learning: measure held-out lessons."
-_DIFFER = (
+_CHOSEN_BY_CURRICULUM = "A curriculum chose them by their rewards, so this shows no learning: measure held-out lessons."
+_DIFFERENT_PROBLEMS = (
     f"Fewer than {LEAST_LESSONS} were played on both sides, and whether chance dealt out the others is not known, so "
     "this shows no learning: measure held-out lessons."
 )
 
-_MOST_BATCHES = 10
-_MANY_WITHOUT_VARIANCE = 0.5
+_MAX_BATCHES = 10
+_HIGH_SHARE_WITHOUT_VARIANCE = 0.5
 
 
 @dataclass(frozen=True)
 class Movement:
-    """How far the parameters moved: the L2 norm of their change, relative to their L2 norm before training. `compared`
-    of the `of` trained parameters were found in the initial model."""
+    """How far the parameters moved: the L2 norm of their change, relative to their L2 norm before training. Of the `of`
+    trained parameters, `compared` were found in the initial model."""
 
     relative_norm: float
     compared: int
@@ -53,9 +55,14 @@ class Movement:
 
 @dataclass(frozen=True)
 class Trend:
-    """The mean reward of the conversations in the first and in the last `batches` batches of a training. `change` is
-    the difference, with an interval over problems, and p; its n counts problems. `decides_not` says why the trend shows
-    no learning, whatever it is; "" if it may."""
+    """The mean reward of the conversations in the first and in the last batches of a training.
+
+    Attributes:
+        batches: the number of batches on each side.
+        first, last: the mean rewards of the two sides.
+        change: the difference, with an interval over problems and p; its n counts problems.
+        decides_not: why the trend cannot show learning, whatever its value; "" if it can.
+    """
 
     batches: int
     first: float
@@ -66,15 +73,15 @@ class Trend:
 
 @dataclass(frozen=True)
 class LearningEvidence:
-    """The evidence that `conclude` decides by; None means unknown.
+    """The evidence from which `conclude` decides; None means unknown.
 
     Attributes:
         without_variance: the mean share of groups whose rewards were all equal.
-        gradient_norm: the median over steps of the norm before clipping.
+        gradient_norm: the median over the steps of the gradient norm before clipping.
         held_out: sampling → the change of the held-out reward, paired by lesson.
-        judge_checks: how many checks of the judge during training brought a score.
-        judge_warnings: how many checks warned.
-        judge_checks_failed: how many checks brought no score.
+        judge_checks: the number of checks of the judge during training that gave a score.
+        judge_warnings: the number of checks that warned.
+        judge_checks_failed: the number of checks that gave no score.
     """
 
     steps: int
@@ -101,18 +108,19 @@ class Learning:
 
 
 def conclude(evidence: LearningEvidence) -> Learning:
-    """Decide whether the evidence shows learning. Held-out lessons with a supervisor decide nothing: they measure it,
-    too."""
-    still = evidence.movement is not None and evidence.movement.relative_norm == 0
+    """Decide whether the evidence shows learning. Held-out lessons played with a supervisor decide nothing, because
+    their reward measures the supervisor too."""
+    unmoved = evidence.movement is not None and evidence.movement.relative_norm == 0
     held_out = {name: estimate for name, estimate in evidence.held_out.items() if estimate["n"]}
-    enough = {name: estimate for name, estimate in held_out.items() if estimate["n"] >= LEAST_LESSONS}
-    alone = {name: estimate for name, estimate in enough.items() if name != SUPERVISED}
-    deciding = alone.get(SAMPLED) or next(iter(alone.values()), None)
+    large_enough = {name: estimate for name, estimate in held_out.items() if estimate["n"] >= LEAST_LESSONS}
+    unsupervised = {name: estimate for name, estimate in large_enough.items() if name != SUPERVISED}
+    deciding = unsupervised.get(SAMPLED) or next(iter(unsupervised.values()), None)
     trend = evidence.training
-    if not alone and trend is not None and not trend.decides_not:
+    if not unsupervised and trend is not None and not trend.decides_not:
         deciding = trend.change
     above_chance = deciding is not None and deciding["mean"] > 0 and is_clear(deciding)
     rose = above_chance and deciding["mean"] >= LEAST_RISE
+    # "sampled" comes first, because it decides
     reasons = [_held_out_reason(name, held_out[name]) for name in sorted(held_out, key="sampled".__ne__)]
     if not evidence.held_out:
         reasons += ["The reward was not measured on held-out lessons before and after."]
@@ -124,37 +132,37 @@ def conclude(evidence: LearningEvidence) -> Learning:
     if deciding is None and trend is None:
         reasons += ["There are too few batches to tell whether the reward rose in training."]
     reasons = (
-        [_movement_reason(evidence.movement), *reasons] if still else [*reasons, _movement_reason(evidence.movement)]
+        [_movement_reason(evidence.movement), *reasons] if unmoved else [*reasons, _movement_reason(evidence.movement)]
     )
     reasons += _signal_reasons(evidence)
-    return Learning(LEARNED if rose and not still else NO_EVIDENCE, tuple(reasons))
+    return Learning(LEARNED if rose and not unmoved else NO_EVIDENCE, tuple(reasons))
 
 
 def _held_out_reason(sampling: str, change: Estimate) -> str:
-    return f"On held-out lessons ({sampling}) the reward {_went(change)}, {change['n']} lessons."
+    return f"On held-out lessons ({sampling}) the reward {_describe_change(change)}, {change['n']} lessons."
 
 
 def _trend_reason(trend: Trend) -> str:
-    which = "batch" if trend.batches == 1 else f"{trend.batches} batches"
+    batches = "batch" if trend.batches == 1 else f"{trend.batches} batches"
     return (
-        f"In training the reward {_went(trend.change)} from the first {which} ({trend.first:.3f}) to the last "
-        f"({trend.last:.3f}), {trend.change['n']} problems.{trend.decides_not and ' ' + trend.decides_not}"
+        f"In training the reward {_describe_change(trend.change)} from the first {batches} ({trend.first:.3f}) to the "
+        f"last ({trend.last:.3f}), {trend.change['n']} problems.{trend.decides_not and ' ' + trend.decides_not}"
     )
 
 
-def _went(change: Estimate) -> str:
+def _describe_change(change: Estimate) -> str:
     mean, interval, p = change["mean"], change["ci95"], change.get("p")
-    tested = [] if interval is None else [f"95 % interval {signed(interval[0])} to {signed(interval[1])}"]
+    details = [] if interval is None else [f"95 % interval {signed(interval[0])} to {signed(interval[1])}"]
     if p is not None and p >= LEVEL:
-        tested.append(f"p = {p:.2f}")
-    shown = f" ({', '.join(tested)})" if tested else ""
+        details.append(f"p = {p:.2f}")
+    suffix = f" ({', '.join(details)})" if details else ""
     if interval is None:
-        return f"changed by {signed(mean)}{shown}, in too few lessons, or too equal ones, to tell it from chance"
+        return f"changed by {signed(mean)}{suffix}, in too few lessons, or too equal ones, to tell it from chance"
     if p is None:
-        return f"changed by {signed(mean)}{shown}, which was not tested against chance: measure it again"
+        return f"changed by {signed(mean)}{suffix}, which was not tested against chance: measure it again"
     if not is_clear(change):
-        return f"did not change by more than chance: {signed(mean)}{shown}"
-    return f"{'rose' if mean > 0 else 'fell'} by {abs(mean):.3f}{shown}"
+        return f"did not change by more than chance: {signed(mean)}{suffix}"
+    return f"{'rose' if mean > 0 else 'fell'} by {abs(mean):.3f}{suffix}"
 
 
 def signed(value: float) -> str:
@@ -167,27 +175,27 @@ def _movement_reason(movement: Optional[Movement]) -> str:
         return "How far the parameters moved is not known."
     if movement.relative_norm == 0:
         return "The parameters did not move at all: every one is what it was at the beginning."
-    found = "" if movement.compared == movement.of else f" ({movement.compared:,} of {movement.of:,} compared)"
-    return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{found}."
+    compared = "" if movement.compared == movement.of else f" ({movement.compared:,} of {movement.of:,} compared)"
+    return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{compared}."
 
 
 def _signal_reasons(evidence: LearningEvidence) -> list[str]:
     reasons, share = [], evidence.without_variance
     if share is not None:
-        little = ": little to learn from" if share > _MANY_WITHOUT_VARIANCE else ""
-        reasons.append(f"{100 * share:.3g} % of the groups had equal rewards throughout{little}.")
+        remark = ": little to learn from" if share > _HIGH_SHARE_WITHOUT_VARIANCE else ""
+        reasons.append(f"{100 * share:.3g} % of the groups had equal rewards throughout{remark}.")
     if evidence.gradient_norm is not None:
-        none = ": nothing was to be learned" if evidence.gradient_norm == 0 else ""
-        reasons.append(f"The gradient's norm was {evidence.gradient_norm:.3g} in the median step{none}.")
+        remark_on_norm = ": nothing was to be learned" if evidence.gradient_norm == 0 else ""
+        reasons.append(f"The gradient's norm was {evidence.gradient_norm:.3g} in the median step{remark_on_norm}.")
     if evidence.judge_checks:
-        warned = (
+        warnings = (
             f"{evidence.judge_warnings} of {evidence.judge_checks} checks of the judge warned that it can be fooled"
         )
         doubt = ", so what its rewards show is in doubt: see judge_checks.jsonl" if evidence.judge_warnings else ""
-        reasons.append(f"{warned}{doubt}.")
+        reasons.append(f"{warnings}{doubt}.")
     if evidence.judge_checks_failed:
-        tried = evidence.judge_checks_failed + evidence.judge_checks
-        reasons.append(f"{evidence.judge_checks_failed} of {tried} attempts to check the judge brought no score.")
+        attempts = evidence.judge_checks_failed + evidence.judge_checks
+        reasons.append(f"{evidence.judge_checks_failed} of {attempts} attempts to check the judge brought no score.")
     return reasons
 
 
@@ -195,9 +203,9 @@ def _signal_reasons(evidence: LearningEvidence) -> list[str]:
 
 
 def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence:
-    """Collect the evidence in a run folder."""
-    played = data.series("groups/without_variance")  # before anything was left out or replaced
-    without_variance = [value for _, value in played or data.series("frac_reward_zero_std")]
+    """Collect the evidence from a run folder."""
+    before_selection = data.series("groups/without_variance")  # measured before groups are left out or replaced
+    without_variance = [value for _, value in before_selection or data.series("frac_reward_zero_std")]
     gradient_norms = [value for _, value in data.series("grad_norm")]
     return LearningEvidence(
         steps=len(data.steps),
@@ -213,68 +221,82 @@ def evidence_of(data: RunData, movement: Optional[Movement]) -> LearningEvidence
 
 
 def trend_of(outcomes: Sequence[ConversationReward], curriculum: Optional[bool] = None) -> Optional[Trend]:
-    """Compare the reward in the first quarter of a training's batches, at most ten, with that in as many last batches.
+    """Compare the reward in the first quarter of a training's batches (at most ten) with that in as many last batches.
     None with fewer than two batches. Conversations without a verdict are left out.
 
     Args:
-        curriculum: whether one chose the problems; False: their order was drawn by chance. If that is not known, only
-            problems that were played on both sides are compared, since others may be harder or easier.
+        curriculum: True if a curriculum chose the problems, False if their order was random, None if that is unknown.
+            Then only problems that were played on both sides are compared, if there are enough, because other problems
+            may be harder or easier.
     """
-    rewarded = [each for each in outcomes if each.reward is not None]
-    steps = sorted({each.step for each in rewarded})
+    rewarded = [outcome for outcome in outcomes if outcome.reward is not None]
+    steps = sorted({outcome.step for outcome in rewarded})
     if len(steps) < 2:
         return None
-    batches = max(1, min(_MOST_BATCHES, len(steps) // 4))
-    first = _by_problem(rewarded, steps[:batches])
-    last = _by_problem(rewarded, steps[-batches:])
+    batches = max(1, min(_MAX_BATCHES, len(steps) // 4))
+    first = _rewards_by_problem(rewarded, steps[:batches])
+    last = _rewards_by_problem(rewarded, steps[-batches:])
     means = [fmean([reward for group in side.values() for reward in group]) for side in (first, last)]
     both = first.keys() & last.keys()
     if both == first.keys() == last.keys() or (curriculum is None and len(both) >= LEAST_LESSONS):
-        return Trend(batches, *means, paired_change(first, last), _CHOSEN if curriculum else "")
-    return Trend(batches, *means, _change(first, last), {True: _CHOSEN, None: _DIFFER, False: ""}[curriculum])
+        return Trend(batches, *means, paired_change(first, last), _CHOSEN_BY_CURRICULUM if curriculum else "")
+    return Trend(
+        batches,
+        *means,
+        _difference_of_means(first, last),
+        {True: _CHOSEN_BY_CURRICULUM, None: _DIFFERENT_PROBLEMS, False: ""}[curriculum],
+    )
 
 
-def _by_problem(outcomes: Sequence[ConversationReward], steps: Sequence[int]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for each in outcomes:
-        if each.step in steps:
-            found.setdefault(each.problem_id, []).append(each.reward)
-    return found
+def _rewards_by_problem(outcomes: Sequence[ConversationReward], steps: Sequence[int]) -> dict[str, list[float]]:
+    """Return problem id → the rewards of its conversations in these steps."""
+    rewards: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        if outcome.step in steps:
+            rewards.setdefault(outcome.problem_id, []).append(outcome.reward)
+    return rewards
 
 
-def _change(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Estimate:
-    """mean(last) − mean(first) of problems that differ, at least in part. The interval is that of two independent means
-    (Zou and Donner, 2008), which is too wide if problems on both sides resemble themselves."""
-    one, other = mean_with_ci(first), mean_with_ci(last)
-    mean, interval = other["mean"] - one["mean"], None
-    if one["ci95"] and other["ci95"]:
-        down = math.hypot(other["mean"] - other["ci95"][0], one["ci95"][1] - one["mean"])
-        up = math.hypot(other["ci95"][1] - other["mean"], one["mean"] - one["ci95"][0])
+def _difference_of_means(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> Estimate:
+    """Compute mean(last) − mean(first) of two sides whose problems differ, at least in part. The interval is that of a
+    difference of two independent means (Zou and Donner, 2008). It is too wide if some problems are on both sides and
+    have similar rewards there."""
+    before, after = mean_with_ci(first), mean_with_ci(last)
+    mean, interval = after["mean"] - before["mean"], None
+    if before["ci95"] and after["ci95"]:
+        down = math.hypot(after["mean"] - after["ci95"][0], before["ci95"][1] - before["mean"])
+        up = math.hypot(after["ci95"][1] - after["mean"], before["mean"] - before["ci95"][0])
         interval = [mean - down, mean + up]
-    return {"mean": mean, "ci95": interval, "n": len(first.keys() | last.keys()), "p": _shuffled_p(first, last)}
+    return {"mean": mean, "ci95": interval, "n": len(first.keys() | last.keys()), "p": _permutation_p(first, last)}
 
 
-def _shuffled_p(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> float:
-    """Two-sided p of a permutation test: the probability of a change of problems' means at least as large if chance had
-    dealt them out. Problems on both sides change sides with themselves, the others with each other."""
-    both = [(fmean(first[name]), fmean(last[name])) for name in first if name in last]
-    pairs = np.array(both, dtype=float).reshape(-1, 2)
+def _permutation_p(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequence[float]]) -> float:
+    """Compute the two-sided p of a permutation test: the probability of a change of the problems' means at least as
+    large if the problems had been assigned to the sides at random. A problem on both sides swaps its two means; the
+    other problems are shuffled among each other."""
+    paired_means = [(fmean(first[name]), fmean(last[name])) for name in first if name in last]
+    pairs = np.array(paired_means, dtype=float).reshape(-1, 2)
     early, late = (
         [fmean(group) for name, group in side.items() if name not in other]
         for side, other in ((first, last), (last, first))
     )
-    alone = np.array(early + late)
+    unpaired = np.array(early + late)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
-    dealt = generator.permuted(np.tile(alone, (RESAMPLES, 1)), axis=1)
-    swapped = generator.integers(0, 2, size=(RESAMPLES, len(pairs)))
+    shuffled = generator.permuted(np.tile(unpaired, (RESAMPLES, 1)), axis=1)
+    swaps = generator.integers(0, 2, size=(RESAMPLES, len(pairs)))
 
-    def change(of_alone: np.ndarray, swaps: np.ndarray) -> np.ndarray:
-        before = of_alone[..., : len(early)].sum(axis=-1) + pairs[:, 0].sum() + swaps @ (pairs[:, 1] - pairs[:, 0])
-        after = of_alone[..., len(early) :].sum(axis=-1) + pairs[:, 1].sum() + swaps @ (pairs[:, 0] - pairs[:, 1])
+    def change(unpaired_means: np.ndarray, swapped: np.ndarray) -> np.ndarray:
+        before = (
+            unpaired_means[..., : len(early)].sum(axis=-1) + pairs[:, 0].sum() + swapped @ (pairs[:, 1] - pairs[:, 0])
+        )
+        after = (
+            unpaired_means[..., len(early) :].sum(axis=-1) + pairs[:, 1].sum() + swapped @ (pairs[:, 0] - pairs[:, 1])
+        )
         return after / len(last) - before / len(first)
 
-    observed = abs(float(change(alone, np.zeros(len(pairs)))))
-    hits = int(np.sum(np.abs(change(dealt, swapped)) >= observed - 1e-9))
+    observed = abs(float(change(unpaired, np.zeros(len(pairs)))))
+    # the tolerance counts equal changes that differ by a rounding error; + 1 counts the observed assignment itself
+    hits = int(np.sum(np.abs(change(shuffled, swaps)) >= observed - 1e-9))
     return (hits + 1) / (RESAMPLES + 1)
 
 
@@ -282,10 +304,10 @@ def _shuffled_p(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequenc
 
 
 def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, LearningEvidence]:
-    """The conclusion about a run folder, and its evidence.
+    """Return the conclusion about a run folder, and its evidence.
 
     Args:
-        movement: of the parameters; if None, the one in `learning.json`, which the trainer wrote.
+        movement: how far the parameters moved; if None, what the trainer wrote to `learning.json`.
     """
     if movement is None:
         known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
@@ -295,7 +317,7 @@ def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Lea
 
 
 def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
-    """Write `learning.json` from what has been measured so far, and return the conclusion.
+    """Write `learning.json` from the measurements so far, and return the conclusion.
 
     Raises:
         DataError: if the run was not trained.
@@ -308,6 +330,6 @@ def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Lea
 
 
 def describe_learning(learning: Learning) -> str:
-    """The conclusion and its reasons as text for the terminal."""
+    """Format the conclusion and its reasons for the terminal."""
     lines = [f"Did the tutor learn? {learning.verdict.capitalize()}.", *(f"  {reason}" for reason in learning.reasons)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The panels of all plots: of a training with a supervisor, of PPO's critic and of Marooned, with what they share."""
+"""The panels of the plots for Marooned, PPO and supervised runs, and the helpers that all plots share."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,25 +18,25 @@ BLACK, GREY = "#111827", "#94a3b8"
 
 Points = list[tuple[float, float]]
 Panel = Callable[["Axes", RunData], bool]
-"""Draws one panel into the axes; returns False if the run holds nothing to draw in it."""
+"""Draws one panel into the axes; returns False if the run has nothing to draw in it."""
 
 
 def trend(axes: "Axes", points: Points, colour: str, label: str) -> None:
-    """Draw a faint line of all steps and a strong line of their running mean."""
-    marker = "o" if len(points) == 1 else None
+    """Draw a faint line of all steps and a bold line of their running mean."""
+    marker = "o" if len(points) == 1 else None  # a line of one point would be invisible
     axes.plot(*zip(*points, strict=True), color=colour, alpha=0.3, linewidth=1)
     axes.plot(*zip(*smooth(points), strict=True), color=colour, linewidth=2, label=label, marker=marker)
 
 
 def name_axes(axes: "Axes", title: str, y: str, x: str = "optimizer step") -> bool:
-    """Set a panel's title and the names of its axes; returns True."""
+    """Set a panel's title and the names of its axes. Returns True, so that panels can end with it."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set(xlabel=x, ylabel=y)
     return True
 
 
 def legend_beside(axes: "Axes", reverse: bool = False) -> None:
-    """Put a legend with more than one entry beside the axes, where it hides nothing."""
+    """Add a legend to the right of the axes, where it hides nothing, if it has more than one entry."""
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(
             frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.3, reverse=reverse
@@ -63,41 +63,41 @@ _ROLES: tuple[Line, ...] = (
 )
 
 
-def _draw(axes: "Axes", data: RunData, lines: tuple[Line, ...]) -> bool:
-    found = [(label, colour, points) for name, label, colour in lines if (points := data.series(f"marooned/{name}"))]
-    for label, colour, points in found:
+def _draw_marooned(axes: "Axes", data: RunData, lines: tuple[Line, ...]) -> bool:
+    series = [(label, colour, points) for name, label, colour in lines if (points := data.series(f"marooned/{name}"))]
+    for label, colour, points in series:
         trend(axes, points, colour, label)
-    return bool(found)
+    return bool(series)
 
 
 def _ship(axes: "Axes", data: RunData) -> bool:
-    return _draw(axes, data, _SHIP) and name_axes(axes, "The ship at the end of a game", "share")
+    return _draw_marooned(axes, data, _SHIP) and name_axes(axes, "The ship at the end of a game", "share")
 
 
 def _actions(axes: "Axes", data: RunData) -> bool:
-    return _draw(axes, data, _ACTIONS) and name_axes(axes, "Actions of the model", "share of decisions")
+    return _draw_marooned(axes, data, _ACTIONS) and name_axes(axes, "Actions of the model", "share of decisions")
 
 
 def _roles(axes: "Axes", data: RunData) -> bool:
-    return _draw(axes, data, _ROLES) and name_axes(axes, "Reward by role", "reward")
+    return _draw_marooned(axes, data, _ROLES) and name_axes(axes, "Reward by role", "reward")
 
 
 MAROONED_PANELS: tuple[Panel, ...] = (_ship, _actions, _roles)
 
 
-_LOWEST = -1.0
-"""Explained variances below this are drawn at the edge: those of the first steps may be far below."""
+_MIN_EXPLAINED_VARIANCE = -1.0
+"""Explained variances below this are drawn at this value: those of the first steps may be far lower."""
 
 
-def _lines(axes: "Axes", data: RunData, names: Sequence[tuple[str, str]]) -> bool:
-    found = [(label, points) for name, label in names if (points := data.series(f"ppo/{name}"))]
-    for colour, (label, points) in zip(COLOURS, found, strict=False):
+def _draw_ppo(axes: "Axes", data: RunData, names: Sequence[tuple[str, str]]) -> bool:
+    series = [(label, points) for name, label in names if (points := data.series(f"ppo/{name}"))]
+    for colour, (label, points) in zip(COLOURS, series, strict=False):
         trend(axes, points, colour, label)
-    return bool(found)
+    return bool(series)
 
 
-def _explained(axes: "Axes", data: RunData) -> bool:
-    points = [(step, max(value, _LOWEST)) for step, value in data.series("ppo/explained_variance")]
+def _explained_variance(axes: "Axes", data: RunData) -> bool:
+    points = [(step, max(value, _MIN_EXPLAINED_VARIANCE)) for step, value in data.series("ppo/explained_variance")]
     if not points:
         return False
     trend(axes, points, BLUE, "explained variance")
@@ -111,12 +111,12 @@ def _critic(axes: "Axes", data: RunData) -> bool:
         ("returns_mean", "mean return"),
         ("advantage_std", "advantages' deviation"),
     )
-    return _lines(axes, data, lines) and name_axes(axes, "Critic and advantages", "in units of the reward")
+    return _draw_ppo(axes, data, lines) and name_axes(axes, "Critic and advantages", "in units of the reward")
 
 
-def _steps(axes: "Axes", data: RunData) -> bool:
+def _clipped_tokens(axes: "Axes", data: RunData) -> bool:
     lines = (("clip_fraction", "policy clipped"), ("value_clip_fraction", "value clipped"))
-    return _lines(axes, data, lines) and name_axes(axes, "Clipped tokens", "share of sampled tokens")
+    return _draw_ppo(axes, data, lines) and name_axes(axes, "Clipped tokens", "share of sampled tokens")
 
 
 def _movement(axes: "Axes", data: RunData) -> bool:
@@ -136,37 +136,37 @@ def _entropy(axes: "Axes", data: RunData) -> bool:
     return bool(points) and name_axes(axes, "Entropy of the policy", "nats per token")
 
 
-PPO_PANELS: tuple[Panel, ...] = (_explained, _critic, _steps, _movement, _entropy)
+PPO_PANELS: tuple[Panel, ...] = (_explained_variance, _critic, _clipped_tokens, _movement, _entropy)
 
 
 SUPERVISION = "supervision/"
 CATEGORY = "supervision/category/"
 PASS_EXAMPLES = "corrections/pass_examples"
 MOVING_AVERAGE = 10
-"""Steps in the moving average of the reward."""
+"""The number of steps in the moving average of the reward."""
 
 _BINS = 24
 _PALETTE = (BLUE, ORANGE, GREEN, VIOLET, RED, "#ca8a04", "#0891b2", "#be185d", "#4d7c0f", "#64748b", "#78350f")
 
 
 def is_supervised(data: RunData) -> bool:
-    """Whether the run recorded anything of a supervisor."""
+    """Whether the run recorded any metric of a supervisor."""
     return any(name.startswith(SUPERVISION) for line in data.steps for name in line)
 
 
 def passes_of(data: RunData) -> list[float]:
-    """The steps after which a pass over corrections ran."""
+    """Return the steps after which a pass over corrections ran."""
     return [step for step, examples in data.series(PASS_EXAMPLES) if examples > 0]
 
 
 def moving_average(points: Sequence[tuple[float, float]], window: int = MOVING_AVERAGE) -> Points:
-    """The mean of each value and of those before it, `window` values in all; fewer at the beginning."""
+    """Compute the mean of each value and those before it, `window` values in total; fewer at the beginning."""
     values = [value for _, value in points]
-    return [(step, fmean(values[max(0, place + 1 - window) : place + 1])) for place, (step, _) in enumerate(points)]
+    return [(step, fmean(values[max(0, index + 1 - window) : index + 1])) for index, (step, _) in enumerate(points)]
 
 
 def changes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """The differences of successive values."""
+    """Return the differences of successive values."""
     return [later - earlier for (_, earlier), (_, later) in pairwise(points)]
 
 
@@ -187,23 +187,23 @@ def _mark_passes(axes: "Axes", data: RunData) -> None:
         axes.axvline(step, color=ORANGE, linestyle="--", linewidth=1.1, alpha=0.8, label=label)
 
 
-def _valid(axes: "Axes", data: RunData) -> bool:
+def _valid_messages(axes: "Axes", data: RunData) -> bool:
     lines = (
         ("supervision/valid_share", "valid", GREEN),
         ("supervision/no_verdict_share", "without a verdict", RED),
     )
-    found = [(label, colour, points) for name, label, colour in lines if (points := data.series(name))]
-    for label, colour, points in found:
+    series = [(label, colour, points) for name, label, colour in lines if (points := data.series(name))]
+    for label, colour, points in series:
         trend(axes, points, colour, label)
-    if found:
+    if series:
         _mark_passes(axes, data)
     axes.set_ylim(-0.04, 1.04)
-    return bool(found) and name_axes(axes, "Messages that the supervisor called valid", "share of messages")
+    return bool(series) and name_axes(axes, "Messages that the supervisor called valid", "share of messages")
 
 
 def shares_of_categories(data: RunData) -> tuple[list[float], dict[str, list[float]]]:
-    """The steps with a review, and for each category its share in each of them, 0 where it was not found; the most
-    frequent first, categories that never occurred left out."""
+    """Return the steps with a review, and category → its share in each of these steps (0 where it did not occur). The
+    most frequent category comes first; categories that never occurred are left out."""
     names = dict.fromkeys(name for line in data.steps for name in line if name.startswith(CATEGORY))
     by_name = {name.removeprefix(CATEGORY): dict(data.series(name)) for name in names}
     steps = sorted({step for shares in by_name.values() for step in shares})
@@ -216,7 +216,7 @@ def _categories(axes: "Axes", data: RunData) -> bool:
     steps, shares = shares_of_categories(data)
     if not shares:
         return False
-    colours = [_PALETTE[place % len(_PALETTE)] for place in range(len(shares))]
+    colours = [_PALETTE[index % len(_PALETTE)] for index in range(len(shares))]
     if len(steps) > 1:
         axes.stackplot(steps, *shares.values(), labels=shares, colors=colours, alpha=0.8, linewidth=0)
         axes.margins(x=0.05)
@@ -241,16 +241,18 @@ def _cross_entropy(axes: "Axes", data: RunData) -> bool:
     return bool(steps or passes) and name_axes(axes, "Cross-entropy on the corrections", "nats per token")
 
 
-def _changes(axes: "Axes", data: RunData) -> bool:
-    found = changes(data.series("reward"))
-    if not found or not is_supervised(data):
+def _reward_changes(axes: "Axes", data: RunData) -> bool:
+    differences = changes(data.series("reward"))
+    if not differences or not is_supervised(data):
         return False
-    reach = max(map(abs, found)) or 1.0
-    axes.hist(found, bins=_BINS, range=(-reach, reach), color=BLUE, alpha=0.75)
+    limit = max(map(abs, differences)) or 1.0
+    axes.hist(differences, bins=_BINS, range=(-limit, limit), color=BLUE, alpha=0.75)
     axes.axvline(0, color=BLACK, linewidth=0.8)
-    axes.axvline(fmean(found), color=ORANGE, linewidth=1.6, label=f"mean {fmean(found):+.4f}".replace("-", "−"))
+    axes.axvline(
+        fmean(differences), color=ORANGE, linewidth=1.6, label=f"mean {fmean(differences):+.4f}".replace("-", "−")
+    )
     axes.legend(frameon=False, fontsize=8, loc="upper right")
     return name_axes(axes, "Change of the reward from step to step", "steps", "change of the reward")
 
 
-SUPERVISION_PANELS: tuple[Panel, ...] = (_reward, _valid, _categories, _cross_entropy, _changes)
+SUPERVISION_PANELS: tuple[Panel, ...] = (_reward, _valid_messages, _categories, _cross_entropy, _reward_changes)

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS_FOLDER = "plots"
-_WEIGHED = "rewards/"
+_REWARD_PREFIX = "rewards/"
 _DPI = 130
 
 
 def write_plots(data: RunData) -> list[Path]:
-    """Write all plots that the run has data for, and return their paths. Each file is replaced atomically.
+    """Write all plots for which the run has data, and return their paths. Each file is replaced atomically.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
@@ -56,10 +56,10 @@ def write_plots(data: RunData) -> list[Path]:
 
 
 def _draw(data: RunData, panels: Sequence[Panel]) -> Optional["Figure"]:
-    """Draw the panels above each other; empty panels are left out. None if all are empty."""
+    """Draw the panels below each other. Empty panels are left out; None if all are empty."""
     from matplotlib.figure import Figure
 
-    filled = [panel for panel in panels if panel(Figure().subplots(), data)]
+    filled = [panel for panel in panels if panel(Figure().subplots(), data)]  # drawn once to see which are empty
     if not filled:
         return None
     figure = Figure(figsize=(7.4, 3.3 * len(filled) + 0.4), dpi=_DPI, layout="constrained")
@@ -93,27 +93,27 @@ def _reward(axes: "Axes", data: RunData) -> bool:
     return name_axes(axes, "Reward", "reward")
 
 
-def _reach(estimate: dict) -> list[list[float]]:
-    """The lengths of the error bar below and above the mean, as `errorbar` takes them."""
+def _error_bar(estimate: dict) -> list[list[float]]:
+    """Return the lengths of the error bar below and above the mean, in the form that `errorbar` takes."""
     low, high = estimate["ci95"] or (estimate["mean"], estimate["mean"])
     return [[max(0.0, estimate["mean"] - low)], [max(0.0, high - estimate["mean"])]]
 
 
-def _share_of_top(criterion: Criterion) -> str:
+def _criterion_label(criterion: Criterion) -> str:
     return criterion.label.lower() + ("" if criterion.top == 1 else f" / {criterion.top:g}")
 
 
 def _parts(axes: "Axes", data: RunData) -> bool:
-    """The judge's scores, and each reward if there are several."""
+    """The judge's scores as shares of the highest score, and each reward if there are several."""
     parts = [
-        (_share_of_top(each), [(x, y / each.top) for x, y in data.series(f"judge/{name}")])
-        for name, each in CRITERIA.items()
+        (_criterion_label(criterion), [(x, y / criterion.top) for x, y in data.series(f"judge/{name}")])
+        for name, criterion in CRITERIA.items()
     ]
     rewards = dict.fromkeys(
-        name for line in data.steps for name in line if name.startswith(_WEIGHED) and name.endswith("/mean")
+        name for line in data.steps for name in line if name.startswith(_REWARD_PREFIX) and name.endswith("/mean")
     )
     if len(rewards) > 1:
-        parts += [(name.removeprefix(_WEIGHED).removesuffix("/mean"), data.series(name)) for name in rewards]
+        parts += [(name.removeprefix(_REWARD_PREFIX).removesuffix("/mean"), data.series(name)) for name in rewards]
     parts = [(label, points) for label, points in parts if points]
     for number, (label, points) in enumerate(parts):
         trend(axes, points, COLOURS[number % len(COLOURS)], label)
@@ -121,36 +121,36 @@ def _parts(axes: "Axes", data: RunData) -> bool:
 
 
 def _held_out(axes: "Axes", data: RunData) -> bool:
-    """The rewards before and after training, side by side for each sampling."""
-    measured = {
-        (sampling, when): each.metrics[sampling]["reward"]
-        for when, each in data.measurements.items()
-        for sampling in each.samplings
-        if is_number(each.metrics[sampling]["reward"]["mean"])
+    """The rewards before and after training, next to each other for each sampling."""
+    estimates = {
+        (sampling, when): measurement.metrics[sampling]["reward"]
+        for when, measurement in data.measurements.items()
+        for sampling in measurement.samplings
+        if is_number(measurement.metrics[sampling]["reward"]["mean"])
     }
-    samplings = list(dict.fromkeys(sampling for sampling, _ in measured))
+    samplings = list(dict.fromkeys(sampling for sampling, _ in estimates))
     for when, shift, colour in (("before", -0.17, GREY), ("after", 0.17, BLUE)):
-        found = [(i, measured[name, when]) for i, name in enumerate(samplings) if (name, when) in measured]
-        if not found:
+        bars = [(index, estimates[name, when]) for index, name in enumerate(samplings) if (name, when) in estimates]
+        if not bars:
             continue
-        places, heights = [i + shift for i, _ in found], [estimate["mean"] for _, estimate in found]
-        reach = [sum((_reach(estimate)[side] for _, estimate in found), []) for side in (0, 1)]
-        axes.bar(places, heights, 0.3, color=colour, label=f"{when} training")
-        axes.errorbar(places, heights, reach, fmt="none", ecolor=BLACK, capsize=4, linewidth=1.2)
-        for place, height, top in zip(places, heights, reach[1], strict=True):
+        positions, heights = [index + shift for index, _ in bars], [estimate["mean"] for _, estimate in bars]
+        error_bars = [sum((_error_bar(estimate)[side] for _, estimate in bars), []) for side in (0, 1)]
+        axes.bar(positions, heights, 0.3, color=colour, label=f"{when} training")
+        axes.errorbar(positions, heights, error_bars, fmt="none", ecolor=BLACK, capsize=4, linewidth=1.2)
+        for position, height, top in zip(positions, heights, error_bars[1], strict=True):
             axes.annotate(
-                f"{height:.3f}", (place, height + top), (0, 3), textcoords="offset points", ha="center", fontsize=9
+                f"{height:.3f}", (position, height + top), (0, 3), textcoords="offset points", ha="center", fontsize=9
             )
     axes.set_xticks(range(len(samplings)), samplings)
     axes.margins(y=0.15)
-    return bool(measured) and name_axes(axes, "Reward on held-out lessons, 95 % intervals", "reward", "sampling")
+    return bool(estimates) and name_axes(axes, "Reward on held-out lessons, 95 % intervals", "reward", "sampling")
 
 
 # Engine, lengths, judge, signal ----------------------------------------------------------------------------------
 
 
 def _mismatch(axes: "Axes", data: RunData) -> bool:
-    found = False
+    is_drawn = False
     for colour, (name, label) in zip(
         (BLUE, ORANGE, GREEN),
         (
@@ -160,19 +160,19 @@ def _mismatch(axes: "Axes", data: RunData) -> bool:
         ),
         strict=True,
     ):
-        points = [(step, value) for step, value in data.series(name) if value > 0]
+        points = [(step, value) for step, value in data.series(name) if value > 0]  # the axis is logarithmic
         if points:
             trend(axes, points, colour, label)
-            found = True
+            is_drawn = True
     axes.set_yscale("log")
-    return found and name_axes(axes, "Engine against trainer, on the sampled tokens", "nats")
+    return is_drawn and name_axes(axes, "Engine against trainer, on the sampled tokens", "nats")
 
 
 def _tokens(axes: "Axes", data: RunData) -> bool:
     points = data.series("completions/mean_length")
     if not points:
         return False
-    low, high = (dict(data.series(f"completions/{each}_length")) for each in ("min", "max"))
+    low, high = (dict(data.series(f"completions/{extreme}_length")) for extreme in ("min", "max"))
     steps = [step for step, _ in points if step in low and step in high]
     if steps:
         edges = [[edge[step] for step in steps] for edge in (low, high)]
@@ -191,13 +191,13 @@ def _messages(axes: "Axes", data: RunData) -> bool:
 
 
 def _shares(axes: "Axes", data: RunData, lines: Sequence[tuple[str, str]], title: str, y: str) -> bool:
-    found = [(label, points) for name, label in lines if (points := data.series(name))]
-    for colour, (label, points) in zip(COLOURS, found, strict=False):
+    series = [(label, points) for name, label in lines if (points := data.series(name))]
+    for colour, (label, points) in zip(COLOURS, series, strict=False):
         trend(axes, points, colour, label)
-    highest = max((y for _, points in found for _, y in points), default=0.0)
+    highest = max((y for _, points in series for _, y in points), default=0.0)
     top = min(1.04, max(0.1, 1.15 * highest))
     axes.set_ylim(-0.04 * top, top)
-    return bool(found) and name_axes(axes, title, y)
+    return bool(series) and name_axes(axes, title, y)
 
 
 def _judge_failures(axes: "Axes", data: RunData) -> bool:
@@ -209,19 +209,19 @@ def _judge_checks(axes: "Axes", data: RunData) -> bool:
     lines = {"guard/gap": "judge − held-out judge"}
     names = dict.fromkeys(name for line in data.steps for name in line if name.startswith("guard/canary_"))
     lines |= {name: f"canary: {name.removeprefix('guard/canary_')}" for name in names}
-    found = [(label, points) for name, label in lines.items() if (points := data.series(name))]
-    for colour, (label, points) in zip(COLOURS, found, strict=False):
+    series = [(label, points) for name, label in lines.items() if (points := data.series(name))]
+    for colour, (label, points) in zip(COLOURS, series, strict=False):
         axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, linewidth=1.5, label=label)
     axes.axhline(0, color=BLACK, linewidth=0.8)
-    return bool(found) and name_axes(axes, "Is the judge being fooled?", "score, 0 to 1")
+    return bool(series) and name_axes(axes, "Is the judge being fooled?", "score, 0 to 1")
 
 
-def _variance(axes: "Axes", data: RunData) -> bool:
+def _zero_variance(axes: "Axes", data: RunData) -> bool:
     lines = (("frac_reward_zero_std", "groups without variance"),)
     return _shares(axes, data, lines, "Groups whose rewards are all equal", "share of groups")
 
 
-def _gradient(axes: "Axes", data: RunData) -> bool:
+def _gradient_norm(axes: "Axes", data: RunData) -> bool:
     points = data.series("grad_norm")
     if points:
         trend(axes, points, BLUE, "norm")
@@ -235,7 +235,7 @@ _PLOTS: dict[str, tuple[Panel, ...]] = {
     "mismatch": (_mismatch,),
     "lengths": (_tokens, _messages),
     "judge": (_judge_failures, _judge_checks),
-    "signal": (_variance, _gradient),
+    "signal": (_zero_variance, _gradient_norm),
     "supervision": SUPERVISION_PANELS,
     "ppo": PPO_PANELS,
     "marooned": MAROONED_PANELS,

@@ -1,4 +1,6 @@
-"""Writes and reads conversations as Parquet files: one table over all steps in `<run folder>/rollouts/`."""
+"""Writes and reads conversations as Parquet files. Together, the files in `<run folder>/rollouts/` are one table over
+all steps.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,35 +18,39 @@ from classroom_rl.system.storage import storage_errors
 
 R = TypeVar("R", bound=Trajectory)
 ROWS_PER_GROUP = 128
-"""Size of a row group: to read one conversation, this many are read."""
+"""The number of rows in a row group: to read one conversation, a whole group is read."""
 _TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _LISTS = {list[int]: pa.list_(pa.int32()), list[float]: pa.list_(pa.float32())}
 
 
-def _type_of(annotation: Any) -> pa.DataType:
-    """The column's type for a field; JSON text for what is nested."""
-    inner = [each for each in get_args(annotation) if each is not type(None)]
-    plain = inner[0] if type(None) in get_args(annotation) and len(inner) == 1 else annotation
+def _arrow_type(annotation: Any) -> pa.DataType:
+    """Return the column type of a field. Nested values are stored as JSON text."""
+    arguments = [argument for argument in get_args(annotation) if argument is not type(None)]
+    plain = arguments[0] if type(None) in get_args(annotation) and len(arguments) == 1 else annotation
     return _TYPES.get(plain) or _LISTS.get(plain) or pa.string()
 
 
 def columns_of(record: type[Trajectory]) -> pa.Schema:
-    """The Parquet columns of a record: its fields."""
-    return pa.schema([(name, _type_of(item.annotation)) for name, item in record.model_fields.items()])
+    """Return the Parquet columns of a record: its fields."""
+    return pa.schema([(name, _arrow_type(field_info.annotation)) for name, field_info in record.model_fields.items()])
 
 
 def nested_columns(record: type[Trajectory]) -> list[str]:
-    """The columns that hold JSON text."""
+    """Return the names of the columns that hold JSON text."""
     plain = (str, Optional[str], str | None)
     fields = record.model_fields.items()
-    return [name for name, item in fields if _type_of(item.annotation) == pa.string() and item.annotation not in plain]
+    return [
+        name
+        for name, field_info in fields
+        if _arrow_type(field_info.annotation) == pa.string() and field_info.annotation not in plain
+    ]
 
 
 def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory], attempt: int = 0) -> Path:
-    """Write the conversations that a rank played in a step; an earlier file of the same step and attempt is replaced.
+    """Write the conversations that a rank played in a step. An earlier file of the same step and attempt is replaced.
 
     Args:
-        attempt: 0 for the batch, above that for further problems in place of groups without variance.
+        attempt: 0 for the batch; more for further problems, played to replace groups without variance.
     """
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,15 +60,15 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Tra
 
 
 def drop_rollouts_from(run_folder: Path, step: int) -> None:
-    """Remove the files of this step and later ones. A training that resumes there plays these steps again, perhaps
-    with another number of processes. Files that a kill left unfinished are removed, too."""
+    """Remove the files of this step and of later ones, also those that a kill left unfinished. A training that resumes
+    there plays these steps again, perhaps with another number of processes."""
     for path in (run_folder / "rollouts").glob("step_*"):
         if int(path.stem.partition("_")[2].partition("-")[0]) >= step:
             path.unlink(missing_ok=True)
 
 
 def table_of(records: Sequence[Trajectory]) -> pa.Table:
-    """One row per episode, with the columns of its record; nested ones as JSON text."""
+    """Make a table with one row per episode and the columns of its record; nested values become JSON text."""
     kind = type(records[0]) if records else ConversationRecord
     nested = nested_columns(kind)
     rows = [record.model_dump(mode="json") for record in records]
@@ -71,7 +77,7 @@ def table_of(records: Sequence[Trajectory]) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file; it is replaced atomically.
+    """Write a Parquet file. An existing one is replaced atomically.
 
     Raises:
         StorageError: if the disk is full or may not be written to.
@@ -83,13 +89,13 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def write_records(path: Path, records: Sequence[Trajectory]) -> None:
-    """Write one row per episode; raises as `write_table` does."""
+    """Write one row per episode. Raises as `write_table` does."""
     write_table(path, table_of(records))
 
 
 def read_records(path: Path, kind: type[R] = ConversationRecord) -> list[R]:
-    """Read the episodes of a file of `write_records`, as records of this kind. A field whose column the file lacks,
-    because an older version wrote it, has its default."""
+    """Read a file of `write_records` as records of this class. Fields without a column, because an older version wrote
+    the file, have their defaults."""
     nested, stored = nested_columns(kind), set(pq.read_schema(path).names)
     rows = pq.read_table(path, schema=columns_of(kind)).to_pylist()
     rows = [{name: value for name, value in row.items() if name in stored} for row in rows]
@@ -105,12 +111,12 @@ OPTIONAL = {
     for name, item in ConversationRecord.model_fields.items()
     if not item.is_required()
 }
-"""Fields that a record may lack, with what an empty conversation has there."""
+"""Fields that a record may lack, with their values in an empty conversation."""
 
 
 def plain_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a file as plain data for the page, its nested columns parsed. What another environment's records do not
-    have, or those of an older version, is as in an empty conversation."""
+    """Convert a row of a file to plain data for the page, with its nested columns parsed. Fields that the row lacks,
+    because it belongs to another environment or an older version, are as in an empty conversation."""
     return OPTIONAL | {name: from_json(value) if name in _NESTED else value for name, value in row.items()}
 
 
@@ -124,7 +130,7 @@ class ConversationReward:
 
 
 def read_rewards(run_folder: Path) -> list[ConversationReward]:
-    """Read the rewards of all conversations that a run played, without their texts."""
+    """Read the rewards of all conversations of a training, without their texts."""
     columns = ["step", "problem_id", "reward"]
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
     return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]

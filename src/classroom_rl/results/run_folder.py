@@ -1,4 +1,4 @@
-"""Reads a run folder for reports: both evaluations, the training's metrics, the configurations."""
+"""Reads a run folder for reports: the evaluations, the metrics of the training, and the configurations."""
 
 import json
 import math
@@ -24,7 +24,7 @@ LEARNING_NAME = "learning.json"
 JUDGE_CHECKS_NAME = "judge_checks.jsonl"
 
 STAGES = ("sft", "server_start", "rollout", "publish", "train", "eval")
-"""The stages that a run's wall-clock time is split into, in the order in which they are shown."""
+"""The stages into which the wall-clock time of a run is split, in the order in which they are shown."""
 
 _STEP_STAGES = ("rollout", "publish", "train")
 
@@ -38,13 +38,13 @@ class Measurement:
 
     @property
     def samplings(self) -> list[str]:
-        """The samplings that were measured, in the order of metrics.json."""
+        """The kinds of sampling that were measured, in the order of metrics.json."""
         return [name for name in self.metrics if name in self.records]
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The content of a run folder; what the folder lacks is None or empty. `lines` are those of metrics.jsonl."""
+    """The content of a run folder. What the folder lacks is None or empty. `lines` are those of metrics.jsonl."""
 
     folder: Path
     before: Optional[Measurement] = None
@@ -59,7 +59,7 @@ class RunData:
     def measurements(self) -> dict[str, Measurement]:
         """The evaluations that exist, by name: "before", "after"."""
         both = {"before": self.before, "after": self.after}
-        return {name: measured for name, measured in both.items() if measured is not None}
+        return {name: measurement for name, measurement in both.items() if measurement is not None}
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
@@ -68,20 +68,21 @@ class RunData:
         return [by_step[step] for step in sorted(by_step)]
 
     def series(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric, for the steps that have a value."""
+        """Return (step, value) of a metric, for the steps that have a finite value."""
         points = [(line["step"], line.get(name)) for line in self.steps]
         return [(float(step), float(value)) for step, value in points if is_number(value)]
 
     def step_seconds(self) -> dict[str, float]:
-        """The total seconds of rollout, publish and train over all steps."""
+        """Return the total seconds of rollout, publish and train over all steps."""
         return {stage: sum(value for _, value in self.series(f"seconds/{stage}")) for stage in _STEP_STAGES}
 
     def reward_changes(self) -> dict[str, Estimate]:
-        """Sampling → the change of the held-out reward, paired by lesson; only samplings that were measured twice. For
-        games, summary.json holds it, with the version of the policy that was measured."""
+        """Return sampling → the change of the held-out reward, paired by lesson, for the samplings that were measured
+        both before and after training. For games, summary.json holds the change and the version of the measured
+        policy; it counts only if that is the last version."""
         if self.before is None or self.after is None:
-            is_of_last = bool(self.steps) and look_up(self.summary, "version") == self.steps[-1]["step"]
-            return {SAMPLED: self.summary["reward"]["change"]} if is_of_last else {}
+            measured_last_policy = bool(self.steps) and look_up(self.summary, "version") == self.steps[-1]["step"]
+            return {SAMPLED: self.summary["reward"]["change"]} if measured_last_policy else {}
         return {
             name: paired_change(rewards_by_lesson(records), rewards_by_lesson(self.after.records[name]))
             for name, records in self.before.records.items()
@@ -90,7 +91,7 @@ class RunData:
 
 
 def is_number(value: Any) -> bool:
-    """True for a finite number."""
+    """Whether the value is a finite number; False for booleans."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -133,37 +134,37 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a JSON Lines file. Lines that do not parse (cut off by a kill) are left out."""
+    """Read the objects of a JSON Lines file. Lines that cannot be parsed (cut off by a kill) are left out."""
     if not path.is_file():
         return []
-    found = []
+    parsed = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            found.append(json.loads(line))
+            parsed.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return [line for line in found if isinstance(line, dict)]
+    return [line for line in parsed if isinstance(line, dict)]
 
 
 def step_seconds(lines: Sequence[Mapping[str, Any]]) -> float:
-    """The median seconds between the ends of two steps. `lines` are those of at least two steps."""
+    """Return the median seconds between the ends of successive steps. `lines` are those of at least two steps."""
     return median(after["time"] - before["time"] for before, after in pairwise(lines))
 
 
 def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The last number of each metric. It need not be in the last line: steps that train on a batch again (`train.mu`)
-    do not repeat the metrics of its conversations."""
+    """Return the last number of each metric. It may be in an earlier line: steps that train on a batch again
+    (`train.mu`) do not repeat the metrics of its conversations."""
     return {name: value for line in lines for name, value in line.items() if is_number(value)}
 
 
 def has_score(check: Mapping[str, Any]) -> bool:
-    """Whether a check of the judge brought at least one score; without one it cannot warn."""
+    """Whether a check of the judge gave at least one score; without one it cannot warn."""
     return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
 
 
 def error_share(config: Mapping[str, Any]) -> float | None:
-    """The share of the student's messages that are to hold an error, from a recorded configuration; None if unknown or
-    if no persona errs."""
+    """Return the share of the student's messages that should contain an error, from a recorded configuration; None if
+    it is unknown or no persona makes errors."""
     rate = look_up(config, "generation", "student_error_rate")
     personas = look_up(config, "generation", "student_personas_prompts_paths")
     if isinstance(personas, Mapping) and ERROR_PERSONA not in personas:
@@ -175,8 +176,8 @@ def error_share(config: Mapping[str, Any]) -> float | None:
 
 
 def look_up(values: Mapping[str, Any], *path: str) -> Any:
-    """The value at a path of keys; None if a key is missing."""
-    found: Any = values
+    """Return the value at a path of keys; None if a key is missing."""
+    value: Any = values
     for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,11 +1,11 @@
 """Statistics of finished conversations, and paired comparisons of tutors on the same lessons. Pure functions; an empty
 denominator gives None.
 
-The text decides what an error turn is, not the persona: a small model that plays `error_student` sometimes says a right
-sentence, and a tutor that hints at an error there is wrong. The persona is kept as well, so that reports can show how
-faithfully the student played it.
+Whether a turn has an error is decided by its text, not by the persona: a small model that plays `error_student`
+sometimes writes a correct sentence, and a tutor that hints at an error there is wrong. The persona is recorded as well,
+so that reports can show how faithfully the student played it.
 
-Lessons are the unit: a lesson's values are averaged first, then the difference of the averages is taken.
+Comparisons are per lesson: a lesson's values are averaged first, then the differences of the averages are taken.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,15 +34,15 @@ from classroom_rl.rollout.thoughts import visible_messages, visible_text
 
 @dataclass(frozen=True)
 class Exchange:
-    """A student message with the teacher's reply to it.
+    """A student message and the teacher's reply to it.
 
     Attributes:
         student_turn, teacher_turn: positions of the two messages in the conversation, from 0.
         persona: the persona that was drawn for the student's message; None for an opening attempt.
         errors: the slips in the student's text, in the order of `find_slips`; () without any.
-        scaffolded: the reply hints at the right kind of error and lets the student correct it.
-        corrected: the reply treats a message without an error as if it had one.
-        comment: the rubric's comment on the reply, in a few words.
+        scaffolded: whether the reply hints at the right kind of error and lets the student correct it.
+        corrected: whether the reply treats a message without an error as if it had one.
+        comment: the toy judge's comment on the reply, in a few words.
     """
 
     student_turn: int
@@ -55,9 +55,9 @@ class Exchange:
 
 
 def read_exchanges(record: ConversationRecord) -> Optional[list[Exchange]]:
-    """The exchanges of a conversation in order. A student message without a reply gives no exchange.
+    """Return the exchanges of a conversation in order. A student message without a reply gives no exchange.
 
-    Returns None if the problem is no lesson of the quickstart: rules find errors in its grammar only."""
+    None if the problem is not a lesson of the quickstart, because the rules find errors only in its toy language."""
     try:
         parse_problem(record.problem)
     except DataError:
@@ -83,12 +83,12 @@ def read_exchanges(record: ConversationRecord) -> Optional[list[Exchange]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of `tutor` minus `against` in one figure.
+    """The difference `tutor` minus `against` in one figure.
 
     Attributes:
-        mean: over the lessons' differences; None if no lesson has values of both tutors.
-        ci95: 95 % interval over lessons (`classroom_rl.rollout.intervals`); None for fewer than six.
-        p: p-value of the sign-flip test; None if `mean` is None.
+        mean: the mean of the lessons' differences; None if no lesson has values of both tutors.
+        ci95: its 95 % interval over lessons (`classroom_rl.rollout.intervals`); None for fewer than six lessons.
+        p: the p-value of the sign-flip test; None if `mean` is None.
         p_holm: p after Holm's correction for all pairs of tutors that are compared in this figure.
         lessons: the number of lessons with values of both tutors.
     """
@@ -103,45 +103,47 @@ class Difference:
 
 
 def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
-    """Holm's step-down correction (1979): the smallest of m p-values × m, the next × (m − 1), and so on. A corrected
-    value is never below the one before it and never above 1. None stays None and does not count towards m."""
-    known = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    """Apply Holm's step-down correction (1979): multiply the smallest of m p-values by m, the next by m − 1, and so on.
+    A corrected value is never below the one before it and never above 1. None stays None and does not count towards
+    m."""
+    known = sorted((p, index) for index, p in enumerate(values) if p is not None)
     corrected: list[Optional[float]] = [None] * len(values)
-    least = 0.0
-    for rank, (p, place) in enumerate(known):
-        least = max(least, min(1.0, p * (len(known) - rank)))
-        corrected[place] = least
+    lower_bound = 0.0
+    for rank, (p, index) in enumerate(known):
+        lower_bound = max(lower_bound, min(1.0, p * (len(known) - rank)))
+        corrected[index] = lower_bound
     return corrected
 
 
 def differences(by_tutor: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Difference]:
-    """The difference of each pair of tutors, later ones minus earlier ones.
+    """Compute the difference of each pair of tutors, the later one minus the earlier one.
 
     Args:
         by_tutor: tutor → lesson → the values of one figure.
     """
     names = list(by_tutor)
-    pairs = [(tutor, against) for i, against in enumerate(names) for tutor in names[i + 1 :]]
+    pairs = [(tutor, against) for index, against in enumerate(names) for tutor in names[index + 1 :]]
     estimates = [paired_change(by_tutor[against], by_tutor[tutor]) for tutor, against in pairs]
     return [
-        Difference(tutor, against, each["mean"], each["ci95"], each["p"], p_holm, each["n"])
-        for (tutor, against), each, p_holm in zip(
-            pairs, estimates, holm([each["p"] for each in estimates]), strict=True
+        Difference(tutor, against, estimate["mean"], estimate["ci95"], estimate["p"], p_holm, estimate["n"])
+        for (tutor, against), estimate, p_holm in zip(
+            pairs, estimates, holm([estimate["p"] for estimate in estimates]), strict=True
         )
     ]
 
 
 def paired_change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean change of the lessons' means, over lessons that have values on both sides; n counts lessons, and `p` is
-    that of a sign-flip test."""
+    """Compute the mean change of the lessons' means, over the lessons that have values on both sides. `n` counts
+    lessons, and `p` is that of a sign-flip test."""
     common = [lesson for lesson, group in before.items() if group and after.get(lesson)]
     changes = {lesson: [fmean(after[lesson]) - fmean(before[lesson])] for lesson in common}
+    # a change of values in [0, 1] lies in [-1, 1], which bounds the interval
     bounds = (-1.0, 1.0) if within_unit(before) and within_unit(after) else None
     return {**mean_with_ci(changes, bounds), "p": sign_flip_p([value for (value,) in changes.values()])}
 
 
 def is_clear(change: Mapping[str, Any]) -> bool:
-    """Whether a change of `paired_change` is more than chance: an interval to one side of 0, and a p below `LEVEL`."""
+    """Whether a change of `paired_change` is more than chance: 0 is outside its interval, and p is below `LEVEL`."""
     interval, p = change["ci95"], change.get("p")
     if interval is None or p is None or change["n"] < LEAST_LESSONS:
         return False
@@ -149,7 +151,7 @@ def is_clear(change: Mapping[str, Any]) -> bool:
 
 
 def rewards_by_lesson(records: Sequence[ConversationRecord]) -> dict[str, list[float]]:
-    """Lesson → the rewards of its conversations; conversations without a verdict have no reward."""
+    """Return lesson → the rewards of its conversations. Conversations without a verdict have no reward."""
     return {
         problem: [record.reward for record in group if record.reward is not None]
         for problem, group in group_by_problem(records).items()
@@ -157,13 +159,13 @@ def rewards_by_lesson(records: Sequence[ConversationRecord]) -> dict[str, list[f
 
 
 def judgement_of(record: ConversationRecord) -> Optional[Judgement]:
-    """The judgement of a conversation from its verdicts; None if a rule has no valid one, or if nothing was judged."""
+    """Return the judgement of a conversation; None if a rule has no valid verdict, or there are no verdicts."""
     rules = dict.fromkeys(verdict.rule for verdict in record.verdicts)
     return sum_up(record.verdicts, rules) if rules else None
 
 
 def lacks_verdict(record: ConversationRecord) -> bool:
-    """True if the conversation has no reward, although it was to be judged or rewarded."""
+    """Whether the conversation has no reward, although it should have been judged or rewarded."""
     return record.reward is None
 
 
@@ -171,70 +173,70 @@ def summarise(
     records: Sequence[ConversationRecord],
     read_exchanges: Callable[[ConversationRecord], Optional[list[Exchange]]],
 ) -> dict[str, Any]:
-    """Compute the part of metrics.json about one sampling that all kinds of conversations have.
+    """Compute the part of metrics.json on one kind of sampling that all kinds of conversations have.
 
     Args:
-        read_exchanges: finds the errors of a conversation and the teacher's reactions. It returns None for lessons that
-            its rules cannot read (all but the quickstart's); their turns are not counted.
+        read_exchanges: finds the errors in a conversation and the teacher's reactions. It returns None for lessons to
+            which its rules do not apply (all but the quickstart's); their turns are not counted.
     """
-    read = [exchanges for exchanges in map(read_exchanges, records) if exchanges is not None]
-    exchanges = [exchange for found in read for exchange in found]
+    exchanges_by_record = [exchanges for exchanges in map(read_exchanges, records) if exchanges is not None]
+    exchanges = [exchange for group in exchanges_by_record for exchange in group]
     rejected, judged = share(record.rejected for record in records if not lacks_verdict(record))
-    without, total = share(lacks_verdict(record) for record in records)
+    without_verdict, total = share(lacks_verdict(record) for record in records)
     return {
         "reward": mean_with_ci(rewards_by_lesson(records)),
         "conversations": total,
         "lessons": len(group_by_problem(records)),
         "scores": mean_scores(records),
         "rejected": {"share": rejected, "n": judged},
-        "without_verdict": {"share": without, "n": total},
+        "without_verdict": {"share": without_verdict, "n": total},
         "talk": talk(records),
-        **(react(exchanges) if read else {}),
+        **(react(exchanges) if exchanges_by_record else {}),
     }
 
 
 def mean_scores(records: Sequence[ConversationRecord]) -> Optional[dict[str, float]]:
-    """Each criterion's mean, on its own scale, over conversations that a rule scored; None if there are none."""
+    """Compute each criterion's mean, on its own scale, over the conversations with scores; None if there are none."""
     judgements = [judgement for judgement in map(judgement_of, records) if judgement is not None]
     scores = [asdict(judgement.scores) for judgement in judgements if judgement.scores is not None]
     if not scores:
         return None
-    return {name: fmean(each[name] for each in scores) for name in Scores.__dataclass_fields__}
+    return {name: fmean(score[name] for score in scores) for name in Scores.__dataclass_fields__}
 
 
 def talk(records: Sequence[ConversationRecord]) -> dict[str, Optional[float]]:
-    """How much is said: mean messages per conversation, mean words per message of teacher and student (split at white
-    space, without thoughts), and the teacher's share of all words."""
+    """Measure how much is said: mean messages per conversation, mean words per message of teacher and student (split at
+    white space, without thoughts), and the teacher's share of all words."""
     words: dict[str, list[int]] = {"teacher": [], "student": []}
     for record in records:
         for turn in record.turns:
             words[turn.role].append(len(visible_text(turn.text).split()))
-    said = sum(words["teacher"]) + sum(words["student"])
+    total = sum(words["teacher"]) + sum(words["student"])
     return {
         "messages": _mean(len(record.turns) for record in records),
         "teacher_words": _mean(words["teacher"]),
         "student_words": _mean(words["student"]),
-        "teacher_share": sum(words["teacher"]) / said if said else None,
+        "teacher_share": sum(words["teacher"]) / total if total else None,
     }
 
 
 def _mean(values: Iterable[float]) -> Optional[float]:
-    found = list(values)
-    return fmean(found) if found else None
+    values = list(values)
+    return fmean(values) if values else None
 
 
 def react(exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    """How the teacher reacted to turns with and without errors, and how often each persona erred.
+    """Measure how the teacher reacted to turns with and without errors, and how often each persona made errors.
 
     `error_turns.scaffolded`: the share of turns with an error that were answered with the right hint.
     `clean_turns.falsely_corrected`: the share of turns without an error that were treated as if they had one.
-    `personas[name].with_error`: the share of a persona's turns that hold an error.
+    `personas[name].with_error`: the share of a persona's turns that have an error.
     """
     scaffolded, errors = share(exchange.scaffolded for exchange in exchanges if exchange.errors)
     corrected, clean = share(exchange.corrected for exchange in exchanges if not exchange.errors)
     personas = {}
     for persona in sorted({exchange.persona for exchange in exchanges if exchange.persona is not None}):
-        with_error, turns = share(bool(each.errors) for each in exchanges if each.persona == persona)
+        with_error, turns = share(bool(exchange.errors) for exchange in exchanges if exchange.persona == persona)
         personas[persona] = {"with_error": with_error, "n": turns}
     return {
         "error_turns": {"scaffolded": scaffolded, "n": errors},

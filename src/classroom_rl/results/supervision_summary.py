@@ -1,8 +1,9 @@
-"""What came of a training's supervision, as figures: at its end they are printed and written to `supervision.json`.
+"""Summarises the effect of supervision on a training. The figures are printed at its end and written to
+`supervision.json`.
 
-The first batches are compared with the last ones. Where the rollouts hold the values, the intervals are bootstrapped
-over lessons, each with all its conversations; otherwise over steps. The latter show only how much the batches' means
-differ among themselves.
+The first batches are compared with the last ones. If the rollout files have the values, the intervals are bootstrapped
+over lessons, each with all its conversations; otherwise over steps. Intervals over steps only show how much the means
+of the batches vary.
 """
 
 import json
@@ -36,20 +37,20 @@ REVIEW_COLUMNS = (
     "heard",
 )
 """The columns of `review_rows`: the message as the policy wrote it (`draft`), its review, and the message that entered
-the conversation in its place (`heard`). Without a verdict `valid` and `penalty` are null, and `critique` is the reason
-why there is none. `turn` counts messages from 0."""
+the conversation in the end (`heard`). Without a verdict, `valid` and `penalty` are null and `critique` says why there
+is none. `turn` counts messages from 0."""
 
 ReviewRow = tuple[int, str, int, str, bool | None, str, float | None, str, str | None, str]
 
 
 def review_rows(records: Sequence[Trajectory]) -> list[ReviewRow]:
-    """A row for each reviewed message, in order: first a turn's rejected drafts, then the message itself. A message
-    that the supervisor replaced has no row of its own, because its last draft is what was reviewed."""
+    """Make a row for each reviewed message, in order: first the rejected drafts of a turn, then the message itself. A
+    message that the supervisor replaced has no row of its own, because its last draft is what was reviewed."""
     return [
         (
             record.step,
             record.id,
-            place,
+            index,
             text,
             review.valid,
             review.category,
@@ -59,13 +60,13 @@ def review_rows(records: Sequence[Trajectory]) -> list[ReviewRow]:
             turn.text,
         )
         for record in records
-        for place, turn in enumerate(record.turns)
+        for index, turn in enumerate(record.turns)
         for text, review in reviewed_messages(turn)
     ]
 
 
 def reviewed_messages(turn: Turn) -> Iterator[tuple[str, Review]]:
-    """The texts that the policy wrote for a turn and the supervisor read, each with its review, in order."""
+    """Yield the texts that the policy wrote for a turn and the supervisor reviewed, each with its review, in order."""
     yield from ((draft.text, draft.review) for draft in turn.drafts)
     if turn.review is not None and not turn.replaced:
         yield turn.text, turn.review
@@ -86,7 +87,7 @@ ByLesson = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class FirstAndLast:
-    """A figure in the first and in the last batches. `over` says what the intervals are over: `lessons` or `steps`."""
+    """A figure in the first and in the last batches. `over` is the unit of the intervals: `lessons` or `steps`."""
 
     first: Estimate
     last: Estimate
@@ -95,7 +96,7 @@ class FirstAndLast:
 
 @dataclass(frozen=True)
 class SupervisionSummary:
-    """What came of the supervision.
+    """The effect of the supervision.
 
     Attributes:
         batches: the number of batches on each side; no batch is on both.
@@ -103,8 +104,8 @@ class SupervisionSummary:
             `process_reward`, the mean of the supervisor's penalties over each conversation's messages. A figure
             that the run does not have is left out.
         passes: the number of passes over corrections.
-        examples: how many corrections were trained on: in a pass once in each epoch, beside a batch once.
-        final_loss: the last cross-entropy on corrections, in nats per token; None if none was trained on.
+        examples: how many corrections were trained on, counted once per epoch of a pass, or once with a batch.
+        final_loss: the last cross-entropy on corrections, in nats per token; None if there was no such training.
     """
 
     batches: int
@@ -115,20 +116,20 @@ class SupervisionSummary:
 
 
 def summarise_supervision(data: RunData) -> Optional[SupervisionSummary]:
-    """The summary of a run folder; None if the run had no supervisor."""
+    """Summarise a run folder; None if the run had no supervisor."""
     if not is_supervised(data):
         return None
     in_passes = look_up(data.config, "train", "corrections", "mode") == PASS or bool(passes_of(data))
-    counted, lost = (
+    count_metric, loss_metric = (
         (PASS_EXAMPLES, "corrections/pass_loss") if in_passes else ("corrections/rows", "corrections/ce_loss")
     )
-    losses = [value for _, value in data.series(lost)]
-    passes = [value for _, value in data.series("corrections/passes")]  # of a step: those before its own pass
+    losses = [value for _, value in data.series(loss_metric)]
+    passes = [value for _, value in data.series("corrections/passes")]  # a step logs the number before its own pass
     return SupervisionSummary(
         batches=_batches(len(data.series("reward"))),  # a step that trains on a batch again has no reward
         figures=_figures(data),
         passes=int(max([*passes, len(passes_of(data))])),
-        examples=int(sum(value for _, value in data.series(counted))),
+        examples=int(sum(value for _, value in data.series(count_metric))),
         final_loss=losses[-1] if losses else None,
     )
 
@@ -138,19 +139,20 @@ def _batches(steps: int) -> int:
 
 
 def _figures(data: RunData) -> dict[str, FirstAndLast]:
-    sides = [_values_of(files) for files in _rollouts(data.folder)]
-    found = {}
+    sides = [_read_values(files) for files in _rollout_files(data.folder)]
+    figures = {}
     for name, (metric, _) in _FIGURES.items():
         by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
         by_step = _over_steps(data.series(metric))
         if by_lesson and all(sum(map(bool, side.get(name, {}).values())) > 1 for side in sides):
-            found[name] = FirstAndLast(*by_lesson, LESSONS)
+            figures[name] = FirstAndLast(*by_lesson, LESSONS)
         elif by_step:
-            found[name] = FirstAndLast(*by_step, STEPS)
-    return found
+            figures[name] = FirstAndLast(*by_step, STEPS)
+    return figures
 
 
 def _over_steps(points: Sequence[tuple[float, float]]) -> list[Estimate]:
+    """Estimate the first and the last batches, with intervals over steps; [] with fewer than two steps."""
     batches = _batches(len(points))
     if batches == 0:
         return []
@@ -158,8 +160,8 @@ def _over_steps(points: Sequence[tuple[float, float]]) -> list[Estimate]:
     return [mean_with_ci({str(step): [value] for step, value in side}) for side in sides]
 
 
-def _rollouts(folder: Path) -> list[list[Path]]:
-    """The rollout files of the first and of the last batches; [] with fewer than two batches."""
+def _rollout_files(folder: Path) -> list[list[Path]]:
+    """Return the rollout files of the first and of the last batches; [] with fewer than two batches."""
     by_step: dict[str, list[Path]] = {}
     for path in sorted((folder / "rollouts").glob("step_*.parquet")):
         by_step.setdefault(path.stem.partition("-")[0], []).append(path)
@@ -168,38 +170,39 @@ def _rollouts(folder: Path) -> list[list[Path]]:
     return [sum(side, []) for side in (files[:batches], files[-batches:])] if batches else []
 
 
-def _values_of(files: Sequence[Path]) -> dict[str, ByLesson]:
-    """Figure → lesson → values: a reward and a process reward per conversation, 1 or 0 per message with a verdict."""
-    found: dict[str, ByLesson] = {name: {} for name in _FIGURES}
+def _read_values(files: Sequence[Path]) -> dict[str, ByLesson]:
+    """Return figure → lesson → values: both rewards of each conversation, and 1 or 0 per message with a verdict."""
+    by_figure: dict[str, ByLesson] = {name: {} for name in _FIGURES}
     for path in files:
         for row in pq.read_table(path, columns=["problem_id", "reward", "turns"]).to_pylist():
             turns = json.loads(row["turns"])
-            values = {
+            values_by_figure = {
                 "reward": [row["reward"]],
-                "valid": _verdicts(turns),
+                "valid": _valid_values(turns),
                 "process_reward": [_process_reward(turns)],
             }
-            for name, each in values.items():
-                known = [value for value in each if is_number(value)]
-                found[name].setdefault(row["problem_id"], []).extend(known)
-    return found
+            for name, values in values_by_figure.items():
+                known = [value for value in values if is_number(value)]
+                by_figure[name].setdefault(row["problem_id"], []).extend(known)
+    return by_figure
 
 
-def _verdicts(turns: Sequence[Mapping[str, Any]]) -> list[float]:
+def _valid_values(turns: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return 1 or 0 for each message or draft with a verdict: whether the supervisor called it valid."""
     reviews = [turn.get("review") for turn in turns if not turn.get("replaced")]
     reviews += [draft["review"] for turn in turns for draft in turn.get("drafts", ())]
-    return [float(each["valid"]) for each in reviews if each is not None and each["valid"] is not None]
+    return [float(review["valid"]) for review in reviews if review is not None and review["valid"] is not None]
 
 
 def _process_reward(turns: Sequence[Mapping[str, Any]]) -> Optional[float]:
-    """The mean of the supervisor's penalties over a conversation's messages; None if none has one."""
+    """Return the mean of the supervisor's penalties over a conversation's messages; None if no message has one."""
     penalties = [(turn.get("review") or {}).get("penalty") for turn in turns]
     known = [penalty for penalty in penalties if is_number(penalty)]
     return fmean(known) if known else None
 
 
 def write_supervision(run_folder: Path) -> Optional[SupervisionSummary]:
-    """Write `supervision.json` into a run folder and return what it holds; None, and no file, without a supervisor.
+    """Write `supervision.json` into a run folder and return its content; None, and no file, without a supervisor.
 
     Raises:
         DataError: if the run was not trained.
@@ -212,19 +215,19 @@ def write_supervision(run_folder: Path) -> Optional[SupervisionSummary]:
 
 
 def describe_supervision(summary: SupervisionSummary) -> str:
-    """The summary as text for the terminal."""
-    which = "batch" if summary.batches == 1 else f"{summary.batches} batches"
-    lines = [f"What the supervisor saw, in the first and the last {which}:"]
-    for name, each in summary.figures.items():
-        said = [_said(side, as_share=name == "valid") for side in (each.first, each.last)]
-        lines.append(f"  {_FIGURES[name][1]}: {said[0]} → {said[1]}, intervals over {each.over}.")
-    ran = "1 pass" if summary.passes == 1 else f"{summary.passes} passes"
+    """Format the summary for the terminal."""
+    batches = "batch" if summary.batches == 1 else f"{summary.batches} batches"
+    lines = [f"What the supervisor saw, in the first and the last {batches}:"]
+    for name, figure in summary.figures.items():
+        texts = [_format_estimate(side, as_share=name == "valid") for side in (figure.first, figure.last)]
+        lines.append(f"  {_FIGURES[name][1]}: {texts[0]} → {texts[1]}, intervals over {figure.over}.")
+    passes = "1 pass" if summary.passes == 1 else f"{summary.passes} passes"
     loss = "" if summary.final_loss is None else f", the last cross-entropy {summary.final_loss:.3f} nats per token"
-    lines.append(f"  Corrections: {ran}, {summary.examples:,} examples trained on{loss}.")
+    lines.append(f"  Corrections: {passes}, {summary.examples:,} examples trained on{loss}.")
     return "\n".join(lines)
 
 
-def _said(estimate: Estimate, as_share: bool) -> str:
+def _format_estimate(estimate: Estimate, as_share: bool) -> str:
     if estimate["mean"] is None:
         return "–"
     number = "{:.1%}".format if as_share else "{:.3f}".format

@@ -1,4 +1,4 @@
-"""Experiment trackers: their environment for trainings, and an evaluation's metrics in Weights & Biases."""
+"""Experiment trackers: their environment variables for trainings, and metrics of evaluations in Weights & Biases."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """(path, value) of every number in nested mappings."""
+    """Yield (path, value) of every number in nested mappings."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}/")
@@ -34,12 +34,13 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
-    """The trackers of the configuration, for `TrainingArguments.report_to`. Also sets their environment variables.
+    """Return the trackers of the configuration, for `TrainingArguments.report_to`, and set their environment variables.
 
     Raises:
         ConfigError: if a tracker is not installed.
     """
-    from transformers.integrations import get_available_reporting_integrations  # takes seconds, evaluations do without
+    # imported here, because it takes seconds and evaluations do not need it
+    from transformers.integrations import get_available_reporting_integrations
 
     trackers = list(dict.fromkeys([*logging.report_to, *(["wandb"] if logging.wandb else [])]))
     for name in sorted(set(trackers) - set(get_available_reporting_integrations()) - {"flyte"}):
@@ -52,7 +53,7 @@ def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
 
 
 def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:
-    """Set the environment variables that trackers read. Folders that the environment names already are kept."""
+    """Set the environment variables that trackers read. Folders that the environment already sets are kept."""
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run_folder / "tensorboard"))
     os.environ.setdefault("WANDB_DIR", str(run_folder))
     wandb = {
