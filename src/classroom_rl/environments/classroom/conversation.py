@@ -1,6 +1,6 @@
 """The state machine of one conversation. Pure: no model, no clock, no I/O.
 
-A conversation knows which states may follow and refuses everything else. `classroom.py` beside it reads its state,
+A conversation allows only valid transitions between states and refuses all others. `environment.py` reads its state,
 calls the model of that state, and adds the result with one of the `add_…` methods.
 """
 
@@ -22,7 +22,7 @@ from classroom_rl.rollout.tokens import TokenBuffer, Turn, approximate_tokens
 
 
 class State(StrEnum):
-    """The states of a conversation; those that a configuration does not need are skipped."""
+    """The states of a conversation. States that a configuration does not need are skipped."""
 
     START = "START"
     TEACHER_TURN = "TEACHER_TURN"
@@ -39,9 +39,11 @@ class State(StrEnum):
 class ClassroomRules:
     """The limits and judging rules of all conversations of a run; meanings as in `config.base.GenerationConfig`.
 
-    `max_tokens_in_conversation` bounds the teacher's context in tokens. `judge_rules` are the rule names ((): no
-    judging). `solutions` is the number of solutions that the student writes afterwards (0: none is needed).
-    `post_test` says whose answers to a post-test the reward counts, one of `POST_TEST_STUDENTS` ("": there is no test).
+    Attributes:
+        max_tokens_in_conversation: the limit of the teacher's context, in tokens.
+        judge_rules: the rule names; () for no judging.
+        solutions: the number of solutions that the student writes after the dialogue; 0 for none.
+        post_test: whose answers to the post-test count in the reward, one of `POST_TEST_STUDENTS`; "" for no post-test.
     """
 
     max_turns: int = 15
@@ -53,7 +55,7 @@ class ClassroomRules:
     extra_penalty_for_rejected_judges: float = 0.25
     low_score_threshold: float = 0.3
     use_thinking: bool = False
-    post_test: str = field(default="", repr=False)  # the identity has it by the configuration, if there is one
+    post_test: str = field(default="", repr=False)  # not in repr: the identity gets it from the configuration
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,20 @@ class Solution:
 
 
 class InvalidTransition(ValueError):
-    """The conversation's state does not allow what was added to it."""
+    """The conversation's state does not allow the operation."""
 
 
 @dataclass
 class Conversation:
     """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
 
-    A teacher that gives no token ids has no `buffer` but a `prompt_estimate`, the approximate token count of its first
-    prompt. `failure` is the reason why the conversation could not go on and gets no reward. `overflow` says which
-    model's context was full, if that ended the dialogue or the conversation. In a `supervised` one, a supervisor reads
-    each message of the teacher before it enters the conversation: `drafts` are those of the current message.
+    Attributes:
+        buffer: the teacher's context as tokens; None before it is open, and for a teacher that works on text.
+        prompt_estimate: the approximate token count of the first prompt, for a teacher that works on text.
+        failure: why the conversation could not go on; it then gets no reward.
+        overflow: which model's context was full, if that ended the dialogue or the conversation.
+        supervised: whether a supervisor reviews each message of the teacher before it enters the conversation.
+        drafts: the drafts of the teacher's current message, if supervised.
     """
 
     id: str
@@ -108,8 +113,11 @@ class Conversation:
         return len(self.turns) + drafts + len(self.solutions)
 
     def start(self, opening: Sequence[Turn] = ()) -> None:
-        """Leave START for the first state of this conversation's type, or for the student's answer to an `opening`,
-        the messages that the teacher's prompt template begins with."""
+        """Leave START for the first state of this conversation's type.
+
+        Args:
+            opening: the messages with which the teacher's prompt template begins; the student answers them first.
+        """
         self._expect(State.START)
         self.turns = list(opening)
         self._advance()
@@ -127,7 +135,7 @@ class Conversation:
         self.prompt_estimate = prompt_tokens
 
     def cut_short(self, reason: str) -> None:
-        """Record that the student's context is full: the dialogue ends with the teacher's last message, and is judged
+        """Record that the student's context is full. The dialogue ends with the teacher's last message, and is judged
         and rewarded as it is."""
         self._expect(State.STUDENT_TURN)
         self.overflow = reason
@@ -139,9 +147,9 @@ class Conversation:
         """Record that the conversation cannot go on: it is neither judged nor rewarded.
 
         Args:
-            overflow: whether a full context is the reason.
             prompt_ids, end_ids: the teacher's context, for a conversation that failed before its context was open:
-                trainers need tokens of every conversation. None of these were sampled.
+                trainers need tokens of every conversation. None of these tokens were sampled.
+            overflow: whether a full context is the reason.
         """
         self.failure = reason
         self.overflow = reason if overflow else None
@@ -151,7 +159,7 @@ class Conversation:
         self.state = State.REWARD_TURN
 
     def add_draft(self, draft: SampledDraft) -> None:
-        """Record a message of a supervised teacher, for the supervisor to review."""
+        """Record a draft of a supervised teacher, to be reviewed."""
         self._expect(State.TEACHER_TURN)
         if not self.supervised:
             raise InvalidTransition(f"{self.id}: a draft came in a conversation without a supervisor")
@@ -159,13 +167,13 @@ class Conversation:
         self._advance()
 
     def reject_draft(self, review: Review) -> None:
-        """Record that the teacher has to write its message again. Nothing in a rejected draft ends the dialogue."""
+        """Record that the teacher has to retry. A rejected draft never ends the dialogue, whatever it contains."""
         self._expect(State.SUPERVISOR_TURN)
         self.drafts[-1] = replace(self.drafts[-1], review=review)
         self._advance()
 
     def add_teacher_turn(self, turn: Turn) -> None:
-        """Record a teacher turn, whose tokens are in the buffer already; a supervised one after its review."""
+        """Record a teacher turn whose tokens are already in the buffer; if supervised, after its review."""
         self._expect(State.SUPERVISOR_TURN if self.supervised else State.TEACHER_TURN)
         if turn.role != "teacher":
             raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
@@ -174,8 +182,12 @@ class Conversation:
         self._advance()
 
     def add_student_turn(self, turn: Turn, framed_ids: Sequence[int] = ()) -> None:
-        """Record a student turn. `framed_ids` are the tokens of its message and of the chat template around it in the
-        teacher's context (empty for an opening attempt, which is part of the teacher's first prompt)."""
+        """Record a student turn.
+
+        Args:
+            framed_ids: the tokens that the turn adds to the teacher's context, with the chat template around it; empty
+                for an opening attempt, which is part of the teacher's first prompt.
+        """
         self._expect(State.STUDENT_TURN)
         if turn.role != "student":
             raise InvalidTransition(f"{self.id}: a turn of the {turn.role} came in {self.state}")
@@ -205,7 +217,7 @@ class Conversation:
         self._advance()
 
     def add_rewards(self, rewards: dict[str, float | None]) -> None:
-        """Record the rewards and end."""
+        """Record the rewards and end the conversation."""
         self._expect(State.REWARD_TURN)
         self.rewards = dict(rewards)
         self._advance()
@@ -214,7 +226,7 @@ class Conversation:
 
     @property
     def teacher_turns(self) -> list[Turn]:
-        """The turns that the teacher sampled itself."""
+        """The teacher's turns, without those from its prompt template."""
         return [turn for turn in self.turns if turn.role == "teacher" and not turn.given]
 
     @property
@@ -231,27 +243,29 @@ class Conversation:
         """
         if self.next_is_opening_attempt:
             raise InvalidTransition(f"{self.id}: the opening attempt has no persona")
+        # Opening attempts have no persona, so this counts the student's later turns.
         return self.setup.personas[sum(turn.persona is not None for turn in self.turns)]
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that still fit into the teacher's context; approximate for a teacher without token ids."""
+        """Tokens that still fit into the teacher's context; approximate for a teacher that works on text."""
         used = len(self.buffer) if self.buffer is not None else self._estimated_tokens()
         return self.rules.max_tokens_in_conversation - used
 
     def _estimated_tokens(self) -> int:
         if self.prompt_estimate is None:
             return 0
-        own = dropwhile(lambda turn: turn.role == "student" or turn.given, self.turns)  # the others are in the prompt
-        return self.prompt_estimate + sum(approximate_tokens(turn.text) for turn in own)
+        # The turns before the teacher's first sampled one are part of the prompt, and counted in its estimate.
+        later_turns = dropwhile(lambda turn: turn.role == "student" or turn.given, self.turns)
+        return self.prompt_estimate + sum(approximate_tokens(turn.text) for turn in later_turns)
 
     @property
     def teacher_turn_limit(self) -> int:
-        """The most tokens of the teacher's next turn; one place is kept for an end token it may omit."""
+        """The most tokens of the teacher's next turn. One token is reserved for an end-of-turn token it may omit."""
         return self.turn_limit_after(0)
 
     def turn_limit_after(self, hint_tokens: int) -> int:
-        """The most tokens of the teacher's next turn, if so many tokens that it alone sees stand before it."""
+        """The most tokens of the teacher's next turn after a hint of `hint_tokens` tokens that only this turn sees."""
         return min(self.rules.max_tokens_per_turn, self.tokens_left - hint_tokens - 1)
 
     def transcript(self) -> list[dict[str, str]]:
@@ -260,18 +274,17 @@ class Conversation:
 
     @property
     def facts(self) -> ConversationFacts:
-        """What an embedded judge gets besides the transcript."""
+        """What an embedded judge gets in addition to the transcript."""
         return ConversationFacts(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
 
     @property
     def judgement(self) -> Judgement | None:
-        """The judgement that sums up the verdicts; None before judging, without judge rules, and if a rule has no valid
-        verdict."""
+        """The summary of the verdicts; None before judging, without judge rules, and if a rule has no valid verdict."""
         return sum_up(self.verdicts, self.rules.judge_rules) if self.rules.judge_rules else None
 
     @property
     def lacks_verdict(self) -> bool:
-        """True if the conversation failed, or should have a judgement and has none: it may get no reward."""
+        """True if the conversation failed, or should have a judgement and has none. It then gets no reward."""
         return self.failure is not None or bool(self.rules.judge_rules) and self.judgement is None
 
     @property
@@ -307,7 +320,7 @@ def _is_drafted(conversation: Conversation) -> bool:
 
 
 def _dialogue_goes_on(conversation: Conversation) -> bool:
-    """After a teacher turn: the teacher did not say goodbye, the turn limit is not reached, the context has room."""
+    """Whether the dialogue continues after a teacher turn: no goodbye, turn limit not reached, room in the context."""
     said_goodbye = END_OF_CONVERSATION in visible_text(conversation.turns[-1].text)
     return not said_goodbye and len(conversation.turns) < conversation.rules.max_turns and _has_room(conversation)
 
@@ -329,7 +342,7 @@ def _needs_post_test(conversation: Conversation) -> bool:
 
 
 def _reward_depends_on_student(conversation: Conversation) -> bool:
-    """Whether what the student does after the dialogue can change a reward: not without a verdict, or if the
+    """Whether the student's post-test or solutions can change a reward. They cannot without a verdict, or if the
     conversation was rejected in hard mode."""
     if conversation.lacks_verdict:
         return False
@@ -351,7 +364,7 @@ TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
         *_AFTER_DIALOGUE,
     ),
     State.SUPERVISOR_TURN: (
-        (_is_drafted, State.TEACHER_TURN),  # rejected: a message that was accepted leaves no drafts
+        (_is_drafted, State.TEACHER_TURN),  # the draft was rejected: an accepted message clears the drafts
         (_dialogue_goes_on, State.STUDENT_TURN),
         *_AFTER_DIALOGUE,
     ),
@@ -361,4 +374,4 @@ TRANSITIONS: dict[State, tuple[tuple[_Condition, State], ...]] = {
     State.GENERATE_SOLUTION: _AFTER_DIALOGUE[3:],
     State.REWARD_TURN: ((_always, State.END),),
 }
-"""The next state after each state: that of the first condition that holds."""
+"""The transitions from each state, in order: the first one whose condition holds is taken."""

@@ -1,5 +1,5 @@
-"""The classroom as an environment: what each state of a conversation asks of which model, what problems and prompts
-are checked for, and how a finished conversation becomes a record.
+"""The classroom environment: runs each state of a conversation with the model of that role, checks problems and
+prompts, and turns finished conversations into records.
 """
 
 import asyncio
@@ -68,19 +68,19 @@ PHASES = (
     Phase("rewards", (State.REWARD_TURN,), ("reward",)),
 )
 """The phases in order. The last one grades solutions, with the reward model if there is one. A role without an engine
-of this server (an API, the embedded rubric, an empty role) needs no GPU memory."""
+on this server (an API, an embedded judge, an empty role) needs no GPU memory."""
 
 
 _PROMPTS_IN_MEMORY = 512
 
 
 class Classroom(BaseEnvironment[Conversation, ReplayedState]):
-    """An environment that plays conversations with the models in `roles` under the rules in `generation`.
+    """Plays conversations with the models in `roles`, as configured in `generation`.
 
     Args:
         generation: prompts, lengths and judging.
         roles: the model of each role.
-        journal: every turn, verdict and reward is written to it before it is used.
+        journal: gets every turn, verdict and reward before it is used.
         reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
         rules: the limits and judging rules of all conversations, from `classroom_rules`.
         turn_rewards: the turn rewards to compute.
@@ -112,7 +112,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, roles.teacher.frame)
         self._tools = TeacherTools(generation, roles)
-        self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)  # conversations of a group begin alike
+        # All conversations of a group have the same first prompt.
+        self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
         self._panel = JudgePanel(roles, journal, rules.judge_rules, attempts, options)
         self._supervised_turn = SupervisedTurn(generation.supervisor, roles, self._forced_ids)
@@ -149,10 +150,12 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         # The context length of a teacher behind an API is not known here.
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
         rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
-        named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        configured = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
         supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
-        rewarded = supervised | named
-        return cls(generation, Roles.of(config, roles), journal, reward_weights, rules, rewarded, config.judge_model)
+        turn_rewards = supervised | configured  # with a supervisor, its penalties are always recorded
+        return cls(
+            generation, Roles.of(config, roles), journal, reward_weights, rules, turn_rewards, config.judge_model
+        )
 
     @classmethod
     def check_problems(
@@ -168,15 +171,15 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Everything that a conversation depends on: `generation` without the server's keys, the rules, the samplings,
-        the reward model's name, and the supervision."""
-        roles = [self.roles.teacher_sampling, self.roles.student_sampling]
+        """Everything that a conversation depends on: `generation` without the server's keys, the rules, the sampling
+        options, the reward model's name, and the supervision."""
+        models = [self.roles.teacher_sampling, self.roles.student_sampling]
         if self.roles.reward is not None:
-            roles.append(self.roles.reward.model_name)
-        own = (self._generation.identity(), self._rules, tuple(roles), *self._panel.identity)
+            models.append(self.roles.reward.model_name)
+        identity = (self._generation.identity(), self._rules, tuple(models), *self._panel.identity)
         if self.roles.supervisor is not None:
-            own = (*own, self._generation.supervisor, self.roles.supervisor_name)
-        return (*own, self._turn_rewards) if self._turn_rewards else own
+            identity = (*identity, self._generation.supervisor, self.roles.supervisor_name)
+        return (*identity, self._turn_rewards) if self._turn_rewards else identity
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Conversation:
         """A new conversation, with its drawn setup and the opening messages of the teacher's prompt template."""
@@ -188,11 +191,11 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return conversation
 
     def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
-        """Bring a conversation to the point where the journal ends."""
+        """Restore a conversation up to the point where the journal ends."""
         return replay(episode, events, judge_again)
 
     def is_recorded(self, replayed: ReplayedState) -> bool:
-        """Whether the journal holds the finished conversation."""
+        """Whether the journal already holds the record of the finished conversation."""
         return replayed.finished
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
@@ -201,7 +204,11 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return ConversationRecord.of(play, reward, turn_rewards)
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
-        """One of `REWARDS` for a finished conversation."""
+        """The reward of this name, one of `REWARDS`, for a finished conversation.
+
+        Raises:
+            DataError: if the conversation lacks what the reward needs.
+        """
         try:
             return REWARDS[name](record.conversation(self._rules))
         except ValueError as error:
@@ -217,7 +224,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return episode.state in DIALOGUE
 
     async def advance(self, play: Play) -> None:
-        """Do what the conversation's current state asks for. A refusal by a model or a full context ends the
+        """Run the step of the conversation's current state. A refusal by a model or a full context ends the
         conversation."""
         conversation = play.episode
         if conversation.failure is not None:
@@ -235,6 +242,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
                 self._give_up(conversation, str(overflow), overflow=True)
 
     def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
+        # The trainer needs tokens of every conversation, so one that failed before its first turn gets its prompt.
         prompt_ids, end_ids = [], []
         if not (conversation.buffer and conversation.buffer.completion_ids) and self.roles.teacher_has_tokens:
             end_ids = [self.roles.teacher.frame.turn_end_id]
@@ -252,15 +260,15 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         hint_ids = self._supervised_turn.hint_ids(conversation)
         sampling = self._teacher_sampling(play, len(hint_ids))
         if self._tools:
-            self._say(conversation, await self._tools.draft(play, hint_ids, sampling, self._opened_thought))
+            self._submit(conversation, await self._tools.draft(play, hint_ids, sampling, self._opened_thought))
             return
         answer = await self.roles.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
         check_answer(play, answer)
         end = self.roles.teacher.frame.turn_end_id
-        given = () if answer.ids[-1:] == (end,) else (end,)
+        end_ids = () if answer.ids[-1:] == (end,) else (end,)  # a turn that was cut off is closed by the program
         text = self._opened_thought + answer.text
         turn = Turn("teacher", text, None, len(answer.ids), answer.ended, policy=answer.policy)
-        self._say(conversation, SampledDraft(turn, answer.ids, answer.logprobs, given, hint_ids))
+        self._submit(conversation, SampledDraft(turn, answer.ids, answer.logprobs, end_ids, hint_ids))
 
     async def _teacher_message(self, play: Play) -> None:
         """The turn of a teacher behind an API: text in, text out."""
@@ -268,28 +276,29 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         messages = chat_so_far(self._generation, conversation)
         if conversation.prompt_estimate is None:
             estimate = sum(approximate_tokens(message["content"]) for message in messages)
-            said = sum(approximate_tokens(turn.text) for turn in conversation.turns if not turn.given)
-            refuse_long_opening(conversation.problem, estimate, said, self._rules.max_tokens_in_conversation)
+            # Turns before the teacher's first are the student's, apart from those of the prompt template (`given`).
+            student_tokens = sum(approximate_tokens(turn.text) for turn in conversation.turns if not turn.given)
+            refuse_long_opening(conversation.problem, estimate, student_tokens, self._rules.max_tokens_in_conversation)
             conversation.open_estimated(estimate)
-        hint = self._supervised_turn.hint_messages(conversation)
-        sampling = self._teacher_sampling(play, sum(approximate_tokens(message["content"]) for message in hint))
+        hints = self._supervised_turn.hint_messages(conversation)
+        sampling = self._teacher_sampling(play, sum(approximate_tokens(message["content"]) for message in hints))
         if self._tools:
-            message = await self._tools.chat([*messages, *hint], sampling)
-            self._say(conversation, SampledDraft(turn_of(play, message)))
+            message = await self._tools.chat([*messages, *hints], sampling)
+            self._submit(conversation, SampledDraft(turn_of(play, message)))
             return
-        answer = await self.roles.teacher.chat([*messages, *hint], sampling)
+        answer = await self.roles.teacher.chat([*messages, *hints], sampling)
         turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
-        self._say(conversation, SampledDraft(turn))
+        self._submit(conversation, SampledDraft(turn))
 
-    def _say(self, conversation: Conversation, draft: SampledDraft) -> None:
-        """Put a message of the teacher into the conversation, or before the supervisor."""
+    def _submit(self, conversation: Conversation, draft: SampledDraft) -> None:
+        """Add a message of the teacher to the conversation, or, if it is supervised, submit it for review."""
         if conversation.supervised:
             opened = self._opened_context(conversation)
             self._journal.append("draft", conversation=conversation.id, draft=draft, **opened)
             conversation.add_draft(draft)
         else:
             ids = (*draft.ids, *draft.given)
-            self._enter(conversation, ReviewedMessage(draft.turn, ids, draft.logprobs, mask=draft.mask))
+            self._add_message(conversation, ReviewedMessage(draft.turn, ids, draft.logprobs, mask=draft.mask))
 
     async def _supervisor_turn(self, play: Play) -> None:
         conversation = play.episode
@@ -299,24 +308,25 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             self._journal.append("review", conversation=conversation.id, review=review)
             conversation.reject_draft(review)
         else:
-            self._enter(conversation, message)
+            self._add_message(conversation, message)
 
-    def _enter(self, conversation: Conversation, message: ReviewedMessage) -> None:
-        """Add a message of the teacher to the journal, its context, and the conversation."""
+    def _add_message(self, conversation: Conversation, message: ReviewedMessage) -> None:
+        """Add a message of the teacher to the journal, the teacher's context, and the conversation. The journal comes
+        first, so that a restart can replay the message."""
         turn, buffer = message.turn, conversation.buffer
         if buffer is not None and message.in_context:
             start = len(buffer.completion_ids)
             turn = replace(turn, span=(start, start + len(message.logprobs)))
-        more = {name: value for name in ("branches", "mask") if (value := getattr(message, name))}
+        extra = {name: value for name in ("branches", "mask") if (value := getattr(message, name))}
         opened = self._opened_context(conversation)
-        self._write_turn(conversation, turn, message.ids, message.logprobs, **more, **opened)
+        self._write_turn(conversation, turn, message.ids, message.logprobs, **extra, **opened)
         if buffer is not None:
             buffer.branches += message.branches
             add_tokens(buffer, message.ids, message.logprobs, message.mask)
         conversation.add_teacher_turn(turn)
 
     def _opened_context(self, conversation: Conversation) -> dict[str, Any]:
-        """The beginning of the teacher's context, for the journal: with its first message only."""
+        """The journal fields that restore the beginning of the teacher's context; empty but for its first message."""
         if conversation.teacher_turns:
             return {}
         if conversation.buffer is not None:
@@ -336,8 +346,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         persona = conversation.next_persona
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
         answer = await self.roles.student.chat(messages, play.sampled_with(self.roles.student_sampling))
-        turn = self._student_said(answer, persona)
-        framed_ids = []  # messages before the teacher's first own turn are part of its prompt
+        turn = self._student_turn_of(answer, persona)
+        framed_ids = []  # messages before the teacher's first sampled turn are part of its prompt
         if conversation.buffer is not None:
             framed_ids = self.roles.teacher.frame.reply(turn.text) + self._forced_ids
         self._write_turn(conversation, turn, framed_ids)
@@ -347,7 +357,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         limit = self._generation.max_tokens_per_student_attempt
         sampling = replace(play.sampled_with(self.roles.student_sampling), max_tokens=limit)
         answer = await self.roles.student.chat(self._attempt_request(play.episode), sampling)
-        turn = self._student_said(answer, persona=None)
+        turn = self._student_turn_of(answer, persona=None)
         self._write_turn(play.episode, turn, ids=())
         play.episode.add_student_turn(turn)
 
@@ -377,22 +387,24 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     async def _write_solutions(self, play: Play) -> list[Solution]:
         conversation = play.episode
-        messages = self._student_view(conversation, self._first_persona_path())
-        messages.append({"role": "user", "content": self._render(conversation, self._final_prompt_path())})
+        persona_path = next(iter(self._generation.student_personas_prompts_paths.values()))
+        messages = self._student_view(conversation, persona_path)
+        request = self._render(conversation, self._generation.student_final_prompt_path)
+        messages.append({"role": "user", "content": request})
         limit = self._generation.max_tokens_per_student_attempt
-        texts = await asyncio.gather(
+        results = await asyncio.gather(
             *(
                 self.roles.student.chat(messages, replace(sampling, max_tokens=limit))
                 for sampling in self._solution_samplings(play)
             ),
-            return_exceptions=True,  # waits for all requests, so none runs on after the conversation has ended
+            return_exceptions=True,  # wait for all requests, so that none outlives the conversation
         )
-        failures = [said for said in texts if isinstance(said, BaseException)]
-        for message in dict.fromkeys(str(each) for each in failures[1:] if str(each) != str(failures[0])):
+        failures = [result for result in results if isinstance(result, BaseException)]
+        for message in dict.fromkeys(str(failure) for failure in failures[1:] if str(failure) != str(failures[0])):
             logger.warning("conversation %s: another solution failed, too: %s", conversation.id, message)
         if failures:
             raise failures[0]
-        return [Solution(said.text) for said in texts]
+        return [Solution(result.text) for result in results]
 
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.episode
@@ -405,11 +417,14 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     def _open_context(self, conversation: Conversation) -> None:
         prompt_ids = self._prompt_ids(conversation)
-        said = 0
+        # The tokens of the student's messages: the difference to a prompt in which their text is empty.
+        student_tokens = 0
         if any(not turn.given for turn in conversation.turns):
-            silent = [turn if turn.given else replace(turn, text="") for turn in conversation.turns]
-            said = len(prompt_ids) - len(self._prompt_ids(conversation, silent))
-        refuse_long_opening(conversation.problem, len(prompt_ids), said, self._rules.max_tokens_in_conversation)
+            silent_turns = [turn if turn.given else replace(turn, text="") for turn in conversation.turns]
+            student_tokens = len(prompt_ids) - len(self._prompt_ids(conversation, silent_turns))
+        refuse_long_opening(
+            conversation.problem, len(prompt_ids), student_tokens, self._rules.max_tokens_in_conversation
+        )
         conversation.open_buffer(prompt_ids)
 
     def _prompt_ids(self, conversation: Conversation, turns: Sequence[Turn] | None = None) -> list[int]:
@@ -422,7 +437,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return tuple(self._tools.encode_chat([{"role": role, "content": text} for role, text in messages]))
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
-        """The chat for the student's model: persona as system, teacher as user, student as assistant."""
+        """The chat for the student's model: its persona is the system prompt, the teacher the user, and the student the
+        assistant."""
         messages = [{"role": "system", "content": self._render(conversation, persona_path)}]
         if conversation.setup.type is ConversationType.ATTEMPTED:
             messages += self._attempt_request(conversation)
@@ -443,39 +459,34 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             include_thinking=self._generation.use_thinking,
         )
 
-    def _first_persona_path(self) -> str:
-        return next(iter(self._generation.student_personas_prompts_paths.values()))
-
-    def _final_prompt_path(self) -> str:
-        return self._generation.student_final_prompt_path
-
     def _solution_samplings(self, play: Play) -> Sequence[Sampling]:
         base = play.sampled_with(self.roles.student_sampling)
-        seeds = [None if base.seed is None else base.seed + i for i in range(self._rules.solutions)]
-        return [replace(base, seed=seed, draw=(*base.draw, i)) for i, seed in enumerate(seeds)]
+        # Solutions of one conversation must differ: each has a seed of its own.
+        seeds = [None if base.seed is None else base.seed + index for index in range(self._rules.solutions)]
+        return [replace(base, seed=seed, draw=(*base.draw, index)) for index, seed in enumerate(seeds)]
 
     # Helpers ----------------------------------------------------------------------------------------------------
 
-    def _student_said(self, answer: Completion, persona: str | None) -> Turn:
+    def _student_turn_of(self, answer: Completion, persona: str | None) -> Turn:
         return Turn("student", visible_text(answer.text), persona, answer.tokens, answer.ended)
 
     def _write_turn(
-        self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **more: Any
+        self, conversation: Conversation, turn: Turn, ids: Sequence[int], logprobs: Sequence[float] = (), **extra: Any
     ) -> None:
         """Write a turn to the journal. `ids` are all tokens that it adds to the teacher's context; the first
-        `len(logprobs)` of them were sampled, save where a `mask` is 0."""
-        self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **more)
+        `len(logprobs)` of them were sampled, except where a `mask` is 0."""
+        self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **extra)
 
 
 def classroom_rules(
     generation: GenerationConfig, reward_weights: Mapping[str, float], teacher_context: int, graded: bool
 ) -> ClassroomRules:
-    """The rules that a configuration gives all conversations.
+    """The rules of all conversations under a configuration.
 
     Args:
-        teacher_context: the context length of the teacher's model, in tokens; it bounds a conversation besides
+        teacher_context: the context length of the teacher's model, in tokens. A conversation is limited by this and by
             `max_tokens_in_conversation`.
-        graded: whether solutions get a grade. Without one, or without a reward that reads solutions, none are written.
+        graded: whether solutions are graded. If not, or if no reward uses solutions, none are written.
     """
     return ClassroomRules(
         max_turns=generation.max_turns,
@@ -499,7 +510,7 @@ def setup_options(generation: GenerationConfig) -> SetupOptions:
         types=tuple(ConversationType) if forced is None else (ConversationType(forced.lower()),),
         student_names=tuple(generation.student_names) or (None,),
         persona_weights=persona_weights(personas, generation.student_error_rate),
-        student_turns=generation.max_turns // 2 + 2,
+        student_turns=generation.max_turns // 2 + 2,  # an upper bound on the student's turns
     )
 
 

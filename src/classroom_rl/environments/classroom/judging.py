@@ -1,8 +1,8 @@
-"""Has conversations judged by all rules and attempts: each by itself, or those of a group together.
+"""Judging: asks the judge by every rule, as often as configured, about single conversations or about whole groups.
 
-A group is judged when the last of its conversations has ended. If the judge gives no verdict on the group, its
-conversations are judged one by one, all of them: scores of a group and of single calls are never compared with each
-other, nor are those of different calls.
+A group is judged when the last of its conversations has ended. If the judge gives no verdict on the group, all of its
+conversations are judged one by one. Scores from different calls, or from group calls and single calls, are therefore
+never compared within a group.
 """
 
 import asyncio
@@ -25,37 +25,37 @@ logger = logging.getLogger(__name__)
 
 ConversationPlay = Play[Conversation, ReplayedState]
 GroupVerdicts = Mapping[str, list[Verdict]]
-"""By conversation: the verdict of each attempt at a rule."""
+"""Conversation id → the verdict of each attempt at one rule."""
 
 
 @dataclass
-class _Meeting:
-    """The conversations of a group that wait to be judged.
+class _GroupBarrier:
+    """Where the finished conversations of a group wait for each other before they are judged.
 
     Attributes:
-        plays: those that have arrived, by conversation.
-        complete: set when no other can arrive any more.
-        answers: by rule, the verdicts on the group, or None if its conversations are to be judged one by one.
+        plays: the conversations that have arrived, by id.
+        complete: set when no other conversation can arrive any more.
+        futures: by rule, the verdicts on the group, or None if its conversations are to be judged one by one.
     """
 
     plays: dict[str, ConversationPlay] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
-    answers: dict[str, asyncio.Future[GroupVerdicts | None]] = field(default_factory=dict)
+    futures: dict[str, asyncio.Future[GroupVerdicts | None]] = field(default_factory=dict)
 
-    def answer(self, rule: str) -> "asyncio.Future[GroupVerdicts | None]":
-        """Where the verdicts by a rule will be."""
-        if rule not in self.answers:
-            self.answers[rule] = asyncio.get_running_loop().create_future()
-        return self.answers[rule]
+    def verdicts(self, rule: str) -> "asyncio.Future[GroupVerdicts | None]":
+        """The future of the verdicts by a rule, created on first use."""
+        if rule not in self.futures:
+            self.futures[rule] = asyncio.get_running_loop().create_future()
+        return self.futures[rule]
 
 
 class JudgePanel:
-    """The judge of a classroom, asked by each rule as often as is configured.
+    """Asks the classroom's judge for verdicts by each rule.
 
     Args:
-        rules: the rules' names.
-        attempts: the number of attempts at each.
-        options: whether groups are judged, and how many anchors there are.
+        rules: the names of the judge rules.
+        attempts: the number of attempts at each rule.
+        options: whether groups are judged, and the share of anchors.
     """
 
     def __init__(
@@ -66,103 +66,114 @@ class JudgePanel:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What verdicts depend on besides the rules; empty if each conversation is judged by itself."""
+        """What the verdicts depend on besides the rules; empty if conversations are judged one by one."""
         if self._options.mode != GROUP:
             return ()
         return (GROUP, tuple(sorted(self._options.group_prompts_paths.items())))
 
     async def judge(self, play: ConversationPlay) -> list[Verdict]:
-        """The verdicts on a conversation, failed attempts included, by rule and attempt; anchors come last. In groups
-        this waits for the other conversations of its group."""
-        meeting = await self._meet(play) if self._is_in_group(play) else None
-        async with asyncio.TaskGroup() as panel:  # an error that stops one attempt cancels the others
-            asked = [
-                panel.create_task(self._by_rule(play, rule, meeting if rule in SCORING_RULES else None))
+        """The verdicts on a conversation, failed attempts included, by rule and attempt; anchors come last. In group
+        mode, this waits for the other conversations of the group."""
+        barrier = await self._wait_for_group(play) if self._is_in_group(play) else None
+        async with asyncio.TaskGroup() as task_group:  # an error that stops one attempt cancels the others
+            tasks = [
+                task_group.create_task(self._by_rule(play, rule, barrier if rule in SCORING_RULES else None))
                 for rule in self._rules
             ]
-        verdicts = [verdict for each in asked for verdict in each.result()]
+        verdicts = [verdict for task in tasks for verdict in task.result()]
         return sorted(verdicts, key=lambda verdict: verdict.anchor)
 
     def left(self, play: ConversationPlay) -> None:
-        """Note that a conversation failed, and so will not be judged with its group."""
-        self._close(play.siblings)
+        """Note that a conversation failed: its group no longer waits for it."""
+        self._release_if_complete(play.siblings)
 
     def _is_in_group(self, play: ConversationPlay) -> bool:
-        """Whether a conversation is judged with its group: those of a training are, an evaluation's are not."""
+        """Whether a conversation is judged with its group: in training it is, in an evaluation it is not."""
         return self._options.mode == GROUP and play.request.wanted_policy is not None
 
-    async def _by_rule(self, play: ConversationPlay, rule: str, meeting: _Meeting | None) -> list[Verdict]:
-        verdicts = await self._in_group(meeting, play, rule) if meeting is not None else None
+    async def _by_rule(self, play: ConversationPlay, rule: str, barrier: _GroupBarrier | None) -> list[Verdict]:
+        verdicts = await self._in_group(barrier, play, rule) if barrier is not None else None
         if verdicts is None:
-            size = None if meeting is None else 1
+            size = None if barrier is None else 1
             return await self._alone(play, rule, range(self._attempts), size)
+        # An anchor judges the conversation once more by itself, to measure the group calls; it is not rewarded.
         if _draw(play.episode.id, rule, "anchor") < self._options.anchor_share:
             verdicts = verdicts + await self._alone(play, rule, [self._attempts], None, anchor=True)
         return verdicts
 
     # A group -----------------------------------------------------------------------------------------------------
 
-    async def _meet(self, play: ConversationPlay) -> _Meeting:
-        """Wait until all conversations of a group that will be judged are there."""
+    async def _wait_for_group(self, play: ConversationPlay) -> _GroupBarrier:
+        """Wait until all conversations of the group have arrived or failed."""
         siblings = play.siblings
         if siblings.meeting is None:
-            siblings.meeting = _Meeting()
+            siblings.meeting = _GroupBarrier()
         siblings.meeting.plays[play.episode.id] = play
-        self._close(siblings)
+        self._release_if_complete(siblings)
         await siblings.meeting.complete.wait()
         return siblings.meeting
 
-    def _close(self, siblings: Siblings) -> None:
-        meeting = siblings.meeting
-        if meeting and all(each.id in meeting.plays or each.failure is not None for each in siblings.episodes):
-            meeting.complete.set()
+    def _release_if_complete(self, siblings: Siblings) -> None:
+        barrier = siblings.meeting
+        if barrier and all(episode.id in barrier.plays or episode.failure is not None for episode in siblings.episodes):
+            barrier.complete.set()
 
-    async def _in_group(self, meeting: _Meeting, play: ConversationPlay, rule: str) -> list[Verdict] | None:
-        """The verdicts on the group; None if its conversations are to be judged one by one."""
-        answer = meeting.answer(rule)
-        if play is next(iter(meeting.plays.values())):  # the first to arrive asks for all
-            plays = list(meeting.plays.values())
-            found = self._known(plays, rule) or await self._ask_about_group(plays, rule)
-            for each in plays if found is not None else ():  # all at once, before any of them goes on
-                self._write(each, found[each.episode.id])
-            answer.set_result(found)
-        verdicts = await asyncio.shield(answer)  # a conversation that is cancelled leaves it to the others
+    async def _in_group(self, barrier: _GroupBarrier, play: ConversationPlay, rule: str) -> list[Verdict] | None:
+        """A conversation's verdicts from the calls on its group; None if it is to be judged by itself."""
+        future = barrier.verdicts(rule)
+        if play is next(iter(barrier.plays.values())):  # the first to arrive asks for the whole group
+            plays = list(barrier.plays.values())
+            group_verdicts = self._journaled(plays, rule) or await self._ask_about_group(plays, rule)
+            # Write the verdicts on the whole group before any of its conversations goes on.
+            for member in plays if group_verdicts is not None else ():
+                self._write(member, group_verdicts[member.episode.id])
+            future.set_result(group_verdicts)
+        # Without the shield, cancelling one conversation would cancel the future that the others wait for.
+        verdicts = await asyncio.shield(future)
         return verdicts and verdicts[play.episode.id]
 
-    def _known(self, plays: Sequence[ConversationPlay], rule: str) -> GroupVerdicts | None:
-        """The verdicts on the group that the journal holds, if it holds all of them."""
+    def _journaled(self, plays: Sequence[ConversationPlay], rule: str) -> GroupVerdicts | None:
+        """The verdicts on the group from the journal; None if it lacks any of them."""
         attempts = range(self._attempts)
-        found = {play.episode.id: [play.replayed.verdicts.get((rule, i)) for i in attempts] for play in plays}
-        given = [verdict for verdicts in found.values() for verdict in verdicts]
-        return found if all(each is not None and _is_of_group(each) for each in given) else None
+        by_conversation = {
+            play.episode.id: [play.replayed.verdicts.get((rule, attempt)) for attempt in attempts] for play in plays
+        }
+        verdicts = [verdict for verdicts in by_conversation.values() for verdict in verdicts]
+        is_complete = all(verdict is not None and _is_of_group(verdict) for verdict in verdicts)
+        return by_conversation if is_complete else None
 
     async def _ask_about_group(self, plays: Sequence[ConversationPlay], rule: str) -> GroupVerdicts | None:
-        """The verdicts on a group; None if no attempt brings any, or if conversations of it were judged alone."""
-        said = {play.episode.id: json.dumps(play.episode.transcript()) for play in plays}
-        different = set(said.values())  # equal conversations are shown once, and get one verdict
-        alone = any(not _is_of_group(each) for play in plays for each in play.replayed.of_rule(rule))
-        if alone or len(different) == 1:
+        """The verdicts on a group; None if no attempt gives any, or if some of its conversations were judged alone."""
+        transcripts = {play.episode.id: json.dumps(play.episode.transcript()) for play in plays}
+        distinct = set(transcripts.values())  # equal conversations are shown once and share a verdict
+        judged_alone = any(not _is_of_group(verdict) for play in plays for verdict in play.replayed.of_rule(rule))
+        if judged_alone or len(distinct) == 1:
             return None
         problem = plays[0].episode.problem.text
-        async with asyncio.TaskGroup() as panel:
-            asked = [
-                panel.create_task(self._attempt_at_group(rule, attempt, different, problem))
+        async with asyncio.TaskGroup() as task_group:
+            tasks = [
+                task_group.create_task(self._attempt_at_group(rule, attempt, distinct, problem))
                 for attempt in range(self._attempts)
             ]
-        answers = [each.result() for each in asked]
-        if not any(verdict.valid for answer in answers for verdict in answer.values()):
+        results = [task.result() for task in tasks]
+        if not any(verdict.valid for verdicts in results for verdict in verdicts.values()):
             logger.warning("no verdict by the rule %s on a group: its conversations are judged one by one", rule)
             return None
-        return {name: [answer[each] for answer in answers] for name, each in said.items()}
+        return {
+            conversation_id: [verdicts[transcript] for verdicts in results]
+            for conversation_id, transcript in transcripts.items()
+        }
 
     async def _attempt_at_group(
         self, rule: str, attempt: int, transcripts: Collection[str], problem: str
     ) -> dict[str, Verdict]:
-        """One call on a group: the verdict on each transcript, or on each the error of the call."""
-        shown = sorted(transcripts, key=lambda each: _draw(each, rule, attempt))  # no place in the prompt is one's own
-        text, size = "", len(shown)
+        """One call on a group: the verdict on each transcript. If the call failed, each gets its error."""
+        # Each attempt has another order, so that no conversation profits from its position in the prompt.
+        ordered = sorted(transcripts, key=lambda transcript: _draw(transcript, rule, attempt))
+        text, size = "", len(ordered)
         try:
-            text = await self._roles.judge.judge_group(rule, [json.loads(each) for each in shown], problem, attempt)
+            conversations = [json.loads(transcript) for transcript in ordered]
+            text = await self._roles.judge.judge_group(rule, conversations, problem, attempt)
             verdicts = parse_group(rule, attempt, text, size)
         except STOPS:
             raise
@@ -170,13 +181,13 @@ class JudgePanel:
             logger.warning("no verdict by the rule %s on a group: %s: %s", rule, type(error).__name__, error)
             failed = failed_verdict(rule, attempt, error, text or getattr(error, "answer", ""))
             verdicts = [replace(failed, refused=False, group_size=size)] * size
-        return dict(zip(shown, verdicts, strict=True))
+        return dict(zip(ordered, verdicts, strict=True))
 
     def _write(self, play: ConversationPlay, verdicts: Sequence[Verdict]) -> None:
-        """Write what the journal does not hold yet. A conversation that got another verdict before is rewarded anew."""
+        """Write the verdicts that the journal does not hold yet. They invalidate the conversation's earlier rewards."""
         for verdict in verdicts:
-            known = play.replayed.verdicts.get((verdict.rule, verdict.attempt))
-            if known != verdict:
+            journaled = play.replayed.verdicts.get((verdict.rule, verdict.attempt))
+            if journaled != verdict:
                 self._journal.append("verdict", conversation=play.episode.id, verdict=verdict)
                 play.replayed.rewarded = play.replayed.finished = False
 
@@ -185,21 +196,23 @@ class JudgePanel:
     async def _alone(
         self, play: ConversationPlay, rule: str, attempts: Sequence[int], size: int | None, anchor: bool = False
     ) -> list[Verdict]:
-        """The verdicts of attempts at one conversation; those that the journal holds stay."""
+        """The verdicts of attempts at a single conversation; those in the journal are kept."""
 
         async def ask(attempt: int) -> Verdict:
-            known = play.replayed.verdicts.get((rule, attempt))
-            if known is not None and not _is_of_group(known):
-                return known
-            about = (play.episode.transcript(), play.episode.problem.text)
-            verdict = await ask_for_verdict(self._roles.judge, rule, attempt, about, play.episode.facts)
+            journaled = play.replayed.verdicts.get((rule, attempt))
+            if journaled is not None and not _is_of_group(journaled):
+                return journaled
+            transcript_and_problem = (play.episode.transcript(), play.episode.problem.text)
+            verdict = await ask_for_verdict(
+                self._roles.judge, rule, attempt, transcript_and_problem, play.episode.facts
+            )
             verdict = replace(verdict, group_size=size, anchor=anchor)
             self._write(play, [verdict])
             return verdict
 
-        async with asyncio.TaskGroup() as panel:
-            asked = [panel.create_task(ask(attempt)) for attempt in attempts]
-        return [each.result() for each in asked]
+        async with asyncio.TaskGroup() as task_group:
+            tasks = [task_group.create_task(ask(attempt)) for attempt in attempts]
+        return [task.result() for task in tasks]
 
 
 def _is_of_group(verdict: Verdict) -> bool:
@@ -208,5 +221,5 @@ def _is_of_group(verdict: Verdict) -> bool:
 
 
 def _draw(*parts: str | int) -> float:
-    """A number in [0, 1) that depends on nothing but the parts."""
+    """A pseudo-random number in [0, 1) that depends only on the parts."""
     return int.from_bytes(sha256("|".join(map(str, parts)).encode()).digest()[:8]) / 2**64

@@ -1,4 +1,4 @@
-"""The lesson plans in `data/`: their schema, checks of their quality, and statistics.
+"""The lesson plans in `data/`: schema, quality checks, and statistics.
 
 `python -m classroom_rl.environments.classroom.lesson_plans check` runs the checks and prints the statistics.
 """
@@ -30,7 +30,7 @@ MAX_SHARED_PHRASES = 0.02
 MAX_FRAMED = 0.02
 TEST_SHARE = (0.15, 0.25)
 FAMILY = 3
-"""This many texts that differ in one place only count as a family: a frame that a program may have filled in."""
+"""This many texts that differ at one position only count as a family: a program may have filled in a template."""
 
 _LATIN = dict.fromkeys("cs da de en es fi fr hu id it nl no pl pt ro sv sw tr vi".split(), ("LATIN",))
 SCRIPTS: dict[str, tuple[str, ...]] = _LATIN | {
@@ -47,7 +47,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = _LATIN | {
 }
 """Language code → prefixes of the Unicode names of its letters."""
 UNSPACED = frozenset({"ja", "th", "zh"})
-"""Languages written without spaces: their phrases are measured in characters."""
+"""Languages written without spaces. The length of their phrases is measured in characters."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=False, min_length=1, pattern=r"^\S(.*\S)?$")]
 
@@ -86,7 +86,7 @@ def read_plans(path: Path) -> list[LessonPlan]:
         DataError: if a line is not a valid lesson plan; the message names file and line.
     """
     plans = []
-    with path.open(encoding="utf-8") as file:  # its lines end with line breaks only, those of splitlines also in texts
+    with path.open(encoding="utf-8") as file:  # not splitlines(), which also splits at Unicode separators inside texts
         for number, line in enumerate(file, start=1):
             try:
                 plans.append(LessonPlan.model_validate(json.loads(line)))
@@ -96,7 +96,7 @@ def read_plans(path: Path) -> list[LessonPlan]:
 
 
 def read_shipped() -> Plans:
-    """The plans that come with this project."""
+    """The plans that ship with this project."""
     return {split: read_plans(DATA / "lesson_plans" / f"{split}.jsonl") for split in SPLITS}
 
 
@@ -110,11 +110,11 @@ def read_goals() -> dict[str, str]:
 
 
 def find_faults(plans: Plans, goals: dict[str, str]) -> list[str]:
-    """Descriptions of everything that is wrong; [] if nothing is."""
-    everything = [plan for split in plans.values() for plan in split]
-    faults = [fault for split, part in plans.items() for fault in _split_faults(split, part, goals)]
-    faults += [f"{plan.id}: {fault}" for plan in everything for fault in _plan_faults(plan)]
-    faults += _repetitions(everything)
+    """Descriptions of all faults; [] if there are none."""
+    all_plans = [plan for split in plans.values() for plan in split]
+    faults = [fault for split, split_plans in plans.items() for fault in _split_faults(split, split_plans, goals)]
+    faults += [f"{plan.id}: {fault}" for plan in all_plans for fault in _plan_faults(plan)]
+    faults += _repetitions(all_plans)
     return [*faults, *_limits(measure(plans))]
 
 
@@ -127,10 +127,10 @@ def _split_faults(split: str, plans: Sequence[LessonPlan], goals: dict[str, str]
 
 
 def _plan_faults(plan: LessonPlan) -> Iterator[str]:
-    """The faults that one plan shows by itself."""
-    wanted = f"{plan.language_code}-{plan.level.lower()}-{plan.goal}"
-    if plan.id != wanted:
-        yield f"its id should be {wanted}"
+    """The faults that can be seen in one plan alone."""
+    expected_id = f"{plan.language_code}-{plan.level.lower()}-{plan.goal}"
+    if plan.id != expected_id:
+        yield f"its id should be {expected_id}"
     phrases = [normal(chunk.phrase) for chunk in plan.chunks]
     yield from (f"has {phrase!r} twice" for phrase, count in Counter(phrases).items() if count > 1)
     if plan.language_code not in SCRIPTS:
@@ -147,9 +147,9 @@ def _chunk_faults(chunk: Chunk, language: str) -> Iterator[str]:
     for text in (chunk.phrase, chunk.meaning, chunk.use):
         if unicodedata.normalize("NFC", text) != text:
             yield f"{text!r} is not in Unicode's composed form (NFC)"
-    strange = sorted(set(_strange_letters(chunk.phrase, language)))
-    if strange:
-        yield f"{chunk.phrase!r} has letters of another script: {' '.join(strange)}"
+    foreign_letters = sorted(set(_foreign_letters(chunk.phrase, language)))
+    if foreign_letters:
+        yield f"{chunk.phrase!r} has letters of another script: {' '.join(foreign_letters)}"
     if not any(letter.isalpha() for letter in chunk.phrase):
         yield f"{chunk.phrase!r} has no letters"
     unit, length, most = ("characters", len(chunk.phrase), 30) if language in UNSPACED else ("words", _words(chunk), 9)
@@ -166,18 +166,19 @@ def _words(chunk: Chunk) -> int:
     return len(chunk.phrase.split())
 
 
-def _strange_letters(phrase: str, language: str) -> Iterator[str]:
+def _foreign_letters(phrase: str, language: str) -> Iterator[str]:
+    """Yields the letters that do not belong to the script of the language."""
     for letter in phrase:
         if letter.isalpha() and not unicodedata.name(letter, "").startswith(SCRIPTS[language]):
             yield letter
 
 
 def _repetitions(plans: Sequence[LessonPlan]) -> list[str]:
-    """Values that occur more than once over all plans, and must not."""
+    """Faults of all plans together: values that must be unique and are not."""
     names = {(plan.language_code, plan.target_language) for plan in plans}
     faults = [f"{value!r} is the id of {count} plans" for value, count in _repeated(plan.id for plan in plans)]
-    for what, column in (("language code", 0), ("language", 1)):
-        faults += [f"{what} {value} has several names" for value, _ in _repeated(pair[column] for pair in names)]
+    for label, column in (("language code", 0), ("language", 1)):
+        faults += [f"{label} {value} has several names" for value, _ in _repeated(pair[column] for pair in names)]
     for code, goal in (value for value, _ in _repeated((plan.language_code, plan.goal) for plan in plans)):
         faults.append(f"{code} has several plans for {goal}")
     faults += [f"several plans have the aim {aim!r}" for aim, _ in _repeated(normal(plan.lesson_aim) for plan in plans)]
@@ -189,7 +190,7 @@ def _repeated(values: Iterable) -> list[tuple]:
 
 
 def normal(text: str) -> str:
-    """The text as comparisons use it: lower case, without punctuation, single spaces."""
+    """The text normalized for comparisons: lower case, without punctuation, single spaces."""
     return " ".join(re.sub(r"[^\w\s]|_", " ", unicodedata.normalize("NFKC", text).casefold()).split())
 
 
@@ -200,8 +201,12 @@ def normal(text: str) -> str:
 class PlanStatistics:
     """Statistics of all plans.
 
-    `shared` counts the chunks whose phrase also occurs in a plan for another goal of the same language. `framed` maps a
-    field to the share of its texts that belong to a family (see `FAMILY`), and to the size of the largest family.
+    Attributes:
+        languages, levels: the number of plans by language and by level.
+        goals, plans: the number of goals and of plans by split.
+        chunks: the number of chunks.
+        shared: the number of chunks whose phrase also occurs in a plan for another goal of the same language.
+        framed: by field, the share of its texts that belong to a family (see `FAMILY`), and the largest family's size.
     """
 
     languages: Counter[str]
@@ -223,29 +228,29 @@ class PlanStatistics:
 
 def measure(plans: Plans) -> PlanStatistics:
     """The statistics of these plans."""
-    everything = [plan for split in plans.values() for plan in split]
+    all_plans = [plan for split in plans.values() for plan in split]
     goals_of = defaultdict(set)
-    for plan in everything:
+    for plan in all_plans:
         for chunk in plan.chunks:
             goals_of[plan.language_code, normal(chunk.phrase)].add(plan.goal)
-    chunks = [(plan.language_code, chunk) for plan in everything for chunk in plan.chunks]
+    chunks = [(plan.language_code, chunk) for plan in all_plans for chunk in plan.chunks]
     return PlanStatistics(
-        languages=Counter(plan.target_language for plan in everything),
-        levels=Counter(plan.level for plan in everything),
-        goals={split: len({plan.goal for plan in part}) for split, part in plans.items()},
-        plans={split: len(part) for split, part in plans.items()},
+        languages=Counter(plan.target_language for plan in all_plans),
+        levels=Counter(plan.level for plan in all_plans),
+        goals={split: len({plan.goal for plan in split_plans}) for split, split_plans in plans.items()},
+        plans={split: len(split_plans) for split, split_plans in plans.items()},
         chunks=len(chunks),
         shared=sum(len(goals_of[language, normal(chunk.phrase)]) > 1 for language, chunk in chunks),
         framed={
             "phrase": _framed([(language, chunk.phrase) for language, chunk in chunks]),
             "use": _framed([("en", chunk.use) for _, chunk in chunks]),
-            "lesson_aim": _framed([("en", plan.lesson_aim) for plan in everything]),
+            "lesson_aim": _framed([("en", plan.lesson_aim) for plan in all_plans]),
         },
     )
 
 
 def _framed(texts: Sequence[tuple[str, str]]) -> tuple[float, int]:
-    """The share of the (language, text) pairs that belong to a family, and the size of the largest family."""
+    """The share of (language, text) pairs that belong to a family, and the size of the largest family."""
     families = defaultdict(set)
     for language, text in {(language, normal(text)) for language, text in texts}:
         for frame in _frames(language, text):
@@ -255,46 +260,49 @@ def _framed(texts: Sequence[tuple[str, str]]) -> tuple[float, int]:
 
 
 def _frames(language: str, text: str) -> Iterator[tuple]:
-    """Yields the text without one of its words, for each word, if two or more remain. In languages without spaces, one
-    to three characters are left out and four or more remain."""
-    parts, longest, least = (text, 3, 4) if language in UNSPACED else (text.split(), 1, 2)
-    for length in range(1, longest + 1):
-        for start in range(len(parts) - length + 1):
-            before, after = parts[:start], parts[start + length :]
-            if len(before) + len(after) >= least:
+    """Yields the frames of a text: for each word, the text without it, if two or more words remain.
+
+    In languages without spaces, one to three characters are left out and four or more must remain.
+    """
+    units, max_gap, min_rest = (text, 3, 4) if language in UNSPACED else (text.split(), 1, 2)
+    for length in range(1, max_gap + 1):
+        for start in range(len(units) - length + 1):
+            before, after = units[:start], units[start + length :]
+            if len(before) + len(after) >= min_rest:
                 yield language, tuple(before), tuple(after)
 
 
-def _limits(figures: PlanStatistics) -> Iterator[str]:
-    plans, languages = sum(figures.plans.values()), len(figures.languages)
+def _limits(statistics: PlanStatistics) -> Iterator[str]:
+    plans, languages = sum(statistics.plans.values()), len(statistics.languages)
     if plans < MIN_PLANS:
         yield f"there are {plans} plans, fewer than {MIN_PLANS}"
     if languages < MIN_LANGUAGES:
         yield f"there are {languages} languages, fewer than {MIN_LANGUAGES}"
-    yield from (f"no plan is of level {level}" for level in LEVELS if not figures.levels[level])
-    if figures.shared_share > MAX_SHARED_PHRASES:
-        yield f"{figures.shared_share:.1%} of the phrases are shared between goals, more than {MAX_SHARED_PHRASES:.0%}"
-    for name, (share, _) in figures.framed.items():
+    yield from (f"no plan is of level {level}" for level in LEVELS if not statistics.levels[level])
+    if statistics.shared_share > MAX_SHARED_PHRASES:
+        share = statistics.shared_share
+        yield f"{share:.1%} of the phrases are shared between goals, more than {MAX_SHARED_PHRASES:.0%}"
+    for name, (share, _) in statistics.framed.items():
         if share > MAX_FRAMED:
             yield f"{share:.1%} of the texts in {name} look like filled-in frames, more than {MAX_FRAMED:.0%}"
     low, high = TEST_SHARE
-    if not low <= figures.test_share <= high:
-        yield f"{figures.test_share:.1%} of the plans are for testing, not {low:.0%} to {high:.0%}"
+    if not low <= statistics.test_share <= high:
+        yield f"{statistics.test_share:.1%} of the plans are for testing, not {low:.0%} to {high:.0%}"
 
 
-def to_table(figures: PlanStatistics) -> str:
-    """The statistics as lines of text."""
-    counts = ", ".join(f"{name} {count}" for name, count in sorted(figures.languages.items()))
+def to_table(statistics: PlanStatistics) -> str:
+    """The statistics as a table in plain text."""
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(statistics.languages.items()))
     rows = [
-        ("plans", f"{sum(figures.plans.values())}"),
-        ("languages", f"{len(figures.languages)}: {counts}"),
-        ("levels", ", ".join(f"{level} {figures.levels[level]}" for level in LEVELS)),
-        ("chunks", f"{figures.chunks}"),
-        ("shared phrases", f"{figures.shared} ({figures.shared_share:.2%}) between goals of a language"),
+        ("plans", f"{sum(statistics.plans.values())}"),
+        ("languages", f"{len(statistics.languages)}: {counts}"),
+        ("levels", ", ".join(f"{level} {statistics.levels[level]}" for level in LEVELS)),
+        ("chunks", f"{statistics.chunks}"),
+        ("shared phrases", f"{statistics.shared} ({statistics.shared_share:.2%}) between goals of a language"),
     ]
     for split in SPLITS:
-        rows.append((split, f"{figures.plans[split]} plans, {figures.goals[split]} goals"))
-    for name, (share, largest) in figures.framed.items():
+        rows.append((split, f"{statistics.plans[split]} plans, {statistics.goals[split]} goals"))
+    for name, (share, largest) in statistics.framed.items():
         rows.append((f"frames, {name}", f"{share:.2%} of texts in families of {FAMILY} or more; largest: {largest}"))
     return "\n".join(f"{name:20}{value}" for name, value in rows)
 

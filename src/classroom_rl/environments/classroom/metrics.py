@@ -12,8 +12,8 @@ from classroom_rl.rollout.tools.tool import ERRORS
 
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, what is
-    known of a judge of groups, the post-test, and the calls of tools."""
+    """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, the
+    consistency of a group judge, the post-test, and tool calls."""
     metrics = {
         "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
@@ -21,23 +21,30 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     }
     scores = [verdict.scores for record in records for verdict in scoring_verdicts(record)]
     if scores:
-        metrics |= {f"judge/{name}": fmean(getattr(each, name) for each in scores) for name in CRITERIA}
+        metrics |= {
+            f"judge/{name}": fmean(getattr(verdict_scores, name) for verdict_scores in scores) for name in CRITERIA
+        }
     return metrics | group_metrics(records) | post_test_metrics(records) | tool_metrics(records)
 
 
 def scoring_verdicts(record: ConversationRecord) -> list[Verdict]:
-    """The verdicts with scores that count in a conversation's reward."""
+    """The verdicts whose scores count in a conversation's reward: those with scores, anchors left out."""
     return [verdict for verdict in record.verdicts if verdict.scores is not None and not verdict.anchor]
 
 
 def group_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """How a judge of groups compares with itself in single calls; empty if conversations are judged one by one.
+    """How consistent a judge of groups is with its own verdicts on single conversations; empty if conversations are
+    judged one by one.
 
-    `judge/group_share` is the share of conversations with a verdict on their group; the others' groups got none.
-    `judge/anchor_gap` is the mean of a conversation's score in its group minus that of its anchor,
-    `judge/anchor_error` the standard deviation of this difference, and `judge/anchor_correlation` the correlation of
-    the two (Pearson). `judge/contradictions` is the share of pairs of conversations ranked one way and scored the
-    other, of those with different scores.
+    An anchor is a verdict on a single conversation of a group, used only for this comparison.
+
+    - `judge/group_share`: the share of conversations whose group got a verdict.
+    - `judge/anchors`: the number of anchors with scores.
+    - `judge/anchor_gap`: the mean difference between a conversation's score in its group and its anchor's score.
+    - `judge/anchor_error`: the standard deviation of that difference.
+    - `judge/anchor_correlation`: the Pearson correlation of the two scores.
+    - `judge/contradictions`: among pairs of conversations with different scores, the share that the judge ranked in
+      the opposite order.
     """
     groups: dict[tuple[str, str, str, int], list[Verdict]] = defaultdict(list)
     for record in records:
@@ -47,42 +54,48 @@ def group_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     if all(verdict.group_size is None for record in records for verdict in record.verdicts):
         return {}
     shares = [share for share in map(contradictions, groups.values()) if share is not None]
-    pairs = [pair for record in records for pair in _anchored(record)]
-    gaps = [in_group - alone for in_group, alone in pairs]
-    together = [any(verdict.rank is not None for verdict in record.verdicts) for record in records]
-    metrics = {"judge/group_share": fmean(together), "judge/anchors": float(len(pairs))}
+    pairs = [pair for record in records for pair in _anchor_pairs(record)]
+    gaps = [group_score - anchor_score for group_score, anchor_score in pairs]
+    has_group_verdict = [any(verdict.rank is not None for verdict in record.verdicts) for record in records]
+    metrics = {"judge/group_share": fmean(has_group_verdict), "judge/anchors": float(len(pairs))}
     if shares:
         metrics["judge/contradictions"] = fmean(shares)
-    if len(pairs) > 1:
+    if len(pairs) > 1:  # a standard deviation and a correlation need two values
         metrics |= {"judge/anchor_gap": fmean(gaps), "judge/anchor_error": stdev(gaps)}
+        # A correlation is undefined if one of the two series is constant.
         if all(len(set(values)) > 1 for values in zip(*pairs, strict=True)):
             metrics["judge/anchor_correlation"] = correlation(*zip(*pairs, strict=True))
     return metrics
 
 
-def _anchored(record: ConversationRecord) -> Iterator[tuple[float, float]]:
-    """For each anchor with a score: the conversation's mean score by the same rule in its group, and the anchor's."""
+def _anchor_pairs(record: ConversationRecord) -> Iterator[tuple[float, float]]:
+    """Yields two scores for each anchor: the conversation's mean score in its group by the same rule, and its own."""
     for anchor in record.verdicts:
-        in_group = [each for each in scoring_verdicts(record) if each.rule == anchor.rule and each.rank is not None]
-        if anchor.anchor and anchor.scores is not None and in_group:
-            yield fmean(each.scores.final_reward for each in in_group), anchor.scores.final_reward
+        group_verdicts = [
+            verdict for verdict in scoring_verdicts(record) if verdict.rule == anchor.rule and verdict.rank is not None
+        ]
+        if anchor.anchor and anchor.scores is not None and group_verdicts:
+            yield fmean(verdict.scores.final_reward for verdict in group_verdicts), anchor.scores.final_reward
 
 
 def post_test_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     """Means over the conversations with a post-test; empty without any.
 
-    `post_test/ledger` and `post_test/student` are the shares of right answers of the student that the program holds and
-    of its model. Of the items: `post_test/knew` is the share that the student knew before the lesson, as far as the
-    program can tell, `post_test/given` the share that the teacher gave away, and `post_test/learned`, of those that the
-    student did not know before, the share with evidence.
+    - `post_test/ledger`: the share of right answers of the simulated student, which answers from the ledger.
+    - `post_test/student`: the share of right answers of the student's model.
+    - `post_test/knew`: the share of items that the student knew before the lesson, as far as the program can tell.
+    - `post_test/given`: the share of items that the teacher gave away.
+    - `post_test/learned`: among items that the student did not know before, the share that the ledger has evidence for.
     """
     shares = [post_test_shares(record.post_test) for record in records if record.post_test is not None]
-    names = dict.fromkeys(name for found in shares for name in found)
-    return {f"post_test/{name}": fmean(found[name] for found in shares if name in found) for name in names}
+    names = dict.fromkeys(name for test_shares in shares for name in test_shares)
+    return {
+        f"post_test/{name}": fmean(test_shares[name] for test_shares in shares if name in test_shares) for name in names
+    }
 
 
 def post_test_shares(test: PostTest) -> dict[str, float]:
-    """The figures of one post-test, as in `post_test_metrics`; a share without anything to count is left out."""
+    """The shares of one post-test, named as in `post_test_metrics`. A share of zero items is left out."""
     scores = {student: test.score(student) for student in POST_TEST_STUDENTS}
     unknown = [entry for entry in test.ledger if entry.knew is False]
     shares = {
@@ -94,8 +107,8 @@ def post_test_shares(test: PostTest) -> dict[str, float]:
 
 
 def tool_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """Calls of tools per conversation, those in rejected drafts included, the share that failed, by kind of error, and
-    the seconds of a call; empty for a batch without calls."""
+    """Tool calls per conversation (rejected drafts included), the share that failed, in total and by kind of error, and
+    the mean seconds of a call; empty for a batch without calls."""
     messages = [message for record in records for turn in record.turns for message in (turn, *turn.drafts)]
     calls = [call for message in messages for call in message.tool_calls]
     if not calls:

@@ -1,4 +1,6 @@
-"""The post-test of a finished dialogue: the student answers without the transcript, held by the ledger."""
+"""The post-test of a finished dialogue. The student answers without the transcript; the ledger of the lesson says which
+items it knows.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,17 +18,17 @@ from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
 
 _SEED_STEP = 1_000_003
-"""Keeps the seeds of answers apart from those of solutions, which are consecutive."""
+"""Distance between the seeds of answers. It keeps them apart from the seeds of solutions, which are consecutive."""
 
 
 class PostTestTurn:
-    """Asks the questions of a post-test of the student that the program holds and, if configured, of its model.
+    """Puts the questions of a post-test to the simulated student and, if configured, to the student's model.
 
     Args:
         config: the post-test's options.
-        student: the student's model; None if nothing asks it.
+        student: the student's model; None if it is not asked.
         answers: compares maths answers.
-        examiner: knows the post-test on every problem.
+        examiner: makes the post-test for a problem.
     """
 
     def __init__(
@@ -41,60 +43,59 @@ class PostTestTurn:
         """The post-test of a conversation.
 
         Args:
-            sampling: that of the student's next answer.
+            sampling: the sampling options of the student's next answer.
 
         Raises:
-            DataError: if no program can ask about the problem.
-            RequestRefused, ContextOverflow, EngineFailure: as the student's model does, and the answer checker.
+            DataError: if there is no post-test for this kind of problem.
+            RequestRefused, ContextOverflow, EngineFailure: from the student's model or the answer checker.
         """
         exam = self._examiner.exam(conversation.problem)
         ledger = exam.ledger(conversation.turns)
         answers = await answers_from_ledger(exam, ledger, self._answers)
         if self._config.ask_student:
-            said = await self.ask(conversation.problem, conversation.setup.student_name, exam, ledger, sampling)
-            answers += said
+            name = conversation.setup.student_name
+            answers += await self.ask(conversation.problem, name, exam, ledger, sampling)
         return PostTest(tuple(ledger), tuple(answers))
 
     async def ask(
         self, problem: Problem, name: str | None, exam: Exam, ledger: Sequence[LedgerEntry], sampling: Sampling
     ) -> list[ExamAnswer]:
-        """The answers of the student's model, which sees the ledger and not the dialogue. Raises as `take` does."""
+        """The answers of the student's model, which is shown the ledger but not the dialogue. Raises as `take` does."""
         questions = exam.questions()
         prompts = [self._prompt(problem, name, ledger, question) for question in questions]
-        said = await asyncio.gather(
-            *(self._student.chat(prompt, self._sampled(sampling, i)) for i, prompt in enumerate(prompts)),
-            return_exceptions=True,  # waits for all requests, so none runs on after the conversation has ended
+        results = await asyncio.gather(
+            *(self._student.chat(prompt, self._sampling_of(sampling, i)) for i, prompt in enumerate(prompts)),
+            return_exceptions=True,  # wait for all requests, so that none outlives the conversation
         )
-        for failure in said:
-            if isinstance(failure, BaseException):
-                raise failure
-        texts = [visible_text(each.text) for each in said]
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        texts = [visible_text(result.text) for result in results]
         return await _graded(STUDENT, exam, questions, texts, self._answers)
 
     def _prompt(
         self, problem: Problem, name: str | None, ledger: Sequence[LedgerEntry], question: ExamQuestion
     ) -> list[Message]:
-        asked = ledger[question.item]
-        told = render(
+        entry_asked = ledger[question.item]
+        system_prompt = render(
             self._config.prompt_path,
             student_name=name,
             problem=problem.text,
             known=[{"item": entry.item, "cue": entry.cue} for entry in ledger if entry.known],
             unknown=[{"cue": entry.cue} for entry in ledger if not entry.known],
-            knows=asked.known,
+            knows=entry_asked.known,
         )
-        return [{"role": "system", "content": told}, {"role": "user", "content": question.text}]
+        return [{"role": "system", "content": system_prompt}, {"role": "user", "content": question.text}]
 
-    def _sampled(self, base: Sampling, number: int) -> Sampling:
-        seed = None if base.seed is None else (base.seed + _SEED_STEP * (number + 1)) % 2**32
+    def _sampling_of(self, base: Sampling, index: int) -> Sampling:
+        seed = None if base.seed is None else (base.seed + _SEED_STEP * (index + 1)) % 2**32
         return replace(
-            base, max_tokens=self._config.max_tokens_per_answer, seed=seed, draw=(*base.draw, "post-test", number)
+            base, max_tokens=self._config.max_tokens_per_answer, seed=seed, draw=(*base.draw, "post-test", index)
         )
 
 
 async def answers_from_ledger(exam: Exam, ledger: Sequence[LedgerEntry], checker: AnswerChecker) -> list[ExamAnswer]:
-    """The answers of the student that the program holds: it knows what the ledger has evidence for. They are graded as
-    any others."""
+    """The graded answers of the simulated student, which knows the items that the ledger has evidence for."""
     questions = exam.questions()
     texts = [exam.recall(question, ledger[question.item].known) for question in questions]
     return await _graded(LEDGER, exam, questions, texts, checker)
@@ -106,6 +107,6 @@ async def _graded(
     pairs = list(zip(questions, texts, strict=True))
     right = await asyncio.gather(*(exam.is_right(question, text, checker) for question, text in pairs))
     return [
-        ExamAnswer(student, question.item, question.text, text, found)
-        for (question, text), found in zip(pairs, right, strict=True)
+        ExamAnswer(student, question.item, question.text, text, is_right)
+        for (question, text), is_right in zip(pairs, right, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Renders all prompts before a run begins, so that a mistake in one does not stop the run hours later."""
+"""Renders all prompt templates before a run begins, so that a mistake in one does not stop the run hours later."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-_LEAST_TURN = 2  # a token, and the one that ends it
+_LEAST_TURN = 2  # tokens: one of text, and the end of the turn
 
 
 def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> None:
-    """Render every template with the variables that it may use. Log a warning if the teacher's never uses the problem.
+    """Render every template with the variables that it may use. Log a warning if the teacher's never uses `problem`.
 
     Args:
-        judge_reads_templates: whether the judge is a model, which gets the templates of the judge rules.
+        judge_reads_templates: whether the judge is a model that is prompted with the templates of the judge rules.
 
     Raises:
-        DataError: if a template is wrong, or a judge's does not show the conversation; the message names the config key
-            and the template.
+        DataError: if a template is invalid, or a judge's template does not show the conversation. The message names
+            the config key and the template.
     """
     _check_teacher_prompt(generation)
-    for key, path, variables in _uses(generation, judge_reads_templates):
+    for key, path, variables in _rendered_templates(generation, judge_reads_templates):
         check_template(f"generation.{key}", path, variables)
 
 
 def check_group_prompts(paths: Mapping[str, str], rules: Collection[str]) -> None:
-    """Render the templates, by rule, with which a judge is asked about a whole group.
+    """Render the templates, by rule, that ask a judge about a whole group.
 
     Raises:
-        DataError: if a template is wrong, or does not show every conversation.
+        DataError: if a template is invalid, or does not show every conversation.
     """
     for name in SCORING_RULES.intersection(rules):
         key = f"judge_model.group_prompts_paths.{name}"
@@ -54,10 +54,10 @@ def check_group_prompts(paths: Mapping[str, str], rules: Collection[str]) -> Non
 def _check_teacher_prompt(generation: GenerationConfig) -> None:
     key, path = "generation.teacher_prompt_path", generation.teacher_prompt_path
     try:
-        opened = opens_dialogue(path)
+        is_opening = opens_dialogue(path)
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
-    if opened and (generation.forced_conversation_type or "").lower() != "guided":
+    if is_opening and (generation.forced_conversation_type or "").lower() != "guided":
         raise DataError(
             f"{key}: {path} opens the dialogue itself (it uses {' and '.join(OPENING_VARIABLES)}), which leaves no "
             "place for a student's attempt: set generation.forced_conversation_type=guided."
@@ -74,7 +74,12 @@ def _check_teacher_prompt(generation: GenerationConfig) -> None:
 def check_lengths(
     problems: Sequence[Problem], generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", limit: int
 ) -> None:
-    """Raise a `DataError` for the first problem whose teacher prompt leaves no room for a turn in `limit` tokens."""
+    """Check that the teacher's prompt leaves room for a turn in a context of `limit` tokens.
+
+    Raises:
+        DataError: for the first problem whose prompt is too long.
+    """
+    # The student's name is drawn later, so the check uses the longest one.
     longest_name = max(generation.student_names or [None], key=lambda name: len(name or ""))
     for problem in problems:
         opening = opening_turns(generation, problem.text, longest_name)
@@ -92,37 +97,44 @@ def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:
         )
 
 
-def refuse_long_opening(problem: Problem, length: int, said: int, limit: int) -> None:
-    """`refuse_long_prompt` for a prompt that also holds `said` tokens of the student's messages.
+def refuse_long_opening(problem: Problem, length: int, student_tokens: int, limit: int) -> None:
+    """`refuse_long_prompt` for a prompt that also contains `student_tokens` tokens of student messages.
 
     Raises:
         DataError: if the prompt leaves no room even without these messages.
         ContextOverflow: if it leaves no room because of them.
     """
-    refuse_long_prompt(problem, length - said, limit)
+    refuse_long_prompt(problem, length - student_tokens, limit)
     if length + _LEAST_TURN > limit:
         raise ContextOverflow(
-            f"What the student said before the teacher takes {said} of {length} tokens of the teacher's prompt, and a "
-            f"conversation may have {limit}: lower generation.max_tokens_per_student_attempt or "
+            f"What the student said before the teacher takes {student_tokens} of {length} tokens of the teacher's "
+            f"prompt, and a conversation may have {limit}: lower generation.max_tokens_per_student_attempt or "
             "generation.max_tokens_per_turn, or raise generation.max_tokens_in_conversation and "
             "teacher_model.vllm.max_length."
         )
 
 
-def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields (config key, template, variables) for everything that is rendered in a conversation."""
+def _rendered_templates(
+    generation: GenerationConfig, judge_reads_templates: bool
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields (config key, template, variables) for every rendering in a conversation."""
     personas = generation.student_personas_prompts_paths
-    roles = {
+    student_paths = {
         **{f"student_personas_prompts_paths.{name}": path for name, path in personas.items()},
         "student_final_prompt_path": generation.student_final_prompt_path,
     }
-    parts: list[dict[str, Any]] = [{}]
+    opening_variables: list[dict[str, Any]] = [{}]
     if opens_dialogue(generation.teacher_prompt_path):
-        parts = [{name: name == filled for name in OPENING_VARIABLES} for filled in ("", *OPENING_VARIABLES)]
+        opening_variables = [
+            {name: name == opened for name in OPENING_VARIABLES} for opened in ("", *OPENING_VARIABLES)
+        ]
     for name in dict.fromkeys(generation.student_names or [None]):
-        role = {"student_name": name, "problem": "…", "include_thinking": generation.use_thinking}
-        yield from ((key, path, role) for key, path in roles.items() if path is not None)
-        yield from (("teacher_prompt_path", generation.teacher_prompt_path, role | part) for part in parts)
+        variables = {"student_name": name, "problem": "…", "include_thinking": generation.use_thinking}
+        yield from ((key, path, variables) for key, path in student_paths.items() if path is not None)
+        yield from (
+            ("teacher_prompt_path", generation.teacher_prompt_path, variables | opening)
+            for opening in opening_variables
+        )
     if generation.student_initial_attempt_prompt_path is not None:
         yield (
             "student_initial_attempt_prompt_path",
@@ -137,8 +149,14 @@ def _uses(generation: GenerationConfig, judge_reads_templates: bool) -> Iterator
         yield "supervisor.prompt_path", generation.supervisor.prompt_path, OF_SUPERVISORS
     if generation.post_test.ask_student and generation.post_test.prompt_path is not None:
         entry = {"item": "…", "cue": "…"}
-        told = {"student_name": "Alex", "problem": "…", "known": [entry], "unknown": [entry], "knows": False}
-        yield "post_test.prompt_path", generation.post_test.prompt_path, told
+        prompt_variables = {
+            "student_name": "Alex",
+            "problem": "…",
+            "known": [entry],
+            "unknown": [entry],
+            "knows": False,
+        }
+        yield "post_test.prompt_path", generation.post_test.prompt_path, prompt_variables
     if judge_reads_templates:
         for name, path in generation.judges_rules_prompts_paths.items():
             yield f"judges_rules_prompts_paths.{name}", path, {"conversation": TRANSCRIPT, "problem": "…"}

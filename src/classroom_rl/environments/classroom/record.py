@@ -1,5 +1,6 @@
-"""The record of a finished conversation, and the way back: a conversation restored from the journal, so that nothing in
-it is played or judged twice.
+"""The record of a finished conversation, and `replay`, which restores a conversation from the journal.
+
+After a restart, whatever the journal holds is neither sampled nor judged again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,9 +24,11 @@ from classroom_rl.rollout.trajectory import Trajectory
 class ConversationRecord(Trajectory):
     """A finished conversation, as the trainer, the journal and the reports use it.
 
-    `rewards` and `reward` are null for a conversation without a verdict. `max_turns` is that of the server that played
-    it; null in records of older versions. `supervised` says whether a supervisor read the teacher's messages.
-    `post_test` is null without a post-test.
+    Attributes:
+        rewards, reward: null for a conversation without a verdict.
+        post_test: null without a post-test.
+        max_turns: the limit on the server that played it; null in records of older versions.
+        supervised: whether a supervisor reviewed the teacher's messages.
     """
 
     type: str = ""
@@ -62,7 +65,7 @@ class ConversationRecord(Trajectory):
 
     @property
     def judge_error(self) -> str | None:
-        """The first error of a judge attempt that counts."""
+        """The first error of a judge attempt, anchors left out; None without errors."""
         return next((verdict.error for verdict in self.verdicts if verdict.error and not verdict.anchor), None)
 
     def conversation(self, rules: ClassroomRules) -> Conversation:
@@ -108,19 +111,19 @@ class ReplayedState:
     failure: dict[str, Any] | None = None
 
     def of_rule(self, rule: str) -> list[Verdict]:
-        """The verdicts of all attempts at a rule but anchors."""
+        """The verdicts of all attempts at a rule, without anchors."""
         return [verdict for verdict in self.verdicts.values() if verdict.rule == rule and not verdict.anchor]
 
 
 def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
-    """Add the turns among `events` to a conversation that has just started, and return what else the events hold.
+    """Add the turns among `events` to a conversation that has just started, and return the rest of the events.
 
     Args:
-        judge_again: leave out judge attempts without a verdict, and failures, so that they are tried again.
+        judge_again: drop failures and judge attempts without a verdict, so that they are tried again.
     """
     replayed = ReplayedState()
     for event in events:
-        # The conversation went on after its failure.
+        # Any other event after a failure shows that the conversation was resumed: the failure no longer counts.
         if replayed.failure is not None and event["event"] not in ("failure", "rewards", "conversation"):
             replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
@@ -148,18 +151,21 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
                 replayed.rewarded = True
             case "conversation":
                 replayed.finished = True
-    failed = [key for key, verdict in replayed.verdicts.items() if not verdict.valid]
-    if judge_again and failed:
-        for key in failed:
+    failed_keys = [key for key, verdict in replayed.verdicts.items() if not verdict.valid]
+    if judge_again and failed_keys:
+        for key in failed_keys:
             del replayed.verdicts[key]
         replayed.rewarded = replayed.finished = False
     if replayed.failure is not None and judge_again:
         replayed.failure, replayed.rewarded, replayed.finished = None, False, False
     if replayed.failure is not None:
-        order = conversation.rules.judge_rules.index
-        conversation.verdicts = sorted(replayed.verdicts.values(), key=lambda each: (order(each.rule), each.attempt))
-        known = (replayed.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
-        conversation.give_up(*known, overflow=replayed.failure.get("overflow", False))
+        # A conversation that failed is not judged any more, but its record keeps the verdicts that it got.
+        rule_index = conversation.rules.judge_rules.index
+        conversation.verdicts = sorted(
+            replayed.verdicts.values(), key=lambda verdict: (rule_index(verdict.rule), verdict.attempt)
+        )
+        reason_and_ids = (replayed.failure[name] for name in ("reason", "prompt_ids", "end_ids"))
+        conversation.give_up(*reason_and_ids, overflow=replayed.failure.get("overflow", False))
     return replayed
 
 
@@ -180,7 +186,7 @@ def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
 
 
 def _open_context(conversation: Conversation, event: dict[str, Any]) -> None:
-    """Open the teacher's context with the first event that holds its prompt."""
+    """Open the teacher's context if it is not open yet and the event holds its prompt."""
     if "prompt_ids" in event and conversation.buffer is None:
         conversation.open_buffer(event["prompt_ids"])
     if "prompt_estimate" in event and conversation.prompt_estimate is None:

@@ -1,15 +1,15 @@
-"""The rewards: pure functions of a finished conversation. Those of `REWARDS` give the whole conversation a number,
-those of `TURN_REWARDS` each message of the teacher.
+"""The rewards: pure functions of a finished conversation. `REWARDS` score the whole conversation, `TURN_REWARDS` each
+message of the teacher.
 
-Each returns a number, or None for a conversation that should have been judged and was not. Such a conversation gets
-None from all of them and does not count in its group's mean. To change a reward, change its function; to add one, add
-it to `REWARDS`, and the server offers it at `POST /get_{name}_reward`.
+A function of `REWARDS` returns one number, or None for a conversation that should have been judged and was not. Such a
+conversation gets None from all of them and does not count in its group's mean. To change a reward, change its function.
+To add one, add it to `REWARDS`; the server then offers it at `POST /get_{name}_reward`.
 
 Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/classroom.md.
 
-Each returns one number for every teacher message, in order, or None for a message that it cannot score. To add one,
-write a function and name it in `TURN_REWARDS`; `train.turn_credit.rewards` gives it a weight. How a message's tokens
-are credited with it: trainer/turn_advantages.py and docs/supervision.md.
+A function of `TURN_REWARDS` returns one number for every message that the teacher sampled, in order, or None for a
+message that it cannot score. To add one, write a function and add it to `TURN_REWARDS`; `train.turn_credit.rewards`
+gives it a weight. How a message's tokens are credited with it: trainer/turn_advantages.py and docs/supervision.md.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ from classroom_rl.rollout.thoughts import thoughts_in, visible_text
 
 Reward = Callable[[Conversation], float | None]
 LEAST_OF_A_THOUGHT = 5
-"""Words. A shorter thought earns no reward, because it plans no message."""
+"""The fewest words of a thought that earns a reward. A shorter one plans no message."""
 
 
 def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
@@ -38,8 +38,8 @@ def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
 def pedagogical(conversation: Conversation) -> float:
     """The weighted sum of the judge's three scores, minus a penalty if the conversation was rejected; in [0, 1].
 
-    For a rejected conversation (below the low-score threshold), soft mode subtracts λ, but not below 0, and hard mode
-    gives 0. If the judge refused the content, the reward is 0 in both modes.
+    For a rejected conversation (below the low-score threshold), soft mode subtracts λ and clips at 0, and hard mode
+    gives 0. If the judge refused to judge the content, the reward is 0 in both modes.
 
     Raises:
         ValueError: if no rule that scores judged the conversation.
@@ -54,6 +54,7 @@ def pedagogical(conversation: Conversation) -> float:
         return reward
     if not conversation.rules.ignore_rejected_judge:
         return 0.0
+    # Rounding removes the floating-point error of the subtraction.
     return max(0.0, round(reward - conversation.rules.extra_penalty_for_rejected_judges, 4))
 
 
@@ -77,40 +78,43 @@ def end_rm(conversation: Conversation) -> float:
 @_none_without_verdict
 def thinking(conversation: Conversation) -> float:
     """0.5 × the share of teacher messages with a new closed thought of at least `LEAST_OF_A_THOUGHT` words, minus 0.5
-    for each message with unbalanced tags. Thoughts earn something only if the teacher is told to think
-    (`generation.use_thinking`); the penalty always applies."""
+    for each message with unbalanced tags.
+
+    Thoughts are rewarded only if the teacher is told to think (`generation.use_thinking`); the penalty always applies.
+    A rejection in hard mode gives 0.
+    """
     turns = conversation.teacher_turns
     if _rejected_in_hard_mode(conversation) or not turns:
         return 0.0
     balanced = [turn.text.count("<think>") == turn.text.count("</think>") for turn in turns]
-    thoughts = _new_thoughts(turn.text for fits, turn in zip(balanced, turns, strict=True) if fits)
-    paid = 0.5 * thoughts / len(turns) if conversation.rules.use_thinking else 0.0
-    return paid - 0.5 * balanced.count(False)
+    thoughts = _new_thoughts(turn.text for is_balanced, turn in zip(balanced, turns, strict=True) if is_balanced)
+    bonus = 0.5 * thoughts / len(turns) if conversation.rules.use_thinking else 0.0
+    return bonus - 0.5 * balanced.count(False)
 
 
 def _new_thoughts(texts: Iterable[str]) -> int:
-    """The number of texts with a closed thought that is long enough and in no earlier text."""
+    """The number of texts with a long enough closed thought that occurs in no earlier text."""
     seen: set[str] = set()
     count = 0
     for text in texts:
-        found = {normal(thought) for thought in thoughts_in(text) if _words(thought) >= LEAST_OF_A_THOUGHT}
-        count += not found <= seen
-        seen |= found
+        thoughts = {normal(thought) for thought in thoughts_in(text) if _words(thought) >= LEAST_OF_A_THOUGHT}
+        count += not thoughts <= seen  # a repeated thought earns nothing
+        seen |= thoughts
     return count
 
 
 def _words(thought: str) -> int:
-    """The number of words in a text; in a script without spaces between words, the number of letters."""
-    return sum(len(each) if UNSPACED.search(each) else 1 for each in normal(thought).split())
+    """The number of words in a text; for a script without spaces between words, the number of letters."""
+    return sum(len(word) if UNSPACED.search(word) else 1 for word in normal(thought).split())
 
 
 @_none_without_verdict
 def end_of_conversation(conversation: Conversation) -> float:
-    """0.1 if a teacher message holds `<end_of_conversation>`, otherwise 0."""
+    """0.1 if a teacher message contains `<end_of_conversation>` outside its thoughts, otherwise 0."""
     if _rejected_in_hard_mode(conversation):
         return 0.0
-    said = any(END_OF_CONVERSATION in visible_text(turn.text) for turn in conversation.teacher_turns)
-    return 0.1 if said else 0.0
+    says_goodbye = any(END_OF_CONVERSATION in visible_text(turn.text) for turn in conversation.teacher_turns)
+    return 0.1 if says_goodbye else 0.0
 
 
 @_none_without_verdict
@@ -155,26 +159,28 @@ TurnReward = Callable[[Conversation], list[float | None]]
 
 
 def supervisor(conversation: Conversation) -> list[float | None]:
-    """The supervisor's penalty of each message: 0 for a valid one, below 0 for an invalid one."""
+    """The supervisor's penalty for each message: 0 for a valid one, negative for an invalid one."""
     return [turn.review.penalty if turn.review is not None else None for turn in conversation.teacher_turns]
 
 
 def judge(conversation: Conversation) -> list[float | None]:
-    """The judge's findings on each message in [0, 1], averaged over the attempts that gave some. The embedded rubric
-    gives them; a judge model need not. A judge also scores a message from the prompt template, which does not count."""
-    counted = [verdict for verdict in conversation.verdicts if not verdict.anchor]
-    found = [verdict.turn_scores for verdict in counted if verdict.turn_scores is not None]
-    heard = [turn for turn in conversation.turns if turn.role == "teacher"]
-    places = [place for place, turn in enumerate(heard) if not turn.given]
-    known = [[scores[place] for scores in found if place < len(scores)] for place in places]
-    known = [[value for value in values if value is not None] for values in known]
-    return [fmean(values) if values else None for values in known]
+    """The judge's score of each message in [0, 1], averaged over the attempts that gave one. The embedded judges
+    score single messages; a judge model may do so."""
+    verdicts = [verdict for verdict in conversation.verdicts if not verdict.anchor]
+    attempts = [verdict.turn_scores for verdict in verdicts if verdict.turn_scores is not None]
+    # A judge sees and scores all teacher messages. One from the prompt template was not sampled and gets no reward.
+    teacher_turns = [turn for turn in conversation.turns if turn.role == "teacher"]
+    sampled = [index for index, turn in enumerate(teacher_turns) if not turn.given]
+    # An attempt may have scored fewer messages than there are.
+    scores_by_turn = [[scores[index] for scores in attempts if index < len(scores)] for index in sampled]
+    scores_by_turn = [[score for score in scores if score is not None] for scores in scores_by_turn]
+    return [fmean(scores) if scores else None for scores in scores_by_turn]
 
 
 def turn_length(conversation: Conversation) -> list[float | None]:
     """−0.5 for a message that reaches `max_tokens_per_turn` − 1 tokens, otherwise 0."""
-    most = conversation.rules.max_tokens_per_turn - 1
-    return [-0.5 if turn.tokens >= most else 0.0 for turn in conversation.teacher_turns]
+    limit = conversation.rules.max_tokens_per_turn - 1
+    return [-0.5 if turn.tokens >= limit else 0.0 for turn in conversation.teacher_turns]
 
 
 TURN_REWARDS: dict[str, TurnReward] = {SUPERVISOR_REWARD: supervisor, "judge": judge, "length": turn_length}

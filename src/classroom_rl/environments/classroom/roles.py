@@ -26,11 +26,17 @@ from classroom_rl.rollout.reviews import Supervisor
 
 @dataclass
 class Roles(rollout_environment.LoadedModels):
-    """The model of each role, and how it is sampled. `judge` is None if nothing is judged, `supervisor` if nothing is
-    supervised; `supervisor_name` is its model's name. `examiner` is None without a post-test.
+    """The model of each role and its sampling options.
 
-    `engines` are the vLLM engines by role, `apis` the API clients by role. The model in `reward` grades solutions;
-    without one, `answers` compares their boxed answers with the reference.
+    Attributes:
+        judge: None if nothing is judged.
+        engines: the vLLM engines by role.
+        apis: the API clients by role.
+        answers: compares boxed answers with the reference, if there is no reward model.
+        reward: the reward model that grades solutions; None if there is none.
+        supervisor: None if nothing is supervised.
+        supervisor_name: the name of the supervisor's model.
+        examiner: None without a post-test.
     """
 
     teacher: Teacher
@@ -47,7 +53,7 @@ class Roles(rollout_environment.LoadedModels):
     examiner: Examiner | None = None
 
     async def grade(self, problem: Problem, solution: str) -> float:
-        """The reward model's score of a solution; without a reward model 1 if the boxed answer is right, otherwise 0.
+        """The reward model's score of a solution. Without a reward model: 1 if the boxed answer is right, otherwise 0.
 
         Raises:
             EngineFailure: if the reward model's engine died, or no process that compares answers could start.
@@ -60,12 +66,12 @@ class Roles(rollout_environment.LoadedModels):
 
     @property
     def teacher_has_tokens(self) -> bool:
-        """Whether the teacher works on token ids; one behind an API, or a script, works on text."""
+        """Whether the teacher works on token ids. A teacher behind an API and a scripted one work on text."""
         return isinstance(self.teacher, TokenEngine)
 
     @classmethod
     def of(cls, config: Any, models: rollout_environment.Roles) -> "Roles":
-        """The roles of a classroom with the models that were loaded for a configuration."""
+        """The classroom's roles, from the models that were loaded for a configuration."""
         generation = config.generation
         return cls(
             teacher=models.models["teacher"],
@@ -84,19 +90,21 @@ class Roles(rollout_environment.LoadedModels):
 
     @property
     def policy(self) -> Teacher:
-        """The teacher."""
+        """The model under training: the teacher."""
         return self.teacher
 
     def shutdown(self) -> None:
-        """End the processes of all engines and those that compare answers, and close the ledgers."""
+        """Stop the processes of all engines and of the answer checker, and close the ledgers."""
         super().shutdown()
         self.answers.shutdown()
 
 
 def models_in_use(config: Any, reward_weights: Mapping[str, float]) -> dict[str, ModelConfig]:
-    """The models to load or to connect to, by role, in the order of loading. A scripted teacher has none, nor has a
-    judge that is embedded or has nothing to judge, or an embedded supervisor. A reward model is included only if it has
-    solutions to grade."""
+    """The models to load or connect to, by role, in loading order.
+
+    Scripted teachers, embedded judges and embedded supervisors need no model, nor does a judge without rules. A reward
+    model is included only if there are solutions to grade.
+    """
     generation, reward = config.generation, config.reward_model
     models: dict[str, ModelConfig] = {"teacher": config.teacher_model, "student": config.student_model}
     if is_script(config.teacher_model.model_name_or_path):

@@ -1,7 +1,7 @@
 """Draws what varies between conversations: the type, the student's name, and a persona for each student turn.
 
-The draw depends on (seed, problem id, step) only. So all conversations of a group have the same setup, on every rank
-and after a restart, and they differ by what the teacher did, not by luck.
+The draw depends only on (seed, problem id, step). All conversations of a group therefore have the same setup, on every
+rank and after a restart: they differ by what the teacher did, not by luck.
 """
 
 import random
@@ -42,16 +42,12 @@ class SetupOptions:
 def draw_setup(problem: Problem, seed: int, step: int, options: SetupOptions) -> Setup:
     """The setup of every conversation on `problem` in this step."""
     generator = random.Random(f"{seed}|{problem.id}|{step}")
+    weights = options.persona_weights
     return Setup(
         type=generator.choice(options.types),
         student_name=generator.choice(options.student_names),
-        personas=_draw_personas(generator, options.persona_weights, options.student_turns),
+        personas=tuple(generator.choices(list(weights), list(weights.values()), k=options.student_turns)),
     )
-
-
-def _draw_personas(generator: random.Random, weights: Mapping[str, float], count: int) -> tuple[str, ...]:
-    names: Sequence[str] = list(weights)
-    return tuple(generator.choices(names, [weights[name] for name in names], k=count))
 
 
 def persona_weights(personas: Sequence[str], error_rate: float | Mapping[str, float]) -> dict[str, float]:

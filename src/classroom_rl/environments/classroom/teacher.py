@@ -1,6 +1,4 @@
-"""The teacher's prompt and its tools: its system message, the messages that its template opens the dialogue with, and
-the calls in its messages.
-"""
+"""The teacher's prompt and tools: its system message, the opening messages of its template, and its tool calls."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -33,10 +31,11 @@ THOUGHT = "<think>\n"
 
 @cache
 def opens_dialogue(path: str) -> bool:
-    """Whether a template also holds the first message of student and teacher, as SocraticLM's does. It is rendered
-    three
-    times: with `user_message` true for the student's, with `teacher_message` true for the teacher's, and with both
-    false for the system message."""
+    """Whether a template also contains the first message of the student and of the teacher, as SocraticLM's does.
+
+    Such a template is rendered three times: with `user_message` true for the student's message, with `teacher_message`
+    true for the teacher's, and with both false for the system message.
+    """
     return set(OPENING_VARIABLES) <= variables_of(path)
 
 
@@ -46,7 +45,7 @@ def system_message(generation: GenerationConfig, problem: str, student_name: str
 
 
 def opening_turns(generation: GenerationConfig, problem: str, student_name: str | None) -> list[Turn]:
-    """The messages that the template opens the dialogue with, which are not sampled; none for most templates."""
+    """The messages with which the template opens the dialogue. They are not sampled; most templates have none."""
     if not opens_dialogue(generation.teacher_prompt_path):
         return []
     roles = zip(("student", "teacher"), OPENING_VARIABLES, strict=True)
@@ -54,16 +53,16 @@ def opening_turns(generation: GenerationConfig, problem: str, student_name: str 
 
 
 def first_messages(
-    generation: GenerationConfig, problem: str, student_name: str | None, kind: ConversationType, said: Sequence[Turn]
+    generation: GenerationConfig, problem: str, student_name: str | None, kind: ConversationType, turns: Sequence[Turn]
 ) -> list[Message]:
     """The chat that becomes the teacher's first prompt.
 
     Args:
-        said: all turns before the teacher's first: an opening attempt, which is put into its wrapper, or the template's
-            opening and the student's answer to it.
+        turns: all turns before the teacher's first sampled one: an opening attempt, which is put into its wrapper
+            template, or the template's opening and the student's answer to it.
     """
     messages = [{"role": "system", "content": system_message(generation, problem, student_name)}]
-    for turn in said:
+    for turn in turns:
         text = visible_text(turn.text)
         if kind is ConversationType.ATTEMPTED and generation.initial_attempt_wrapper_prompt_path:
             text = render(generation.initial_attempt_wrapper_prompt_path, attempt=text)
@@ -74,11 +73,11 @@ def first_messages(
 def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:
     """The whole dialogue as the teacher's chat, for a teacher that works on text instead of token ids.
 
-    The teacher's own messages keep their thoughts. If the teacher speaks first, its prompt is a user message instead of
-    a system message, because not every API answers a chat without a user message.
+    The teacher's own messages keep their thoughts. If the teacher speaks first, its prompt is sent as a user message
+    instead of a system message, because some APIs refuse a chat without a user message.
     """
     setup, turns = conversation.setup, conversation.turns
-    first = next((i for i, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
+    first = next((index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
     problem, name = conversation.problem.text, setup.student_name
     messages = first_messages(generation, problem, name, setup.type, turns[:first])
     if first == 0:
@@ -89,14 +88,13 @@ def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> lis
 
 
 def opened_thought(generation: GenerationConfig, frame: ReplyFrame) -> str:
-    """The text that begins every message of the teacher and is not sampled: an opening `<think>` if `force_thinking` is
-    set or the model's chat template adds it, otherwise empty."""
+    """The text before every sampled message of the teacher: an opening `<think>` if `force_thinking` is set or the
+    model's chat template adds it, otherwise empty."""
     return THOUGHT if generation.force_thinking or frame.opens_thought else ""
 
 
 def forced_ids(generation: GenerationConfig, frame: ReplyFrame, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """The tokens of `opened_thought` that have to be appended to the teacher's context; none if its chat template adds
-    them."""
+    """The tokens of `opened_thought` to append to the teacher's context; none if its chat template adds them."""
     if not generation.force_thinking or frame.opens_thought:
         return []
     return encode_further_markup(tokenizer, THOUGHT)
@@ -109,8 +107,7 @@ def _render(generation: GenerationConfig, problem: str, student_name: str | None
 
 
 class TeacherTools:
-    """The tools of the teacher in its role; without any, its prompt and its messages are as they would be without this
-    class."""
+    """The teacher's tools. Without tools, prompts are encoded as usual, and the object is false."""
 
     def __init__(self, generation: GenerationConfig, roles: Roles):
         self._teacher = roles.teacher
@@ -124,16 +121,21 @@ class TeacherTools:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt of the teacher, with its tools."""
-        return (
-            encode_chat(self._teacher.tokenizer, messages) if self._frame is None else self._frame.encode_chat(messages)
-        )
+        if self._frame is None:
+            return encode_chat(self._teacher.tokenizer, messages)
+        return self._frame.encode_chat(messages)
 
     async def sample(self, context_ids: Sequence[int], sampling: Sampling, room: int, opened: str) -> SampledMessage:
-        """A message of a teacher that works on token ids; `opened` is the thought that its context ends with."""
+        """A message of a teacher that works on token ids.
+
+        Args:
+            room: the tokens that still fit into the teacher's context.
+            opened: the opened thought at the end of the context.
+        """
         return await sample_with_tools(self._teacher, self._frame, context_ids, sampling, self._toolbox, room, opened)
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> SampledMessage:
-        """A message of a teacher that works on text. The first message is its prompt, and gets the list of tools."""
+        """A message of a teacher that works on text. The list of tools is added to its prompt, the first message."""
         return await chat_with_tools(self._teacher, messages, sampling, self._toolbox, prompt_first=True)
 
     async def draft(
@@ -141,25 +143,25 @@ class TeacherTools:
     ) -> SampledDraft:
         """The teacher's next message, with all its tokens."""
         conversation = play.episode
-        room = conversation.tokens_left - len(hint_ids) - 1
+        room = conversation.tokens_left - len(hint_ids) - 1  # one token is reserved for the end of the turn
         message = await self.sample([*conversation.buffer.ids, *hint_ids], sampling, room, opened)
         end = self._frame.turn_end_id
-        given = () if message.ids[-1:] == (end,) else (end,)
-        mask = () if all(message.mask) else message.mask
+        end_ids = () if message.ids[-1:] == (end,) else (end,)
+        mask = () if all(message.mask) else message.mask  # an empty mask means that all tokens were sampled
         turn = turn_of(play, message)
-        return SampledDraft(turn, message.ids, message.logprobs, given, tuple(hint_ids), mask=mask)
+        return SampledDraft(turn, message.ids, message.logprobs, end_ids, tuple(hint_ids), mask=mask)
 
 
 def turn_of(play: Play[Conversation, Any], message: SampledMessage) -> Turn:
     """A message of the teacher as a turn.
 
     Raises:
-        PolicyMismatch: if parts of it were sampled with other weights than its batch began with.
+        PolicyMismatch: if a part of it was sampled with other weights than those its batch began with.
     """
     for answer in message.answers:
         check_answer(play, answer)
-    about = {"policy": message.policy, "tool_calls": message.calls}
-    return Turn("teacher", message.text, None, message.sampled, message.ended, **about)
+    details = {"policy": message.policy, "tool_calls": message.calls}
+    return Turn("teacher", message.text, None, message.sampled, message.ended, **details)
 
 
 def toolbox_of(generation: GenerationConfig) -> Toolbox | None:
@@ -173,7 +175,7 @@ def toolbox_of(generation: GenerationConfig) -> Toolbox | None:
 def encode_prompt(
     generation: GenerationConfig, tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
 ) -> list[int]:
-    """Token ids of a prompt of the teacher under a configuration, where no teacher is loaded."""
+    """Token ids of a teacher's prompt, computed from a configuration without loading the teacher."""
     toolbox = toolbox_of(generation)
     if toolbox is None:
         return encode_chat(tokenizer, messages)
