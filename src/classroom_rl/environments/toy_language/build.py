@@ -1,4 +1,4 @@
-"""Makes the quickstart's world, a folder with its lessons, corpus, tokenizer and untrained model.
+"""Makes the quickstart's world: a folder with its lessons, corpus, tokenizer and untrained model.
 
 python -m classroom_rl.environments.toy_language.build --out runs/quickstart/world --seed 42
 """
@@ -46,11 +46,12 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
-"""ChatML. The generation markers enclose what the loss counts: assistant messages, except those of weight 0."""
+"""ChatML. The generation markers enclose the tokens that the loss counts: assistant messages, except those with weight
+0."""
 
 
 def train_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer of at most `VOCABULARY` tokens. Any text can be encoded, and decodes to itself."""
+    """A byte-level BPE tokenizer of at most `VOCABULARY` tokens. Any text survives encoding and decoding unchanged."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -79,7 +80,7 @@ def train_tokenizer(texts: Iterable[str]) -> "PreTrainedTokenizerFast":
 
 
 def untrained_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "Qwen3ForCausalLM":
-    """A Qwen3 of 0.9 M parameters in float32. Its weights are random; equal seeds give equal weights."""
+    """A Qwen3 model of 0.9 M parameters in float32 with random weights; equal seeds give equal weights."""
     return untrained_qwen3(tokenizer, _SIZES, CONTEXT, seed)
 
 
@@ -94,9 +95,9 @@ _MODULES = ("grammar.py", "lessons.py", "scripts.py", "corpus.py", "tiny_model.p
 
 
 def build_world(out: Path, seed: int) -> bool:
-    """Write the world for `seed` into the folder `out`. The folder is complete or not there.
+    """Write the world for `seed` into the folder `out`. The folder is either complete or absent.
 
-    A folder that already holds this world stays as it is. A world made from another seed or by other code is replaced.
+    A folder that already holds this world is kept. A world made from another seed or by other code is replaced.
 
     Returns:
         Whether anything was written.

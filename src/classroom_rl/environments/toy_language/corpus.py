@@ -1,8 +1,9 @@
-"""The corpus on which the quickstart's model is fine-tuned before RL: a student with two personas, and a teacher.
+"""The corpus on which the quickstart's model is fine-tuned before RL: chats of a teacher and of a student with two
+personas.
 
-The rows are chats as the classroom renders them, each for one role: the teacher's or the student's. The teacher of the
-corpus uses every kind of reply, but its most frequent ones are bad: it chats on after its task and ignores mistakes. RL
-has to make the good replies the frequent ones.
+Each training sample is a chat as the classroom renders it for one role, the teacher or the student. The corpus teacher
+uses every kind of reply, but its most frequent ones are bad: it chatters after its task and ignores mistakes. RL has to
+make the good replies the frequent ones.
 """
 
 import random
@@ -45,7 +46,7 @@ STUDENT_ROWS = 5000
 DRILL_ROWS = 3000
 SENTENCES_PER_DRILL = 6
 TEACHER_MEETS_ERRORS = 0.4
-"""Share of error turns in the teacher's rows: twice the classroom's, so that the model sees enough of them."""
+"""Share of error turns in the teacher's samples: twice that of the classroom, so that the model sees enough of them."""
 
 TO_RIGHT_ANSWERS = {
     "ask": 0.30,
@@ -57,7 +58,7 @@ TO_RIGHT_ANSWERS = {
     "leave": 0.02,
 }
 TO_ERRORS = {"pass_over": 0.50, "hint": 0.30, "hint_and_chatter": 0.08, "hand_over": 0.12}
-"""What the corpus's teacher does after right answers and after errors, and how often (shares add up to 1)."""
+"""What the corpus teacher does after right answers and after errors, with its share. Shares add up to 1."""
 
 DRILL_PROMPT = "You teach English. Hint at each mistake."
 _ACKNOWLEDGEMENTS = {"Good!": 0.8, "Great!": 0.1, "Well done!": 0.1}
@@ -65,6 +66,7 @@ _CHATTER = {"Take your time.": 0.6, "You can do it.": 0.2, "I like your English.
 _PRAISE = "You are doing so well."
 
 Row = dict[str, list[dict[str, Any]]]
+"""One training sample: {"messages": [{"role", "content", "weight"}, …]}."""
 
 
 class HabitualTeacher:
@@ -89,7 +91,7 @@ class HabitualTeacher:
         acknowledgement = self._draw(_ACKNOWLEDGEMENTS)
         sentence = parse_sentence(messages[-1]["content"])
         if move == "correct" and sentence is not None:
-            return hint(self._imagine_slip(sentence))
+            return hint(self._invented_slip(sentence))
         if move == "praise_and_ask":
             return self._ask(f"{acknowledgement} {_PRAISE}", lesson, messages)
         if move == "repeat":
@@ -100,10 +102,10 @@ class HabitualTeacher:
 
     def _ask(self, opening: str, lesson: Lesson, messages: Sequence[DialogueMessage], chatters: bool = False) -> str:
         question = next_question(lesson, messages)
-        asked = f"{opening} {question.text if question else FAREWELL}"
-        return f"{asked} {self._draw(_CHATTER)}" if chatters and question else asked
+        reply = f"{opening} {question.text if question else FAREWELL}"
+        return f"{reply} {self._draw(_CHATTER)}" if chatters and question else reply
 
-    def _imagine_slip(self, sentence: Sentence) -> Slip:
+    def _invented_slip(self, sentence: Sentence) -> Slip:
         kind = self._rng.choice(ERROR_KINDS)
         words = {"article": sentence.noun, "plural": sentence.noun, "preposition": sentence.preposition}
         return Slip(kind, words.get(kind, sentence.verb), "")
@@ -113,7 +115,7 @@ class HabitualTeacher:
 
 
 def make_corpus(lessons: Sequence[Lesson], seed: int) -> list[Row]:
-    """The rows {"messages": [{"role", "content", "weight"}, …]} of both roles, shuffled. An assistant message with
+    """The samples {"messages": [{"role", "content", "weight"}, …]} of both roles, shuffled. An assistant message with
     "weight" 0 is context: no loss is computed on it."""
     rng = random.Random(f"corpus|{seed}")
     rows = [teacher_row(rng.choice(lessons), rng) for _ in range(TEACHER_ROWS)]
@@ -124,32 +126,36 @@ def make_corpus(lessons: Sequence[Lesson], seed: int) -> list[Row]:
 
 
 def teacher_row(lesson: Lesson, rng: random.Random) -> Row:
-    """A conversation in which the assistant is the teacher; all its messages are learned."""
+    """A conversation in which the assistant is the teacher. The loss counts all its messages."""
     name = rng.choice(STUDENT_NAMES)
     personas = _draw_personas(rng, TEACHER_MEETS_ERRORS)
-    spoken = play(HabitualTeacher(rng, name), lesson, personas, rng)
+    dialogue = play(HabitualTeacher(rng, name), lesson, personas, rng)
     system = _prompt("teacher.txt", lesson, name)
-    return _row(system, [(m["content"], "assistant" if m["role"] == "teacher" else "user") for m in spoken])
+    return _row(
+        system, [(message["content"], "assistant" if message["role"] == "teacher" else "user") for message in dialogue]
+    )
 
 
 def student_row(lesson: Lesson, rng: random.Random) -> Row:
     """A conversation in which the assistant is the student, with the prompt of one persona.
 
-    In half of the rows the persona stays the same, and all answers are learned. In the others it changes from turn to
-    turn, as in the classroom; only the last answer is learned, since the prompt is that of its persona.
+    In half of the samples the persona stays the same, and the loss counts all answers. In the others it changes from
+    turn to turn, as in the classroom. The loss then counts only the last answer, whose persona the prompt describes.
     """
     persona, name = rng.choice(list(PERSONAS)), rng.choice(STUDENT_NAMES)
     keeps_persona = rng.random() < 0.5
     turns = STUDENT_TURNS if keeps_persona else rng.randint(1, STUDENT_TURNS)
     personas = [persona] * turns if keeps_persona else [*_draw_personas(rng, 0.3)[: turns - 1], persona]
     teacher = ideal if rng.random() < 0.4 else HabitualTeacher(rng, name)
-    spoken = play(teacher, lesson, personas, rng)
-    while spoken and spoken[-1]["role"] == "teacher":
-        spoken.pop()
-    if not spoken:
+    dialogue = play(teacher, lesson, personas, rng)
+    while dialogue and dialogue[-1]["role"] == "teacher":
+        dialogue.pop()
+    if not dialogue:
         return student_row(lesson, rng)
-    chat = [(_without_end_mark(m["content"]), "user" if m["role"] == "teacher" else "assistant") for m in spoken]
-    row = _row(_prompt(PERSONAS[personas[len(spoken) // 2 - 1]], lesson, name), chat)
+    chat = [
+        (_without_end_mark(turn["content"]), "user" if turn["role"] == "teacher" else "assistant") for turn in dialogue
+    ]
+    row = _row(_prompt(PERSONAS[personas[len(dialogue) // 2 - 1]], lesson, name), chat)
     if not keeps_persona:
         for message in row["messages"][:-1]:
             message["weight"] = 0
@@ -157,19 +163,19 @@ def student_row(lesson: Lesson, rng: random.Random) -> Row:
 
 
 def drill_row(lessons: Sequence[Lesson], rng: random.Random) -> Row:
-    """A chat of single sentences, each answered with the hint that it needs, or with "Good!".
+    """A chat of single sentences, each answered with the right hint, or with "Good!" if it has no slip.
 
-    Conversations hold too few hints to learn from. Without drills, RL finds that ignoring mistakes gives more reward
-    than hinting at random.
+    Conversations contain too few hints to learn from. Without drills, RL finds that ignoring mistakes gives more reward
+    than random hints.
     """
     chat = []
     for _ in range(SENTENCES_PER_DRILL):
         question = rng.choice(rng.choice(lessons).questions)
         kind = rng.choice(kinds_for(question)) if rng.random() < 0.7 else None
         sentence = answer(question, rng, kind)
-        said = (inject(sentence, kind, rng) if kind else sentence).text
-        slips = find_slips(said)
-        chat += [(said, "user"), (hint(slips[0]) if slips else "Good!", "assistant")]
+        text = (inject(sentence, kind, rng) if kind else sentence).text
+        slips = find_slips(text)
+        chat += [(text, "user"), (hint(slips[0]) if slips else "Good!", "assistant")]
     return _row(DRILL_PROMPT, chat)
 
 

@@ -1,8 +1,8 @@
-"""A small English with a closed grammar: every sentence a learner can say, and rules that find the slips in one.
+"""A toy English with a closed grammar: every sentence a learner can say, and rules that find the slips in it.
 
 A sentence is *time, subject, verb, object, place* ("Last week my sister cooked two eggs in the kitchen."). A slip is a
-mistake of one of five kinds; `inject` puts one into a sentence. `find_slips` reads the text alone, so it works on
-sentences of any origin; it ignores words that it does not know.
+mistake of one of five kinds; `inject` puts one into a sentence. `find_slips` needs only the text, so it works on
+sentences from any source. It ignores unknown words.
 """
 
 import random
@@ -18,7 +18,7 @@ PRESENT_TIMES = ("every day", "every week", "every month")
 NUMBERS = ("two", "three", "four")
 PREPOSITIONS = ("in", "at", "on")
 MISUSED_PREPOSITIONS = ("to", "from", "of")
-"""Wrong prepositions that learners use in place of those three."""
+"""Wrong prepositions that learners use instead of `PREPOSITIONS`."""
 SUBJECTS = {
     "you": "I",
     "your sister": "my sister",
@@ -26,11 +26,11 @@ SUBJECTS = {
     "your friends": "my friends",
     "your parents": "my parents",
 }
-"""The subject of a question, and the subject of its answer."""
+"""The subject of a question → the subject of its answer."""
 
 _SINGULAR_SUBJECTS = ("my sister", "my brother")
 PLACES = {"kitchen": "in", "garden": "in", "station": "at", "market": "at", "roof": "on", "bus": "on"}
-"""Places, each with its preposition."""
+"""Place → its preposition."""
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,34 @@ TOPICS = {
     "clothes": _topic("iron fold select borrow want", "jacket coat hat shirt"),
     "music": _topic("play perform record request remember", "ballad hymn song tune"),
 }
-"""All words are regular: "-s" and "-ed" are appended without any other change. So the quickstart's tokenizer can split
-them off, and a tiny model learns one rule instead of a hundred words."""
+"""All words are regular: "-s" and "-ed" are appended without any other change. The quickstart's tokenizer can therefore
+split them off, and a tiny model learns one rule instead of a hundred words."""
 
 
 def third_person(verb: str) -> str:
-    """The form after "my sister": "cook" → "cooks"."""
+    """The third person singular: "cook" → "cooks"."""
     return f"{verb}s"
 
 
 def past(verb: str) -> str:
-    """The past form: "cook" → "cooked"."""
+    """The past tense: "cook" → "cooked"."""
     return f"{verb}ed"
 
 
 def plural(noun: str) -> str:
-    """The form after a number: "egg" → "eggs"."""
+    """The plural: "egg" → "eggs"."""
     return f"{noun}s"
 
 
 def indefinite(noun: str) -> str:
-    """The indefinite article that goes before a noun: "a" or "an"."""
+    """The indefinite article of a noun: "a" or "an"."""
     return "an" if noun[0] in "aeiou" else "a"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A teacher's question: what somebody did, and when. `subject` is a key of `SUBJECTS`, `verb` a base form."""
+    """A teacher's question about what somebody does or did. `subject` is a key of `SUBJECTS`, `verb` a base form, and
+    `time` one of `PAST_TIMES` or `PRESENT_TIMES`."""
 
     subject: str
     verb: str
@@ -99,8 +100,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Sentence:
-    """The parts of a learner's sentence, right or wrong. `verb`, `noun` and `place` are written forms; an empty
-    `determiner` means that the article is missing."""
+    """The parts of a learner's sentence, right or wrong. `verb`, `noun` and `place` are word forms as written. An empty
+    `determiner` is a missing article."""
 
     time: str
     subject: str
@@ -126,23 +127,24 @@ class Slip:
 
 
 def answer(question: Question, rng: random.Random, kind: Optional[str] = None) -> Sentence:
-    """A correct answer to `question`. With `kind`, an answer into which that kind of slip can be injected.
+    """A correct answer to `question`; with `kind`, one into which a slip of that kind can be injected.
 
     Raises:
-        ValueError: if no answer to the question can hold the slip.
+        ValueError: if no answer to the question can have such a slip.
     """
     if kind is not None and kind not in kinds_for(question):
         raise ValueError(f"An answer to {question.text!r} cannot hold a slip of kind {kind!r}.")
     topic = TOPICS[topic_of(question)]
     noun, place = rng.choice(topic.nouns), rng.choice(list(PLACES))
-    several = kind == "plural" or (kind != "article" and rng.random() < 0.5)
+    # A plural slip needs a number before the noun, an article slip an article.
+    is_plural = kind == "plural" or (kind != "article" and rng.random() < 0.5)
     subject = SUBJECTS[question.subject]
     return Sentence(
         time=question.time,
         subject=subject,
         verb=_right_form(question.verb, subject, question.time in PAST_TIMES),
-        determiner=rng.choice(NUMBERS) if several else indefinite(noun),
-        noun=plural(noun) if several else noun,
+        determiner=rng.choice(NUMBERS) if is_plural else indefinite(noun),
+        noun=plural(noun) if is_plural else noun,
         preposition=PLACES[place],
         place=place,
     )
@@ -154,7 +156,7 @@ def topic_of(question: Question) -> str:
 
 
 def kinds_for(question: Question) -> tuple[str, ...]:
-    """The kinds of slips that an answer to the question can hold."""
+    """The kinds of slips that an answer to the question can have."""
     return (*_verb_kinds(SUBJECTS[question.subject], question.time), "article", "plural", "preposition")
 
 
@@ -166,16 +168,16 @@ def _verb_kinds(subject: str, time: str) -> tuple[str, ...]:
 
 
 def kinds_of(sentence: Sentence) -> list[str]:
-    """The kinds of slips that the correct `sentence` can hold."""
-    of_noun = "plural" if sentence.determiner in NUMBERS else "article"
-    return [*_verb_kinds(sentence.subject, sentence.time), of_noun, "preposition"]
+    """The kinds of slips that can be injected into the correct `sentence`."""
+    noun_kind = "plural" if sentence.determiner in NUMBERS else "article"
+    return [*_verb_kinds(sentence.subject, sentence.time), noun_kind, "preposition"]
 
 
 def inject(sentence: Sentence, kind: str, rng: random.Random) -> Sentence:
     """The correct `sentence` with exactly one slip of the given kind.
 
     Raises:
-        ValueError: if the sentence cannot hold that slip.
+        ValueError: if the sentence cannot have such a slip.
     """
     if kind not in kinds_of(sentence):
         raise ValueError(f"{sentence.text!r} has no place for a slip of kind {kind!r}.")
@@ -196,7 +198,7 @@ def _right_form(verb: str, subject: str, is_past: bool) -> str:
 
 @dataclass(frozen=True)
 class _Lexicon:
-    """Maps from written forms to base forms, and the regular expressions built from all words."""
+    """Maps from word forms to base forms, and regular expressions built from all words."""
 
     base_of: dict[str, str]
     singular_of: dict[str, str]
@@ -208,6 +210,7 @@ class _Lexicon:
 
 
 def _any_of(words: Iterable[str]) -> str:
+    """A regular expression for any of the words. Longer words come first, since the first match wins."""
     return "|".join(sorted(set(words), key=lambda word: (-len(word), word)))
 
 
@@ -219,16 +222,16 @@ def _lexicon() -> _Lexicon:
     singular_of = {plural(noun): noun for noun in nouns}
     times, subjects = _any_of(PAST_TIMES + PRESENT_TIMES), _any_of(SUBJECTS.values()).lower()
     determiners, prepositions = _any_of(("a", "an", *NUMBERS)), _any_of(PREPOSITIONS + MISUSED_PREPOSITIONS)
-    forms, things = _any_of(base_of), _any_of([*nouns, *singular_of])
+    verb_forms, noun_forms = _any_of(base_of), _any_of([*nouns, *singular_of])
     return _Lexicon(
         base_of=base_of,
         singular_of=singular_of,
-        subject_and_verb=re.compile(rf"\b({subjects}) ({forms})\b"),
-        noun_phrase=re.compile(rf"\b(?:({determiners}|the|my|your) )?({things})\b"),
+        subject_and_verb=re.compile(rf"\b({subjects}) ({verb_forms})\b"),
+        noun_phrase=re.compile(rf"\b(?:({determiners}|the|my|your) )?({noun_forms})\b"),
         place_phrase=re.compile(rf"\b({prepositions}) (?:the )?({_any_of(PLACES)})\b"),
         question=re.compile(rf"\bwhat (did|does|do) ({_any_of(SUBJECTS)}) ({_any_of(verbs)}) ({times})\?"),
         sentence=re.compile(
-            rf"({times}) ({subjects}) ({forms}) (?:({determiners}) )?({things}) "
+            rf"({times}) ({subjects}) ({verb_forms}) (?:({determiners}) )?({noun_forms}) "
             rf"({prepositions}) the ({_any_of(PLACES)})\."
         ),
     )
@@ -236,21 +239,22 @@ def _lexicon() -> _Lexicon:
 
 def parse_question(text: str) -> Optional[Question]:
     """The last well-formed question of the language in `text`, or None. "What does you cook" is not well formed."""
-    found = None
+    last = None
     for match in _lexicon().question.finditer(_plain(text)):
         question = Question(*match.groups()[1:])
         if question.text.lower() == match.group(0):
-            found = question
-    return found
+            last = question
+    return last
 
 
 def parse_sentence(text: str) -> Optional[Sentence]:
-    """The sentence, right or wrong, that is the whole of `text`; None if it is anything else."""
+    """The sentence, right or wrong, if `text` is one and nothing else; otherwise None."""
     match = _lexicon().sentence.fullmatch(_plain(text))
     if match is None:
         return None
     time, subject, verb, determiner, noun, preposition, place = match.groups()
-    subject = next(said for said in SUBJECTS.values() if said.lower() == subject)
+    # The text was lowercased for matching: restore the case of "I".
+    subject = next(cased for cased in SUBJECTS.values() if cased.lower() == subject)
     return Sentence(time, subject, verb, determiner or "", noun, preposition, place)
 
 
@@ -258,61 +262,62 @@ def corrected(sentence: Sentence) -> Sentence:
     """The sentence without its slips."""
     base = _lexicon().base_of[sentence.verb]
     noun, determiner = _lexicon().singular_of.get(sentence.noun, sentence.noun), sentence.determiner
-    several = determiner in NUMBERS or (not determiner and sentence.noun != noun)
+    is_plural = determiner in NUMBERS or (not determiner and sentence.noun != noun)
     return replace(
         sentence,
         verb=_right_form(base, sentence.subject, sentence.time in PAST_TIMES),
-        determiner=determiner if several else indefinite(noun),
-        noun=plural(noun) if several else noun,
+        determiner=determiner if is_plural else indefinite(noun),
+        noun=plural(noun) if is_plural else noun,
         preposition=PLACES[sentence.place],
     )
 
 
 def holds_statement(text: str) -> bool:
-    """Whether the text contains a subject of the language followed by a verb, as every sentence of it does."""
+    """Whether the text contains a subject of the language followed by a verb, as all its sentences do."""
     return bool(_lexicon().subject_and_verb.search(_plain(text)))
 
 
 def answer_verb(question: Question) -> str:
-    """The form of the verb in a right answer: "boiled", "boils", "boil"."""
+    """The form of the verb in a right answer, such as "boiled", "boils" or "boil"."""
     return _right_form(question.verb, SUBJECTS[question.subject], question.time in PAST_TIMES)
 
 
 def shows_answer(text: str, question: Question, heard: str = "") -> bool:
-    """Whether a text tells the answer to a question: who did it and the verb in its right form, or something with its
-    place that was not `heard` before.
+    """Whether a text gives away the answer to a question. It does if it contains the subject with the right form of the
+    verb, or an object and a place that the student did not just say.
 
     Args:
-        text: words beside the question.
-        heard: the student's last message, which may be repeated.
+        text: the teacher's message without the question.
+        heard: the student's last message, which the teacher may repeat.
     """
     plain, form = _plain(text), answer_verb(question)
-    said = plain if form != question.verb else " ".join(re.findall(r"[^.?!]+(?![^.?!]*\?)", plain))
-    if re.search(rf"\b{question.subject} {form}\b", said):
+    # If the right form is the base form, every question contains it too ("do you cook"): search in statements only.
+    statements = plain if form != question.verb else " ".join(re.findall(r"[^.?!]+(?![^.?!]*\?)", plain))
+    if re.search(rf"\b{question.subject} {form}\b", statements):
         return True
-    things, places = _things(plain), set(_lexicon().place_phrase.findall(plain))
-    before = _things(_plain(heard)), set(_lexicon().place_phrase.findall(_plain(heard)))
-    return bool(things and places) and not (things <= before[0] and places <= before[1])
+    objects, places = _object_phrases(plain), set(_lexicon().place_phrase.findall(plain))
+    known_objects = _object_phrases(_plain(heard))
+    known_places = set(_lexicon().place_phrase.findall(_plain(heard)))
+    return bool(objects and places) and not (objects <= known_objects and places <= known_places)
 
 
-def _things(plain: str) -> set[tuple[str, str]]:
-    """The things in a text that have an article or a number."""
-    return {each for each in _lexicon().noun_phrase.findall(plain) if each[0]}
+def _object_phrases(plain: str) -> set[tuple[str, str]]:
+    """The (determiner, noun) pairs in a text whose noun has an article or a number."""
+    return {phrase for phrase in _lexicon().noun_phrase.findall(plain) if phrase[0]}
 
 
-def words_of_fix(slip: Slip, said: str) -> str:
-    """The right form of a slip in the sentence `said`, with the word that it goes with: "boiled", "an egg", "in the
-    kitchen"."""
+def words_of_fix(slip: Slip, sentence: str) -> str:
+    """The correction of a slip in `sentence`, with its noun if it needs one: "boiled", "an egg", "in the kitchen"."""
     if slip.kind == "article":
         return f"{slip.fix} {slip.word}"
     if slip.kind == "preposition":
-        places = (place for word, place in _lexicon().place_phrase.findall(_plain(said)) if word == slip.word)
+        places = (place for word, place in _lexicon().place_phrase.findall(_plain(sentence)) if word == slip.word)
         return f"{slip.fix} the {next(places)}"
     return slip.fix
 
 
 def find_slips(text: str) -> list[Slip]:
-    """All slips that rules find in the words of the text, in the order of `ERROR_KINDS`."""
+    """All slips in the text, in the order of `ERROR_KINDS`."""
     plain = _plain(text)
     slips = _verb_slips(plain) + _noun_slips(plain) + _preposition_slips(plain)
     return sorted(slips, key=lambda slip: ERROR_KINDS.index(slip.kind))
@@ -328,12 +333,13 @@ def _verb_slips(plain: str) -> list[Slip]:
     slips = []
     for match in _lexicon().subject_and_verb.finditer(plain):
         subject, form = match.groups()
-        base = _lexicon().base_of[form]
-        is_past_form = form == past(base)
-        wants_past = is_past_form if not (says_past or says_present) else bool(says_past)
-        fix = _right_form(base, subject, wants_past)
+        verb = _lexicon().base_of[form]
+        is_past = form == past(verb)
+        # Without a time in the text, the verb's own tense is taken as right.
+        should_be_past = is_past if not (says_past or says_present) else bool(says_past)
+        fix = _right_form(verb, subject, should_be_past)
         if form != fix:
-            slips.append(Slip("tense" if is_past_form or wants_past else "verb ending", form, fix))
+            slips.append(Slip("tense" if is_past or should_be_past else "verb ending", form, fix))
     return slips
 
 

@@ -9,18 +9,18 @@ from classroom_rl.errors import DataError
 
 LESSONS = 576
 HELD_OUT = 116
-_WHO = {subject.removeprefix("your "): subject for subject in SUBJECTS}
+_SUBJECT_BY_SHORT_NAME = {subject.removeprefix("your "): subject for subject in SUBJECTS}
 _PROBLEM = re.compile(r"Lesson: (\w+), (\w+), (\w+(?: \w+)?)\nPlan: (\w+(?:, \w+)*)")
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson: the teacher asks what several people did, one after the other, always with the same verb.
+    """A lesson: the teacher asks what several people do or did, one after the other, always with the same verb.
 
     Attributes:
         topic: a key of `TOPICS`.
         verb: one of its verbs.
-        time: one of `PAST_TIMES` or `PRESENT_TIMES`, the same in all questions.
+        time: one of `PAST_TIMES` or `PRESENT_TIMES`; the same in all questions.
         subjects: keys of `SUBJECTS`, in the order in which to ask about them.
     """
 
@@ -42,15 +42,15 @@ def render_problem(lesson: Lesson) -> str:
 
 
 def parse_problem(text: str) -> Lesson:
-    """The lesson in a text that `render_problem` wrote.
+    """The lesson in a text written by `render_problem`.
 
     Raises:
-        DataError: if the text is no such lesson.
+        DataError: if the text is not a lesson of the quickstart.
     """
     match = _PROBLEM.fullmatch(text.strip())
     if match is not None:
         topic, verb, time, plan = match.groups()
-        subjects = tuple(_WHO.get(who, who) for who in plan.split(", "))
+        subjects = tuple(_SUBJECT_BY_SHORT_NAME.get(name, name) for name in plan.split(", "))
         if _is_known(Lesson(topic, verb, time, subjects)):
             return Lesson(topic, verb, time, subjects)
     raise DataError(
@@ -67,9 +67,9 @@ def _is_known(lesson: Lesson) -> bool:
 
 
 def make_lessons(seed: int) -> tuple[list[Lesson], list[Lesson]]:
-    """All lessons of a world as two disjoint lists: for training, and held out."""
+    """All lessons of a world, as two disjoint lists: training lessons and held-out lessons."""
     rng = random.Random(f"lessons|{seed}")
-    lessons: dict[Lesson, None] = {}
+    lessons: dict[Lesson, None] = {}  # a dict as an ordered set: equal lessons count once, and the order is fixed
     topics = list(TOPICS)
     while len(lessons) < LESSONS:
         lessons[_make_lesson(topics[len(lessons) % len(topics)], rng)] = None
@@ -79,7 +79,7 @@ def make_lessons(seed: int) -> tuple[list[Lesson], list[Lesson]]:
 
 
 def _make_lesson(topic: str, rng: random.Random) -> Lesson:
-    """A random lesson. Its subjects start at a random one and follow the order of `SUBJECTS`, wrapping around."""
+    """A random lesson. Its subjects are those of `SUBJECTS` in order, starting at a random one and wrapping around."""
     subjects, first = tuple(SUBJECTS), rng.randrange(len(SUBJECTS))
     time = rng.choice(PAST_TIMES + PRESENT_TIMES)
     return Lesson(topic, rng.choice(TOPICS[topic].verbs), time, subjects[first:] + subjects[:first])

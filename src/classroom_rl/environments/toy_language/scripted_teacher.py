@@ -1,4 +1,4 @@
-"""Scripted tutors, such as the control arms of a comparison. They run in the same classroom as any other tutor."""
+"""Scripted tutors, used for example as control arms of a comparison. They run in the same classroom as a model."""
 
 import random
 import re
@@ -25,7 +25,7 @@ _LESSON = re.compile(r"Lesson: .+\nPlan: .+")
 
 
 def acknowledges(messages: Sequence[Message]) -> str:
-    """Says "Good!" to everything; its score is that of a tutor that teaches nothing."""
+    """Says "Good!" to everything. Its score is the baseline of a tutor that teaches nothing."""
     return "Good!"
 
 
@@ -33,44 +33,44 @@ def plays_the_ideal(messages: Sequence[Message]) -> str:
     """The quickstart's ideal teacher: hints at each slip, and asks the next question after a right answer.
 
     Raises:
-        DataError: if the prompt holds no lesson of the quickstart.
+        DataError: if the prompt contains no lesson of the quickstart.
     """
-    return ideal(_lesson_in(messages[0]["content"]), _dialogue(messages))
+    return ideal(_parse_lesson(messages[0]["content"]), _dialogue(messages))
 
 
 def gives_away(messages: Sequence[Message]) -> str:
     """Says the right answer with each question of the plan, and the corrected sentence after a slip.
 
     Raises:
-        DataError: if the prompt holds no lesson of the quickstart.
+        DataError: if the prompt contains no lesson of the quickstart.
     """
-    said, lesson = _dialogue(messages), _lesson_in(messages[0]["content"])
-    if mended := _mended(said):
-        return mended
-    question = next_question(lesson, said)
+    dialogue, lesson = _dialogue(messages), _parse_lesson(messages[0]["content"])
+    if correction := _spoken_correction(dialogue):
+        return correction
+    question = next_question(lesson, dialogue)
     if question is None:
-        return move_on(lesson, said)
-    shown = answer(question, random.Random(f"{len(said)}|{question.text}")).text
-    return f"{move_on(lesson, said)} Say: {shown}"
+        return move_on(lesson, dialogue)
+    sentence = answer(question, random.Random(f"{len(dialogue)}|{question.text}")).text
+    return f"{move_on(lesson, dialogue)} Say: {sentence}"
 
 
 def corrects(messages: Sequence[Message]) -> str:
     """Asks the questions of the plan, and says the corrected sentence after a slip. Raises as `gives_away` does."""
-    said, lesson = _dialogue(messages), _lesson_in(messages[0]["content"])
-    return _mended(said) or move_on(lesson, said)
+    dialogue, lesson = _dialogue(messages), _parse_lesson(messages[0]["content"])
+    return _spoken_correction(dialogue) or move_on(lesson, dialogue)
 
 
-def _mended(said: Sequence[DialogueMessage]) -> str:
-    """The student's last sentence without its slips, to say after the teacher; "" if it holds none."""
-    sentence = parse_sentence(said[-1]["content"]) if slip_in_last(said) is not None else None
+def _spoken_correction(dialogue: Sequence[DialogueMessage]) -> str:
+    """The student's last sentence without its slips, for the student to repeat; "" if it has no slip."""
+    sentence = parse_sentence(dialogue[-1]["content"]) if slip_in_last(dialogue) is not None else None
     return f"Say: {corrected(sentence).text}" if sentence else ""
 
 
 def _dialogue(messages: Sequence[Message]) -> list[DialogueMessage]:
-    return [{"role": _SIDES[each["role"]], "content": each["content"]} for each in messages[1:]]
+    return [{"role": _DIALOGUE_ROLES[message["role"]], "content": message["content"]} for message in messages[1:]]
 
 
-_SIDES = {"assistant": "teacher", "user": "student"}
+_DIALOGUE_ROLES = {"assistant": "teacher", "user": "student"}
 SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {
     ACKNOWLEDGES: acknowledges,
     IDEAL: plays_the_ideal,
@@ -79,17 +79,20 @@ SCRIPTS: dict[str, Callable[[Sequence[Message]], str]] = {
 }
 
 
-def _lesson_in(prompt: str) -> Lesson:
-    found = _LESSON.search(prompt)
-    if found is None:
+def _parse_lesson(prompt: str) -> Lesson:
+    match = _LESSON.search(prompt)
+    if match is None:
         raise DataError(
             f"The scripted ideal teaches lessons of the quickstart; none is in its prompt: {prompt[:200]!r}"
         )
-    return parse_problem(found[0])
+    return parse_problem(match[0])
 
 
 class ScriptedTeacher:
-    """A teacher role whose messages come from a script. Like a teacher behind an API, it returns text and no token ids.
+    """A teacher whose messages come from a script. Like a teacher behind an API, it returns text without token ids.
+
+    Args:
+        name: the prefix `SCRIPT` and a key of `SCRIPTS`.
 
     Raises:
         ConfigError: if there is no such script.
@@ -112,5 +115,5 @@ class ScriptedTeacher:
         return Completion((), (), text, True, self.policy, approximate_tokens(text))
 
     def health(self) -> EngineHealth:
-        """The name of the script, as a model's name."""
+        """The health of an engine whose model's name is that of the script."""
         return EngineHealth(model=self._name, engine="script", engine_version="", pids=[])

@@ -1,7 +1,7 @@
-"""The ideal teacher and the student, both scripted: what the corpus is made with, and what the rubric is tested with.
+"""The scripted ideal teacher and the scripted student. They make the corpus, and test the toy judge.
 
-A teacher is a function of the lesson and the messages so far ({"role": "teacher" | "student", "content"}); it returns
-its next message. A teacher does not know the student's persona: it finds slips in the text.
+A teacher is a function from the lesson and the messages so far ({"role": "teacher" | "student", "content"}) to its next
+message. A teacher does not know the student's persona: it finds slips in the text.
 """
 
 import random
@@ -32,33 +32,33 @@ FAREWELL = f"See you soon. {END_OF_CONVERSATION}"
 
 
 def hint(slip: Slip) -> str:
-    """A hint at a slip: its kind and the word. A space precedes the word, so that a byte-level tokenizer encodes it as
-    in the student's sentence."""
+    """A hint at a slip: its kind and the word. The word follows a space, so that a byte-level tokenizer encodes it like
+    the one in the student's sentence."""
     return f"Check the {slip.kind} here: {slip.word}. {RETRY}"
 
 
 def hand_over(slip: Slip) -> str:
-    """The corrected word in place of a hint."""
+    """The corrected word instead of a hint."""
     return f"Use {slip.fix} here. {RETRY}"
 
 
 def slip_in_last(messages: Sequence[DialogueMessage]) -> Optional[Slip]:
-    """The first slip in the student's last message."""
+    """The first slip in the last message; None without one."""
     slips = find_slips(messages[-1]["content"]) if messages else []
     return slips[0] if slips else None
 
 
 def asked_so_far(messages: Sequence[DialogueMessage]) -> list[Question]:
-    """The questions that the teacher asked, in order, repetitions included."""
-    found = [parse_question(message["content"]) for message in messages if message["role"] == "teacher"]
-    return [question for question in found if question is not None]
+    """The questions that the teacher has asked, in order, repetitions included."""
+    questions = [parse_question(message["content"]) for message in messages if message["role"] == "teacher"]
+    return [question for question in questions if question is not None]
 
 
 def next_question(lesson: Lesson, messages: Sequence[DialogueMessage]) -> Optional[Question]:
-    """The question of the plan after the last one that was asked; None at the end of the plan."""
+    """The lesson's question after the last one that was asked; None after the last question of the lesson."""
     asked = set(asked_so_far(messages))
-    done = max((i for i, question in enumerate(lesson.questions) if question in asked), default=-1)
-    return lesson.questions[done + 1] if done + 1 < len(lesson.questions) else None
+    last = max((index for index, question in enumerate(lesson.questions) if question in asked), default=-1)
+    return lesson.questions[last + 1] if last + 1 < len(lesson.questions) else None
 
 
 def move_on(lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:
@@ -75,36 +75,37 @@ def ideal(lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:
 
 
 def student_reply(persona: str, lesson: Lesson, messages: Sequence[DialogueMessage], rng: random.Random) -> str:
-    """The scripted student's message: an answer to the last question, with one slip for the persona "error_student"
-    and without one for any other. If the teacher asks for a correction, the student says its sentence again."""
+    """The scripted student's message: an answer to the last question, with one slip if the persona is "error_student",
+    otherwise without. If the teacher asks for a correction, the student repeats its sentence."""
     question = (asked_so_far(messages) or [lesson.questions[0]])[-1]
-    repaired = _sentence_to_repair(messages)
+    corrected_sentence = _sentence_to_repair(messages)
     if persona != "error_student":
-        return (repaired or answer(question, rng)).text
-    if repaired is not None:
-        before = _own_last(messages)
-        if find_slips(before) and rng.random() < 0.5:
-            return before
-        return inject(repaired, rng.choice(kinds_of(repaired)), rng).text
+        return (corrected_sentence or answer(question, rng)).text
+    if corrected_sentence is not None:
+        previous = _last_student_message(messages)
+        # Half of the time an error_student repeats its mistake, otherwise it makes a new one.
+        if find_slips(previous) and rng.random() < 0.5:
+            return previous
+        return inject(corrected_sentence, rng.choice(kinds_of(corrected_sentence)), rng).text
     kind = rng.choice(kinds_for(question))
     return inject(answer(question, rng, kind), kind, rng).text
 
 
 def _sentence_to_repair(messages: Sequence[DialogueMessage]) -> Optional[Sentence]:
-    """The student's last sentence, corrected, if the teacher's last message asks for it again."""
+    """The student's last sentence, corrected, if the teacher's last message asks to repeat it; otherwise None."""
     if not messages or RETRY not in messages[-1]["content"]:
         return None
-    sentence = parse_sentence(_own_last(messages))
+    sentence = parse_sentence(_last_student_message(messages))
     return corrected(sentence) if sentence else None
 
 
-def _own_last(messages: Sequence[DialogueMessage]) -> str:
+def _last_student_message(messages: Sequence[DialogueMessage]) -> str:
     return next((message["content"] for message in reversed(messages) if message["role"] == "student"), "")
 
 
 def play(teacher: Teacher, lesson: Lesson, personas: Sequence[str], rng: random.Random) -> list[DialogueMessage]:
-    """A whole conversation: the teacher opens and closes it, with one student turn for each of `personas` in between.
-    The teacher may end it earlier."""
+    """A whole conversation. The teacher opens and closes it; in between, there is one student turn for each of
+    `personas`, unless the teacher ends it earlier."""
     messages: list[DialogueMessage] = []
     for persona in [*personas, None]:
         messages.append({"role": "teacher", "content": teacher(lesson, messages)})
