@@ -1,4 +1,5 @@
 """Marooned: five sailors on an island build a ship, and one of them wants to prevent it.
 
-`rules.py` holds every number, `actions.py` what a sailor can do, `game.py` plays. Pure, and equal for equal seeds.
+`rules.py` contains every number, `actions.py` the actions of a sailor, and `game.py` the game itself. The game is pure
+Python without I/O, and equal for equal seeds and actions.
 """

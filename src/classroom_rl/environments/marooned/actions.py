@@ -1,4 +1,4 @@
-"""What a sailor can do: one table, and the exact grammar that is made from it.
+"""The actions of a sailor: one table, and the exact grammar that is derived from it.
 
 `MOVE` counts as four of the 24 actions, one for each direction; with `WAIT` there are 25 commands.
 """
@@ -12,13 +12,13 @@ from classroom_rl.environments.marooned.rules import DIRECTIONS, FOODS, PARTS, T
 from classroom_rl.errors import DataError
 
 LONGEST_TEXT = 200
-"""Characters of a spoken text; the rest is cut off."""
+"""The most characters of a spoken text; the rest is cut off."""
 SAMPLE_TEXT = "Hello."
-"""What is said where actions are listed or drawn."""
+"""The spoken text where actions are listed or drawn at random."""
 
 
 class ActionError(DataError, ValueError):
-    """A text that is no action of the grammar, or an action with arguments that it cannot have."""
+    """A text that is not an action of the grammar, or an action with invalid arguments."""
 
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -28,14 +28,21 @@ WORDS: dict[str, tuple[str, ...]] = {
     "food": FOODS,
     "sailor": tuple("123456789"),
 }
-"""The words that an argument of each type can be. A `number` is 1 to 99, and a `text` is one line."""
+"""The possible words of each argument type. In addition, a `number` is 1 to 99, and a `text` is one line."""
 NUMBERS = {"sailor", "number"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """A row of the table. `syntax` holds the types of the arguments in braces, `meaning` says what the action does, and
-    `note` what a prompt adds to the example. `role` is the only role that can do it, None if all can."""
+    """A row of the table of actions.
+
+    Attributes:
+        syntax: how the action is written, with the types of its arguments in braces.
+        example: an example of it.
+        meaning: what the action does.
+        note: what prompts add to the example.
+        role: the only role that can do it; None if all can.
+    """
 
     syntax: str
     example: str
@@ -45,7 +52,7 @@ class Form:
 
     @cached_property
     def name(self) -> str:
-        """The first word."""
+        """The name of the action, the first word of its syntax."""
         return self.syntax.split()[0]
 
     @cached_property
@@ -55,7 +62,7 @@ class Form:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """What matches the action, with a group for each argument."""
+        """A pattern that matches the action, with a group for each argument."""
         pattern = self.syntax
         for kind in self.types:
             words = {"number": "[1-9][0-9]?", "text": ".+"}.get(kind) or "|".join(WORDS[kind])
@@ -94,8 +101,8 @@ ACTIONS: dict[str, Form] = {form.name: form for form in _TABLE}
 
 
 def _one_line(text: str) -> str:
-    """A text as it can be said: no control characters, single spaces, at most `LONGEST_TEXT` characters."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    """A text as one line: no control characters, single spaces, at most `LONGEST_TEXT` characters."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line[:LONGEST_TEXT].rstrip()
 
 
@@ -109,10 +116,10 @@ _ALLOWED: dict[str, Callable[[object], bool]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """One action: a name of `ACTIONS` and its arguments; sailors and numbers are integers. A text becomes one line.
+    """One action: a name of `ACTIONS` and its arguments. Sailors and numbers are integers; a text becomes one line.
 
     Raises:
-        ActionError: if the name or an argument is none of the grammar's.
+        ActionError: if the name or an argument is not in the grammar.
     """
 
     name: str
@@ -124,10 +131,10 @@ class Action:
             raise ActionError(f"no action is called {self.name!r}; there are {', '.join(ACTIONS)}")
         if form.types and form.types[-1] == "text" and self.args and isinstance(self.args[-1], str):
             object.__setattr__(self, "args", (*self.args[:-1], _one_line(self.args[-1])))
-        fits = len(self.args) == len(form.types) and all(
+        is_valid = len(self.args) == len(form.types) and all(
             _ALLOWED[kind](value) for kind, value in zip(form.types, self.args, strict=True)
         )
-        if not fits:
+        if not is_valid:
             raise ActionError(f"{self.name} is written as {form.syntax!r}; it cannot have the arguments {self.args!r}")
 
     def __str__(self) -> str:
@@ -139,10 +146,10 @@ WAIT = Action("WAIT")
 
 @lru_cache(maxsize=4096)
 def action_of(name: str, *args: str | int) -> Action:
-    """The same as `Action(name, args)`, made once: for lists of many actions.
+    """`Action(name, args)`, cached: faster for long lists of actions.
 
     Raises:
-        ActionError: if the name or an argument is none of the grammar's.
+        ActionError: if the name or an argument is not in the grammar.
     """
     return Action(name, args)
 
@@ -154,18 +161,18 @@ def format_action(action: Action) -> str:
 
 
 def parse_action(text: str) -> Action:
-    """The action that a text is, in the exact grammar.
+    """Parse a text in the exact grammar.
 
     Raises:
-        ActionError: if `format_action` could not have written the text.
+        ActionError: for any text that `format_action` would not write.
     """
     form = ACTIONS.get(text.partition(" ")[0])
-    found = form.pattern.fullmatch(text) if form else None
-    if form is None or found is None:
-        written = f"it is written as {form.syntax!r}" if form else f"actions are {', '.join(ACTIONS)}"
-        raise ActionError(f"{text[:80]!r} is no action; {written}")
-    values = (int(word) if kind in NUMBERS else word for kind, word in zip(form.types, found.groups(), strict=True))
+    match = form.pattern.fullmatch(text) if form else None
+    if form is None or match is None:
+        hint = f"it is written as {form.syntax!r}" if form else f"actions are {', '.join(ACTIONS)}"
+        raise ActionError(f"{text[:80]!r} is no action; {hint}")
+    values = (int(word) if kind in NUMBERS else word for kind, word in zip(form.types, match.groups(), strict=True))
     parsed = Action(form.name, tuple(values))
-    if format_action(parsed) != text:
+    if format_action(parsed) != text:  # for example, a spoken text with double spaces
         raise ActionError(f"{text[:80]!r} is not written as {format_action(parsed)!r}")
     return parsed

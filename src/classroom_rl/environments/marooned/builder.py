@@ -1,4 +1,4 @@
-"""The good colonist: gathers what the ship lacks, stores it, meets others to build, eats, votes on evidence."""
+"""A good scripted colonist: gathers what the ship lacks, stores it, builds with others, eats, and votes on evidence."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,29 +10,29 @@ from classroom_rl.environments.marooned.rules import ANTIDOTE, MATERIALS, TABLET
 
 
 def way_to(rules: Rules, place: Place, target: Place) -> tuple[float, Action] | None:
-    """The energy of the way to a target for a colonist, and the first action on it; None if no way leads there, or if
-    this is the target."""
+    """The energy that the way to a target costs a colonist, and the first action on it. None if there is no way, or if
+    the colonist is already there."""
     first, cost = None, 0.0
     while place != target:
         if place.level == target.level:
-            return cost + _steps(rules, place, target), first or _step(place, target)
+            return cost + _move_cost(rules, place, target), first or _step(place, target)
         up = target.level < place.level
         stairs = next((s for s in rules.stairs if (s.lower if up else s.upper).level == place.level), None)
         if stairs is None:
             return None
-        foot, head, name = (stairs.lower, stairs.upper, "UP") if up else (stairs.upper, stairs.lower, "DOWN")
-        first = first or (action_of(name) if place == foot else _step(place, foot))
-        cost += _steps(rules, place, foot) + rules.energy.costs.get(name, 0)
-        place = head
+        near_end, far_end, name = (stairs.lower, stairs.upper, "UP") if up else (stairs.upper, stairs.lower, "DOWN")
+        first = first or (action_of(name) if place == near_end else _step(place, near_end))
+        cost += _move_cost(rules, place, near_end) + rules.energy.costs.get(name, 0)
+        place = far_end
     return (cost, first) if first else None
 
 
-def _steps(rules: Rules, place: Place, target: Place) -> float:
+def _move_cost(rules: Rules, place: Place, target: Place) -> float:
     return (abs(place.x - target.x) + abs(place.y - target.y)) * rules.energy.costs.get("MOVE", 0)
 
 
 def _step(place: Place, target: Place) -> Action:
-    """One step on the same level, along the longer side first."""
+    """The first step to a target on the same level, along the longer leg."""
     east, south = target.x - place.x, target.y - place.y
     if abs(east) >= abs(south):
         return action_of("MOVE", "EAST" if east > 0 else "WEST")
@@ -40,15 +40,15 @@ def _step(place: Place, target: Place) -> Action:
 
 
 class Chart:
-    """Piles as they were last seen, and the places from which nothing was looked at yet."""
+    """A player's map: the piles as they were last seen, and the viewpoints that were not visited yet."""
 
     def __init__(self) -> None:
         self.piles: dict[Place, dict[str, int]] = {}
         self.unseen: set[Place] | None = None
 
     def look(self, view: Observation, rules: Rules) -> None:
-        """Keep what is in sight now."""
-        if self.unseen is None:
+        """Update the map with what is in sight now."""
+        if self.unseen is None:  # a grid of viewpoints from which the whole island can be seen
             self.unseen = {
                 Place(level, x, y)
                 for level, size in enumerate(rules.levels)
@@ -56,7 +56,7 @@ class Chart:
                 for y in range(size.sight // 2, size.height, size.sight)
             }
         self.unseen = {place for place in self.unseen if not in_sight(view.place, place, view.sight // 2)}
-        gone = [p for p in self.piles if p not in view.piles and in_sight(view.place, p, view.sight)]
+        gone = [place for place in self.piles if place not in view.piles and in_sight(view.place, place, view.sight)]
         for place in gone:
             del self.piles[place]
         self.piles |= view.piles
@@ -64,13 +64,13 @@ class Chart:
 
 Plan = Callable[[Observation, Rules], Action | None]
 SUSPECT_FROM = 50
-"""The suspicion from which a sailor is voted against."""
+"""From this suspicion on, a sailor is voted against."""
 TRUST_BELOW = 25
-"""The suspicion from which nothing is taken from a sailor."""
+"""Food is accepted only from sailors below this suspicion."""
 
 
 def needed(view: Observation, rules: Rules) -> dict[str, int]:
-    """What the parts that are not begun need, by kind."""
+    """The material of the parts that are not started yet, by kind."""
     need: dict[str, int] = {}
     for part in rules.parts:
         if part.name not in view.turns_built:
@@ -80,45 +80,50 @@ def needed(view: Observation, rules: Rules) -> dict[str, int]:
 
 
 def lacking(view: Observation, rules: Rules) -> dict[str, int]:
-    """What the parts that are not begun still need beyond the store, by kind."""
-    store = view.store
-    return {kind: n - store.get(kind, 0) for kind, n in needed(view, rules).items() if n > store.get(kind, 0)}
+    """The material of the parts that are not started yet and that is not in the store, by kind."""
+    store, need = view.store, needed(view, rules)
+    return {kind: number - store.get(kind, 0) for kind, number in need.items() if number > store.get(kind, 0)}
 
 
 def in_sight_for_ship(view: Observation, rules: Rules) -> list[tuple[Place, str]]:
-    """The piles in sight elsewhere on the level that hold what the ship lacks beyond the own pack, each with that kind;
-    the nearest first."""
+    """The piles in sight, except at the sailor's own place, with something that the ship lacks beyond the pack. Each is
+    paired with that kind; the nearest comes first."""
     missing = {kind for kind, number in lacking(view, rules).items() if number > view.pack.get(kind, 0)}
-    found = []
+    piles = []
     for place, pile in view.piles.items():
         kinds = sorted(missing & set(pile))
         steps = steps_between(view.place, place)
         if kinds and steps:
-            found.append((steps, place, kinds[0]))
-    return [(place, kind) for _, place, kind in sorted(found)]
+            piles.append((steps, place, kinds[0]))
+    return [(place, kind) for _, place, kind in sorted(piles)]
 
 
 def spare_food(view: Observation, rules: Rules) -> dict[str, int]:
-    """Food of the store that the ship does not need."""
+    """Food in the store that the ship does not need, by kind."""
     need = needed(view, rules)
     spare = {kind: view.store.get(kind, 0) - need.get(kind, 0) for kind in rules.energy.food}
     return {kind: number for kind, number in spare.items() if number > 0}
 
 
 def unhurried(rules: Rules) -> bool:
-    """Whether days are so long that a turn for a meal costs little."""
+    """Whether days are long enough that spending a turn on a meal costs little."""
     return rules.turns > max(level.width + level.height for level in rules.levels)
 
 
 def foods_in(view: Observation, rules: Rules) -> list[str]:
-    """Kinds of food in the pack, those first that the ship needs least."""
+    """The kinds of food in the pack; those that the ship needs least come first."""
     need = rules.needed
     return sorted((kind for kind in view.pack if kind in rules.energy.food), key=lambda kind: (need.get(kind, 0), kind))
 
 
 class Builder:
-    """Tries its plans in order and does the first that is possible. `chart` is what it remembers of the island,
-    `day_out` the last day on which it chose to sleep away from the base."""
+    """Tries its plans in order and does the first action that is possible.
+
+    Attributes:
+        chart: what it remembers of the island.
+        day_out: the last day on which it chose to spend the night away from the base.
+        plans: functions from an observation to an action, or to None if the plan does not apply.
+    """
 
     def __init__(self) -> None:
         self.chart = Chart()
@@ -129,7 +134,7 @@ class Builder:
         ]
 
     def act(self, view: Observation, rules: Rules, rng: Random) -> Action:
-        """What to do now; always possible."""
+        """The action to do now; it is always possible."""
         self.chart.look(view, rules)
         for plan in self.plans:
             action = plan(view, rules)
@@ -138,7 +143,7 @@ class Builder:
         return WAIT
 
     def heal(self, view: Observation, rules: Rules) -> Action | None:
-        """Use an antidote on oneself or somebody near; fetch one from the store for oneself."""
+        """Use an antidote on itself or on a sailor in reach; take one from the store first, if at the base."""
         sick = [view.seat] if view.health else []
         sick += [other.seat for other in view.others.values() if other.health]
         if sick and not view.pack.get(ANTIDOTE):
@@ -147,7 +152,7 @@ class Builder:
         return next((cure for cure in cures if fault_in(view, rules, cure) is None), None)
 
     def answer(self, view: Observation, rules: Rules) -> Action | None:
-        """Take food from those whom nothing speaks against, if none was eaten today; refuse it from the suspected."""
+        """Accept food from trusted sailors if it has not eaten today; refuse it from suspects."""
         for giver, _ in view.offers:
             if view.suspicion.get(giver, 0) >= SUSPECT_FROM:
                 return Action("REFUSE", (giver,))
@@ -156,7 +161,7 @@ class Builder:
         return None
 
     def eat(self, view: Observation, rules: Rules) -> Action | None:
-        """Eat once a day, and more when tired; at the latest in the last phase."""
+        """Eat once a day, at the latest in the last phase, and more often when tired."""
         foods = foods_in(view, rules)
         if not foods:
             return None
@@ -167,22 +172,23 @@ class Builder:
         return Action("EAT", (foods[0],)) if tired or due else None
 
     def vote(self, view: Observation, rules: Rules) -> Action | None:
-        """Vote against the most suspected, once."""
+        """Vote against the most suspected sailor, once."""
         suspects = [
             (score, -seat)
             for seat, score in view.suspicion.items()
             if score >= SUSPECT_FROM and seat in view.others and view.others[seat].status == ACTIVE
         ]
+        # Seats are negated, so that among equal scores the lowest seat is the maximum.
         if not suspects or view.votes.get(view.seat) == -max(suspects)[1]:
             return None
         return Action("VOTE", (-max(suspects)[1],))
 
     def rations(self, rules: Rules) -> int:
-        """Pieces of food that stay in the pack."""
+        """How many pieces of food to keep in the pack."""
         return 2 + rules.pack // 10
 
     def keep_stores(self, view: Observation, rules: Rules) -> Action | None:
-        """Bring all material to the store, and the food beyond the rations."""
+        """At the base, store all material, and the food that the ship needs, except for one piece."""
         if view.place != rules.base:
             return None
         for kind in MATERIALS:
@@ -191,32 +197,33 @@ class Builder:
         foods, need = foods_in(view, rules), lacking(view, rules)
         spare = sum(view.pack[kind] for kind in foods) - 1
         for kind in foods:
-            given = min(spare, view.pack[kind], need.get(kind, 0))
-            if given > 0:
-                return Action("DEPOSIT", (kind, given))
+            number = min(spare, view.pack[kind], need.get(kind, 0))
+            if number > 0:
+                return Action("DEPOSIT", (kind, number))
         return None
 
     def forage(self, view: Observation, rules: Rules) -> Action | None:
-        """Go to the nearest food when there is none in the pack and some is needed."""
-        provided = view.fed or (view.day == 1 and not unhurried(rules))
-        if foods_in(view, rules) or (provided and view.energy > 0.6 * rules.energy.full):
+        """Gather the nearest food when there is none in the pack and some is needed."""
+        is_provided = view.fed or (view.day == 1 and not unhurried(rules))
+        if foods_in(view, rules) or (is_provided and view.energy > 0.6 * rules.energy.full):
             return None
         if any(kind in rules.energy.food for kind in view.here):
             return self._gather_here(view, rules, dict.fromkeys(rules.energy.food, rules.gather_limit))
         return self._nearest(view, rules, dict.fromkeys(rules.energy.food, 0.0))
 
     def provide(self, view: Observation, rules: Rules) -> Action | None:
-        """Take a meal from the store when there is none in the pack."""
+        """At the base, take a meal from the store when there is no food in the pack."""
         if view.place != rules.base or foods_in(view, rules) or (view.fed and view.energy > 0.6 * rules.energy.full):
             return None
         spare = spare_food(view, rules)
         if view.energy <= rules.energy.unfed:
-            spare = spare or {kind: n for kind, n in view.store.items() if kind in rules.energy.food}
-        kind = max(spare, key=lambda each: (spare[each], each), default=None)
+            # Close to death, it also takes food that the ship needs.
+            spare = spare or {kind: number for kind, number in view.store.items() if kind in rules.energy.food}
+        kind = max(spare, key=lambda kind: (spare[kind], kind), default=None)
         return Action("WITHDRAW", (kind, 1)) if kind else None
 
     def build(self, view: Observation, rules: Rules) -> Action | None:
-        """Build with those who are at the base. If enough are there, they share the work on two parts."""
+        """Build together with the sailors at the base. If they are enough, they work on several parts at once."""
         parts = [part for part in rules.part if why_not_build(view, rules, part) is None]
         present = [(rules.shown_energy(view.energy), -view.seat)]
         for other in view.others.values():
@@ -224,6 +231,7 @@ class Builder:
                 present.append((other.energy, -other.seat))
         if view.place != rules.base or not parts or len(present) < rules.builders:
             return None
+        # The crew and the ranks follow from what all of them see, so that they agree without talking.
         groups = min(len(parts), max(1, len(present) // rules.builders))
         crew = sorted(-seat for _, seat in sorted(present, reverse=True)[: groups * (rules.builders + 1)])
         if view.seat not in crew:
@@ -232,60 +240,66 @@ class Builder:
         return Action("BUILD", (parts[rank * groups // len(crew)],))
 
     def wanted(self, view: Observation, rules: Rules) -> dict[str, int]:
-        """What to gather now, by kind, beyond what is in the pack."""
+        """What to gather now in addition to the pack, by kind."""
         want = {kind: number - view.pack.get(kind, 0) for kind, number in lacking(view, rules).items()}
-        hungry = self.rations(rules) - sum(view.pack.get(kind, 0) for kind in rules.energy.food)
+        missing_food = self.rations(rules) - sum(view.pack.get(kind, 0) for kind in rules.energy.food)
         for kind in rules.energy.food:
-            want[kind] = max(want.get(kind, 0), hungry)
+            want[kind] = max(want.get(kind, 0), missing_food)
         if view.health or any(other.health for other in view.others.values()):
             want[ANTIDOTE] = 1 - view.pack.get(ANTIDOTE, 0)
         return {kind: number for kind, number in want.items() if number > 0}
 
     def go_home(self, view: Observation, rules: Rules) -> Action | None:
-        """Go to the base for the night, with a full pack, when tired, or when nothing is lacking."""
+        """Go to the base for the night, with a full pack, when tired, or when the ship lacks nothing more."""
         way = way_to(rules, view.place, rules.base)
         if way is None:
             return None
         cost, first = way
-        left = rules.last_turn("MOVE") - view.turn + 1
-        late = (left < cost + 2 and self.day_out != view.day) or view.turn > rules.last_turn("GATHER")
+        turns_left = rules.last_turn("MOVE") - view.turn + 1
+        late = (turns_left < cost + 2 and self.day_out != view.day) or view.turn > rules.last_turn("GATHER")
         full = view.load >= rules.pack
         tired = view.energy < cost + rules.energy.unfed and not foods_in(view, rules)
-        carried = any(view.pack.get(kind) for kind in rules.needed)
-        lacks = lacking(view, rules)
-        done = all(number <= view.pack.get(kind, 0) for kind, number in lacks.items()) and (carried or not lacks)
+        carries = any(view.pack.get(kind) for kind in rules.needed)
+        missing = lacking(view, rules)
+        done = all(number <= view.pack.get(kind, 0) for kind, number in missing.items()) and (carries or not missing)
         return first if late or full or tired or done else None
 
     def gather(self, view: Observation, rules: Rules) -> Action | None:
-        """Pick up what is wanted here."""
+        """Pick up what is wanted at the sailor's place."""
         return self._gather_here(view, rules, self.wanted(view, rules))
 
     def _gather_here(self, view: Observation, rules: Rules, want: dict[str, int]) -> Action | None:
-        """As much as can be picked up at a time: the rest of a pile is not worth a second way."""
+        """Pick up as much as possible at once, more than wanted if there is more: it saves a second trip."""
         free = min(rules.gather_limit, rules.pack - view.load)
         kinds = [kind for kind in view.here if want.get(kind)]
         return Action("GATHER", (kinds[0], min(view.here[kinds[0]], free))) if kinds and free > 0 else None
 
     def set_out(self, view: Observation, rules: Rules) -> Action | None:
-        """Go to a pile that is near and wanted, the seat's own kind before others."""
+        """Go to a wanted pile nearby; the seat's own kind is preferred."""
         own, sight = self._own_kind(view, rules), rules.levels[view.place.level].sight
         kinds = self.wanted(view, rules).keys()
         kinds = kinds if unhurried(rules) else kinds & lacking(view, rules).keys()
         return self._nearest(view, rules, {kind: sight * (kind != own) for kind in kinds})
 
     def _nearest(self, view: Observation, rules: Rules, kinds: dict[str, float]) -> Action | None:
-        """The way to the nearest pile that holds one of the kinds, each with what it counts in steps besides. Piles
-        that are too far for today come last, and those that another sailor is nearer to count as further away."""
+        """The first action on the way to the nearest known pile with one of the kinds; None without one.
+
+        Args:
+            kinds: by kind, a handicap in steps that is added to the distance.
+
+        Piles from which nobody can return today come last. A pile to which another sailor is nearer counts as further
+        away.
+        """
         best: tuple[bool, float, Place, Action] | None = None
         for place, pile in self.chart.piles.items():
-            extra = min((kinds[kind] for kind in pile if kind in kinds), default=None)
-            way = way_to(rules, view.place, place) if extra is not None else None
-            if extra is None or way is None or way[0] > view.energy - rules.energy.costs.get("GATHER", 0):
+            handicap = min((kinds[kind] for kind in pile if kind in kinds), default=None)
+            way = way_to(rules, view.place, place) if handicap is not None else None
+            if handicap is None or way is None or way[0] > view.energy - rules.energy.costs.get("GATHER", 0):
                 continue
-            score = way[0] + extra + (view.sight if self._is_claimed(view, place, way[0]) else 0)
-            ranked = (not self._can_return(view, rules, place, way[0]), score, place, way[1])
-            if best is None or ranked[:3] < best[:3]:
-                best = ranked
+            score = way[0] + handicap + (view.sight if self._is_claimed(view, place, way[0]) else 0)
+            candidate = (not self._can_return(view, rules, place, way[0]), score, place, way[1])
+            if best is None or candidate[:3] < best[:3]:
+                best = candidate
         if best is None or (best[0] and not self._may_stay_out(view, rules)):
             return None
         if best[0]:
@@ -302,38 +316,38 @@ class Builder:
         return False
 
     def _may_stay_out(self, view: Observation, rules: Rules) -> bool:
-        """Whether to go where nobody can return from today: early enough, and not tired."""
+        """Whether to go so far that it cannot return today: early enough, and not tired."""
         return view.day > 1 and view.turn < rules.last_turn("GATHER") and view.energy > 2 * rules.energy.unfed
 
     def _own_kind(self, view: Observation, rules: Rules) -> str | None:
-        """What this seat looks for first, so that not all go for the same."""
-        lacks = lacking(view, rules)
+        """The kind that this seat looks for first. It depends on the seat, so that not all go for the same."""
+        missing = lacking(view, rules)
         parts = [part for part in rules.parts if part.name not in view.turns_built]
-        kinds = [kind for part in parts for kind in part.material if kind in lacks]
+        kinds = [kind for part in parts for kind in part.material if kind in missing]
         return kinds[(view.seat - 1) % len(kinds)] if kinds else None
 
-    def _can_return(self, view: Observation, rules: Rules, target: Place, there: float) -> bool:
-        """Whether energy and turns are left for the way there, for gathering, and for the way home."""
+    def _can_return(self, view: Observation, rules: Rules, target: Place, cost: float) -> bool:
+        """Whether energy and turns suffice for the way to the target, for gathering, and for the way home."""
         home = way_to(rules, target, rules.base)
-        way = there + (home[0] if home else 0)
-        in_time = way + 1 <= rules.last_turn("MOVE") - view.turn + 1 and self._opens_in_time(view, rules, there)
-        return in_time and way + rules.energy.costs.get("GATHER", 0) <= view.energy
+        round_trip = cost + (home[0] if home else 0)
+        in_time = round_trip + 1 <= rules.last_turn("MOVE") - view.turn + 1 and self._opens_in_time(view, rules, cost)
+        return in_time and round_trip + rules.energy.costs.get("GATHER", 0) <= view.energy
 
-    def _opens_in_time(self, view: Observation, rules: Rules, there: float) -> bool:
+    def _opens_in_time(self, view: Observation, rules: Rules, steps: float) -> bool:
         """Whether gathering is still possible on arrival."""
-        return view.turn + there <= rules.last_turn("GATHER")
+        return view.turn + steps <= rules.last_turn("GATHER")
 
     def explore(self, view: Observation, rules: Rules) -> Action | None:
-        """Go where nothing was seen yet, on a level on which something lacking can lie."""
-        want = lacking(view, rules) or dict.fromkeys(rules.energy.food, 1)
+        """Go to a viewpoint that was not visited yet, on a level where something missing can be."""
+        wanted = lacking(view, rules) or dict.fromkeys(rules.energy.food, 1)
         known = {kind for pile in self.chart.piles.values() for kind in pile}
-        missing = set(want) - known or set(want)
+        missing = set(wanted) - known or set(wanted)
         levels = {vein.level for vein in rules.veins if vein.kind in missing and vein.kind != TABLET}
         best: tuple[float, Place, Action] | None = None
-        for number, place in enumerate(sorted(self.chart.unseen or ())):
+        for index, place in enumerate(sorted(self.chart.unseen or ())):
             way = way_to(rules, view.place, place) if place.level in levels else None
             if way is not None and self._can_return(view, rules, place, way[0]):
-                score = way[0] + (0 if number % rules.sailors == view.seat - 1 else view.sight)
+                score = way[0] + (0 if index % rules.sailors == view.seat - 1 else view.sight)
                 if best is None or (score, place) < best[:2]:
                     best = (score, place, way[1])
         return best[2] if best else None

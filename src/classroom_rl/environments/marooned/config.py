@@ -1,4 +1,4 @@
-"""What a configuration may say of Marooned."""
+"""Marooned's part of a configuration: its `generation` block, its rewards, and checks."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,19 +17,24 @@ TURN_REWARD_NAMES = (STEP_REWARD,)
 
 
 def default_penalties() -> dict[str, float]:
-    """The price of each category of an invalid action."""
-    return {category: price for category, price in DEFAULT_PENALTIES.items() if category != NONE}
+    """The penalty of each category of invalid actions."""
+    return {category: penalty for category, penalty in DEFAULT_PENALTIES.items() if category != NONE}
 
 
 @dataclass
 class Generation(EnvironmentConfig):
-    """The `generation` block. `preset` names the rules: `tiny` or `seed`. The model plays the seat that a problem
-    names. The other colonists are the scripted players in `colonists`, over and over in this order, and the traitor is
-    `traitor`; without `has_traitor` there is none. With `self_play` the model plays all seats: every decision is
-    trained with the reward of its own seat, and colonists and traitor have baselines of their own. A game is cut after
-    `max_turns` decisions of the model, in self-play for each seat. With
-    `show_rules` each prompt begins with the rules; a model that was made for the game needs none. `supervisor`: as for
-    the classroom, with this game's categories.
+    """The `generation` block. The model plays the seat that a problem names. A game ends after `max_turns` of
+    its decisions, in self-play of each seat.
+
+    Attributes:
+        preset: the rules, `tiny` or `seed`.
+        has_traitor: whether one of the sailors is a traitor.
+        colonists: the scripted players of the other colonists, repeated in this order.
+        traitor: the scripted player of the traitor, if the model does not play it.
+        self_play: the model plays all seats. Every decision is trained with the reward of its own seat, and colonists
+            and traitors have separate baselines.
+        show_rules: each prompt begins with the rules. A model that was fine-tuned on the game does not need them.
+        supervisor: as for the classroom, with this game's categories.
     """
 
     preset: str = "tiny"
@@ -42,20 +47,22 @@ class Generation(EnvironmentConfig):
 
 
 def rows_per_episode(generation: Generation) -> int:
-    """The most decisions of a game: each has a prompt of its own and is a training row."""
+    """The most decisions of a game. Each has its own prompt and is one training sample."""
     seats = PRESETS[generation.preset].sailors if generation.self_play else 1
     return generation.max_turns * seats
 
 
 def default_weights(generation: Generation) -> dict[str, float]:
-    """The scaled return of the seat under training alone."""
+    """The default: only the scaled return of the seat under training."""
     return {"return": 1.0}
 
 
 def check(config: Any) -> None:
-    """Raises:
-    ConfigError: for a preset or a player that does not exist, and for a critique shown to the model, which has a
-        prompt of its own for each decision.
+    """Check Marooned's keys of a configuration.
+
+    Raises:
+        ConfigError: for a preset or a player that does not exist, and for `supervisor.show_critique`: every decision
+            has its own prompt, which cannot show a critique.
     """
     generation = config.generation
     check_choice("generation.preset", generation.preset, tuple(PRESETS))

@@ -1,5 +1,5 @@
-"""What each action does to the state, and what happens when a round or a day ends: building, votes, hunger, poison.
-Whether an action is possible was checked before (`legality.py`).
+"""What each action does to the state, and what happens at the end of a round or a day: building, votes, hunger, poison.
+The caller has checked that an action is possible (`legality.py`).
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ Effect = Callable[[State, Sailor, tuple], list[Event]]
 
 
 def apply(state: State, sailor: Sailor, action: Action) -> list[Event]:
-    """Take the action's energy, then do it. Returns what happened, the spent energy included."""
+    """Take the energy of an action, then do it. Returns all events, including that of the energy."""
     events = []
     cost = state.rules.cost(sailor.role, action.name)
     if cost:
@@ -33,14 +33,14 @@ def apply(state: State, sailor: Sailor, action: Action) -> list[Event]:
 
 
 def change_energy(state: State, sailor: Sailor, amount: float, reason: str) -> Event:
-    """Add energy within 0 and full. Returns the event with the amount that really changed."""
+    """Change a sailor's energy, clipped to [0, full]. Returns the event with the actual change."""
     before = sailor.energy
     sailor.energy = round(min(state.rules.energy.full, max(0.0, before + amount)), 1)
     return Event("energy", sailor.seat, reason, round(sailor.energy - before, 1))
 
 
 def take_from_pack(sailor: Sailor, kind: str, number: int = 1) -> None:
-    """Take pieces out of a pack, the open ones first."""
+    """Take pieces out of a pack, visible ones before hidden ones."""
     add(sailor.pack, kind, -number)
     surplus = sailor.hidden.get(kind, 0) - sailor.pack.get(kind, 0)
     if surplus > 0:
@@ -48,15 +48,15 @@ def take_from_pack(sailor: Sailor, kind: str, number: int = 1) -> None:
 
 
 def eat(state: State, sailor: Sailor, food: str) -> list[Event]:
-    """What eating does; the food was taken from where it lay."""
+    """The effects of eating. The caller has removed the food from where it was."""
     sailor.fed = True
     add(state.used_up, food, 1)
     return [Event("ate", sailor.seat, food), change_energy(state, sailor, state.rules.energy.food[food], "EAT")]
 
 
 def return_offer(state: State, offer: Offer) -> None:
-    """Put what was offered back into its giver's pack, the tablet too."""
-    state.offers = tuple(each for each in state.offers if each != offer)
+    """Put offered food back into its giver's pack, and the tablet if it is poisoned."""
+    state.offers = tuple(other for other in state.offers if other != offer)
     pack = state.sailors[offer.giver].pack
     add(pack, offer.food, 1)
     if offer.poisoned:
@@ -64,9 +64,9 @@ def return_offer(state: State, offer: Offer) -> None:
 
 
 def pack_text(sailor: Sailor) -> str:
-    """What others find in a pack; hidden pieces are left out."""
-    open_pieces = {kind: number - sailor.hidden.get(kind, 0) for kind, number in sailor.pack.items()}
-    return ", ".join(f"{number} {kind}" for kind, number in sorted(open_pieces.items()) if number) or "nothing"
+    """The contents of a pack as others see them, without hidden pieces."""
+    visible = {kind: number - sailor.hidden.get(kind, 0) for kind, number in sailor.pack.items()}
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(visible.items()) if number) or "nothing"
 
 
 def _move(state: State, sailor: Sailor, args: tuple) -> list[Event]:
@@ -96,6 +96,7 @@ def _deposit(state: State, sailor: Sailor, args: tuple) -> list[Event]:
     kind, number = args
     take_from_pack(sailor, kind, number)
     add(state.store, kind, number)
+    # Pieces that came from the store earn nothing when they are brought back.
     unpaid = min(number, sailor.unpaid.get(kind, 0))
     add(sailor.unpaid, kind, -unpaid)
     return [Event("deposited", sailor.seat, kind, number - unpaid)]
@@ -135,21 +136,25 @@ def _poison(state: State, sailor: Sailor, args: tuple) -> list[Event]:
     return [Event("offered", sailor.seat, food, others=(taker,))]
 
 
+def _offer_from(state: State, giver: int, taker: int) -> Offer:
+    return next(offer for offer in state.offers if (offer.giver, offer.taker) == (giver, taker))
+
+
 def _take(state: State, sailor: Sailor, args: tuple) -> list[Event]:
-    offer = next(each for each in state.offers if each[:2] == (args[0], sailor.seat))
-    state.offers = tuple(each for each in state.offers if each != offer)
+    offer = _offer_from(state, args[0], sailor.seat)
+    state.offers = tuple(other for other in state.offers if other != offer)
     state.meals = (*state.meals, (offer.giver, sailor.seat))
     events = eat(state, sailor, offer.food)
     if offer.poisoned:
         add(state.used_up, TABLET, 1)
-        if sailor.poison_nights is None:
+        if sailor.poison_nights is None:  # a second tablet changes nothing and is not rewarded
             sailor.poison_nights = 0
             events.append(Event("poisoned", offer.giver, others=(sailor.seat,)))
     return events
 
 
 def _refuse(state: State, sailor: Sailor, args: tuple) -> list[Event]:
-    return_offer(state, next(each for each in state.offers if each[:2] == (args[0], sailor.seat)))
+    return_offer(state, _offer_from(state, args[0], sailor.seat))
     return [Event("refused", sailor.seat, others=(args[0],))]
 
 
@@ -179,7 +184,7 @@ def _search(state: State, sailor: Sailor, args: tuple) -> list[Event]:
 
 
 def _sabotage(state: State, sailor: Sailor, args: tuple) -> list[Event]:
-    """Undo building turns; a part of which none is left is lost with its material."""
+    """Undo building turns. If none is left, the part is lost together with its material."""
     part = args[0]
     undone = min(state.rules.traitor.sabotage_turns, state.turns_built[part])
     state.turns_built[part] -= undone
@@ -188,15 +193,15 @@ def _sabotage(state: State, sailor: Sailor, args: tuple) -> list[Event]:
         for kind, number in state.rules.part[part].material.items():
             add(state.used_up, kind, number)
     rules = state.rules.suspicion
-    witnesses = [s.seat for s in state.active if s is not sailor and state.sees(s, sailor.place)]
+    witnesses = [other.seat for other in state.active if other is not sailor and state.sees(other, sailor.place)]
     if witnesses:
         state.accuse(sailor.seat, rules.witness, f"{witnesses[0]} saw {sailor.seat} damage the {part}")
     elif Random(f"{state.seed}:trace:{state.day}:{state.turn}").random() < rules.trace_chance:
-        state.accuse(sailor.seat, rules.trace, _trace(sailor.seat))
+        state.accuse(sailor.seat, rules.trace, _trace_text(sailor.seat))
     return [Event("sabotaged", sailor.seat, part, undone)]
 
 
-def _trace(seat: int) -> str:
+def _trace_text(seat: int) -> str:
     return f"a trace at the ship points to {seat}"
 
 
@@ -207,7 +212,7 @@ def _hide(state: State, sailor: Sailor, args: tuple) -> list[Event]:
 
 def _frame(state: State, sailor: Sailor, args: tuple) -> list[Event]:
     sailor.frames_left -= 1
-    state.accuse(args[0], state.rules.suspicion.trace, _trace(args[0]))
+    state.accuse(args[0], state.rules.suspicion.trace, _trace_text(args[0]))
     return [Event("framed", sailor.seat, others=args)]
 
 
@@ -239,7 +244,8 @@ _EFFECTS: dict[str, Effect] = {
 
 
 def end_round(state: State) -> list[Event]:
-    """Build what enough sailors built together, pass on to the next turn or day, and decide the game if it is over."""
+    """End a round: build the parts on which enough sailors worked together, go on to the next turn or day, and end the
+    game if it is decided."""
     events = _build_parts(state)
     if all(state.finished(part) for part in state.rules.part):
         return events + _decide(state, ESCAPED)
@@ -251,7 +257,7 @@ def end_round(state: State) -> list[Event]:
 
 
 def end_day(state: State) -> list[Event]:
-    """Count the votes, then the night: offers go back, hunger, poison. Then the next day begins."""
+    """End a day: count the votes, return open offers, apply hunger and poison, and begin the next day."""
     events = _count_votes(state)
     for offer in state.offers:
         return_offer(state, offer)
@@ -268,29 +274,30 @@ def _build_parts(state: State) -> list[Event]:
     for part, seats in state.building.items():
         material = state.rules.part[part].material
         started = part in state.turns_built
-        stocked = started or all(state.store.get(kind, 0) >= number for kind, number in material.items())
-        if len(seats) < state.rules.builders or not stocked or not can_follow(state, part):
-            why = "alone" if len(seats) < state.rules.builders else "in vain"
+        has_material = started or all(state.store.get(kind, 0) >= number for kind, number in material.items())
+        if len(seats) < state.rules.builders or not has_material or not can_follow(state, part):
+            reason = "alone" if len(seats) < state.rules.builders else "in vain"
             for seat in seats:
-                state.tell(ISLAND, seat, f"You worked {why} on the {part}")
+                state.tell(ISLAND, seat, f"You worked {reason} on the {part}")
             continue
         if not started:
             for kind, number in material.items():
                 add(state.store, kind, -number)
         state.turns_built[part] = state.turns_built.get(part, 0) + 1
-        events += _paid_building(state, part, seats)
+        events += _building_events(state, part, seats)
     state.building = {}
     return events + _milestones(state)
 
 
 def can_follow(state: State, part: str) -> bool:
-    """Whether what must be built before a part is finished."""
+    """Whether the part that must be built before this one is finished."""
     after = state.rules.part[part].after
     return after is None or state.finished(after)
 
 
-def _paid_building(state: State, part: str, seats: tuple[int, ...]) -> list[Event]:
-    """The building turn, and the progress if the part was never as far before: rebuilding earns nothing."""
+def _building_events(state: State, part: str, seats: tuple[int, ...]) -> list[Event]:
+    """The events of a building turn. Only a new maximum of the part's turns is progress: rebuilding after a sabotage
+    earns nothing."""
     turns = state.turns_built[part]
     if turns <= state.most_built.get(part, 0):
         return [Event("rebuilt", seats[0], part, others=seats[1:])]
@@ -304,16 +311,16 @@ def _paid_building(state: State, part: str, seats: tuple[int, ...]) -> list[Even
 
 def _milestones(state: State) -> list[Event]:
     events = []
-    goals = state.rules.rewards.milestones
-    while state.milestones < len(goals) and state.ship_percent() >= goals[state.milestones][0]:
+    milestones = state.rules.rewards.milestones
+    while state.milestones < len(milestones) and state.ship_percent() >= milestones[state.milestones][0]:
         seats = tuple(sailor.seat for sailor in state.active)
-        events.append(Event("milestone", seats[0], amount=goals[state.milestones][0], others=seats[1:]))
+        events.append(Event("milestone", seats[0], amount=milestones[state.milestones][0], others=seats[1:]))
         state.milestones += 1
     return events
 
 
 def _count_votes(state: State) -> list[Event]:
-    """Remove the sailor with more votes than any other, if there are enough of them."""
+    """Remove the sailor with strictly the most votes, if these reach the minimum."""
     counts = Counter(state.votes[sailor.seat] for sailor in state.active if sailor.seat in state.votes)
     events = []
     ranked = counts.most_common(2)
@@ -321,7 +328,7 @@ def _count_votes(state: State) -> list[Event]:
         seat = ranked[0][0]
         if state.sailors[seat].active:
             voters = tuple(sorted(voter for voter, suspect in state.votes.items() if suspect == seat))
-            _leave(state, state.sailors[seat])
+            _drop_out(state, state.sailors[seat])
             state.sailors[seat].removed = True
             state.tell(ISLAND, 0, f"{seat} is removed by vote")
             events.append(Event("removed", seat, others=voters))
@@ -340,7 +347,7 @@ def _night(state: State, sailor: Sailor) -> list[Event]:
             _suspect_givers(state, sailor)
     poisoned = sailor.poison_nights is not None and sailor.poison_nights >= poison.death
     if sailor.energy <= 0 or poisoned:
-        _leave(state, sailor)
+        _drop_out(state, sailor)
         sailor.alive = False
         state.tell(ISLAND, 0, f"{sailor.seat} died of {'poison' if poisoned else 'exhaustion'}")
         events.append(Event("died", sailor.seat, "poison" if poisoned else "exhaustion"))
@@ -348,14 +355,14 @@ def _night(state: State, sailor: Sailor) -> list[Event]:
 
 
 def _suspect_givers(state: State, sailor: Sailor) -> None:
-    """Everybody of whom a sailor with first symptoms took food that day is suspected."""
+    """Suspect everybody from whom a sailor with first symptoms took food on that day."""
     for giver in sorted({giver for giver, taker in state.meals if taker == sailor.seat}):
         text = f"{sailor.seat} is poisoned and took food from {giver}"
         state.accuse(giver, state.rules.suspicion.meal, text)
 
 
-def _leave(state: State, sailor: Sailor) -> None:
-    """What a sailor who acts no more carries stays where the sailor stands; offers to and from the sailor end."""
+def _drop_out(state: State, sailor: Sailor) -> None:
+    """Take a sailor out of the game: the pack stays where the sailor stood, and offers to and from the sailor end."""
     for offer in state.offers:
         if sailor.seat in (offer.giver, offer.taker):
             return_offer(state, offer)
@@ -373,7 +380,7 @@ def _decide_if_lost(state: State) -> list[Event]:
 
 
 def _decide(state: State, outcome: str) -> list[Event]:
-    """End the game. Only who still acts wins: the colonists aboard, or a traitor at large without a finished ship."""
+    """End the game. Only sailors who still act win: the colonists if the ship is finished, otherwise the traitor."""
     state.outcome, state.seat = outcome, None
     kind, role = ("escaped", COLONIST) if outcome == ESCAPED else ("prevented", TRAITOR)
     return [Event(kind, sailor.seat) for sailor in state.active if sailor.role == role]

@@ -1,4 +1,6 @@
-"""Marooned as an environment: the model plays one seat of each game, and every decision has a prompt of its own."""
+"""Marooned as a training environment: the model plays one seat of each game, or all, and every decision has its own
+prompt.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecisionFacts(ConversationFacts):
-    """What the program knows of a decision: the game, who decides, and what a scripted player would do."""
+    """What a rule-based supervisor knows about a decision: the game, the seat that decides, and the action that a
+    scripted player would choose."""
 
     game: Game | None = None
     seat: int = 0
@@ -66,8 +69,8 @@ class DecisionFacts(ConversationFacts):
 
 
 @dataclass(frozen=True)
-class _Does:
-    """A player who does one thing."""
+class _FixedPlayer:
+    """A player that always chooses the same action."""
 
     action: Action
 
@@ -76,30 +79,31 @@ class _Does:
 
 
 def about_decision(episode: Episode, draft: SampledDraft) -> MessageToReview:
-    """What a supervisor is shown of a decision: the rules for the sailor's role, what the sailor knows, and the
-    message. A supervisor of rules has the game itself."""
+    """What a supervisor is shown about a decision: the rules for the sailor's role, what the sailor knows, and the
+    message. A rule-based supervisor also gets the game itself."""
     game = episode.game
-    shown = [
+    transcript = [
         {"role": "rules", "content": system_prompt(game.rules, game.roles[episode.due])},
         {"role": "game", "content": observation_text(game.rules, episode.view)},
     ]
     facts = DecisionFacts(game=game, seat=episode.due, shadow=episode.shadow)
     text = visible_text(draft.turn.text)
-    return MessageToReview(shown, text, episode.problem.text, facts=facts, cut=not draft.turn.ended)
+    return MessageToReview(transcript, text, episode.problem.text, facts=facts, cut=not draft.turn.ended)
 
 
 def review_by_rules(about: MessageToReview) -> Review:
-    """The rules' review of a decision; its correction is a possible action in the exact grammar."""
+    """The rule-based review of a decision. Its correction is a possible action in the exact grammar."""
     facts = about.facts
-    player = None if facts.shadow is None else _Does(facts.shadow)
-    found = review_action(facts.game, facts.seat, about.message, player)
-    if found.valid:
+    player = None if facts.shadow is None else _FixedPlayer(facts.shadow)
+    review = review_action(facts.game, facts.seat, about.message, player)
+    if review.valid:
         return Review(valid=True)
     message = parse_message(about.message)
-    keeps = message.reasoning if found.corrected == message.action else ""
-    why = keeps or reasoning(observe(facts.game, facts.seat), facts.game.rules, found.corrected)
-    correction = format_message(why, found.corrected)
-    return Review(False, found.category, critique=found.critique, correction=correction)
+    # A message that only had the wrong form keeps its own reasoning.
+    own_reasoning = message.reasoning if review.corrected == message.action else ""
+    reason = own_reasoning or reasoning(observe(facts.game, facts.seat), facts.game.rules, review.corrected)
+    correction = format_message(reason, review.corrected)
+    return Review(False, review.category, critique=review.critique, correction=correction)
 
 
 SUPERVISOR_ROLE = "supervisor"
@@ -114,15 +118,15 @@ class Replayed:
 
 
 class Environment(environment.Environment[Episode, Replayed]):
-    """Games of Marooned with one seat under training, or with all of them in self-play.
+    """Games of Marooned in which one seat is trained, or, in self-play, all seats.
 
     Args:
-        generation: limits, rules, players, and supervision.
+        generation: limits, rules, players and supervision.
         context: the context length of the policy's model, in tokens.
         sampling: how decisions are sampled.
         rewards: the rewards to compute, and their weights.
         turn_rewards: the names of the rewards of single decisions to record.
-        supervisor_name: the supervisor's model; "" if nobody supervises.
+        supervisor_name: the supervisor's model; "" without a supervisor.
     """
 
     Record = GameRecord
@@ -153,7 +157,7 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The policy, and a supervisor that is a model."""
+        """The models to load, by role: the policy, and the supervisor if it is a model."""
         models = {POLICY_ROLE: config.teacher_model}
         supervisor = getattr(config, "supervisor_model", None)
         if supervisor is not None and supervisor.model_name_or_path not in EMBEDDED_SUPERVISORS:
@@ -162,7 +166,7 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     @classmethod
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
-        """Refuse a template of the supervisor that is wrong."""
+        """Check the supervisor's prompt template."""
         path = config.generation.supervisor.prompt_path
         if path is not None:
             check_template("generation.supervisor.prompt_path", path, OF_SUPERVISORS)
@@ -174,23 +178,27 @@ class Environment(environment.Environment[Episode, Replayed]):
         """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
-        named = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        configured = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
         supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         supervisor = "" if roles.supervisor is None else config.supervisor_model.model_name_or_path
-        turn_rewards = list(supervised | named)
+        turn_rewards = list(supervised | configured)
         return cls(generation, options.max_length, sampling, roles, journal, reward_weights, turn_rewards, supervisor)
 
     @classmethod
     def check_problems(
         cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
     ) -> None:
-        """Refuse what is no game, and games whose first prompt leaves no room for a decision."""
+        """Check that all problems are games, and that their first prompts leave room for a decision.
+
+        Raises:
+            DataError: for the first problem that is not.
+        """
         for problem in problems:
             episode = Episode.of("check", problem, config.generation)
-            needed = len(encode_chat(tokenizer, prompt_of(episode, config.generation.show_rules)))
-            if needed + 1 >= limit:
+            length = len(encode_chat(tokenizer, prompt_of(episode, config.generation.show_rules)))
+            if length + 1 >= limit:
                 raise DataError(
-                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
+                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {length} tokens, but the policy's "
                     f"context has {limit}: raise generation.max_tokens_in_conversation and "
                     "teacher_model.vllm.max_length."
                 )
@@ -200,23 +208,30 @@ class Environment(environment.Environment[Episode, Replayed]):
     @property
     def identity(self) -> tuple[Any, ...]:
         """The class, `generation` without the server's keys, the context, the sampling, rewards, and the supervisor."""
-        own = (type(self).__qualname__, self._generation.identity(), self._limit, self._sampling, self._rewarded)
-        return (*own, self._turn_rewards, self._supervisor_name)
+        identity = (
+            type(self).__qualname__,
+            self._generation.identity(),
+            self._limit,
+            self._sampling,
+            self._reward_identity,
+        )
+        return (*identity, self._turn_rewards, self._supervisor_name)
 
     @property
-    def _rewarded(self) -> tuple[Any, ...]:
-        """What a record holds of the rewards: in self-play, sums with these weights."""
+    def _reward_identity(self) -> tuple[Any, ...]:
+        """What records depend on: the names of the rewards, and in self-play also their weights."""
+        # In self-play a record holds weighted sums for each seat; otherwise it holds the rewards themselves.
         return tuple(self._weights.items()) if self._generation.self_play else tuple(self._weights)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Episode:
-        """A game before the first decision of the seat."""
+        """A new game, played up to the model's first decision."""
         episode = Episode.of(id, problem, self._generation)
         if request.supervised and self.roles.supervisor is not None:
             episode.supervised = is_supervised(self._generation.supervisor, problem, request.seed, request.step)
         return episode
 
     def replay(self, episode: Episode, events: Iterable[dict[str, Any]], judge_again: bool) -> Replayed:
-        """Play a game again as far as the journal holds it."""
+        """Replay a game up to the point where the journal ends."""
         replayed = Replayed()
         for event in events:
             match event["event"]:
@@ -236,11 +251,11 @@ class Environment(environment.Environment[Episode, Replayed]):
         return replayed
 
     def is_recorded(self, replayed: Replayed) -> bool:
-        """Whether the journal holds the finished game."""
+        """Whether the journal already holds the finished game."""
         return replayed.finished
 
     async def advance(self, play: Play[Episode, Replayed]) -> None:
-        """Sample a decision, or have it reviewed."""
+        """Sample a decision, or review its draft."""
         if play.episode.state == DECISION:
             await self._decide(play)
         else:
@@ -261,18 +276,19 @@ class Environment(environment.Environment[Episode, Replayed]):
         answer = await policy.generate(list(prompt_ids), sampling)
         check_answer(play, answer)
         end = policy.frame.turn_end_id
-        given = () if answer.ids[-1:] == (end,) else (end,)
+        end_ids = () if answer.ids[-1:] == (end,) else (end,)  # a turn that was cut off is closed by the program
         turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, policy=answer.policy)
-        own_prompt = () if episode.buffer is None else prompt_ids
-        draft = SampledDraft(turn, answer.ids, answer.logprobs, given, prompt_ids=own_prompt)
+        # The first decision opens the buffer with its prompt; a draft of a later one must carry its own prompt.
+        branch_prompt = () if episode.buffer is None else prompt_ids
+        draft = SampledDraft(turn, answer.ids, answer.logprobs, end_ids, prompt_ids=branch_prompt)
         if episode.supervised:
             self._journal.append("draft", conversation=episode.id, draft=draft)
             episode.add_draft(draft)
         else:
-            self._enter(episode, unreviewed(draft, (len(episode.turns), 0)))
+            self._add_message(episode, unreviewed(draft, (len(episode.turns), 0)))
 
     def _prompt_of(self, episode: Episode) -> tuple[int, ...]:
-        """The prompt of the decision that is due, made once."""
+        """The tokens of the prompt of the decision that is due, encoded once."""
         if not episode.prompt_ids:
             messages = prompt_of(episode, self._generation.show_rules)
             episode.prompt_ids = tuple(encode_chat(self.roles.policy.tokenizer, messages))
@@ -287,16 +303,16 @@ class Environment(environment.Environment[Episode, Replayed]):
             self._journal.append("review", conversation=episode.id, review=review)
             episode.reject_draft(review)
             return
-        place = (len(episode.turns), 0)
-        self._enter(episode, settle(episode.drafts, review, decision == REPLACE, place, self._target_of))
+        position = (len(episode.turns), 0)
+        self._add_message(episode, settle(episode.drafts, review, decision == REPLACE, position, self._target_of))
 
     def _target_of(self, draft: SampledDraft, correction: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         policy = self.roles.policy
         return (), (*encode_further_text(policy.tokenizer, correction), policy.frame.turn_end_id)
 
-    def _enter(self, episode: Episode, message: ReviewedMessage) -> None:
-        """A message enters the journal, the rows, and the game. The first one is the row of the episode; later ones are
-        rows beside it, behind prompts of their own."""
+    def _add_message(self, episode: Episode, message: ReviewedMessage) -> None:
+        """Add a message to the journal, the training samples, and the game. The first one fills the episode's
+        buffer; later ones are branches with their own prompts."""
         opened, turn, ids, logprobs = {}, message.turn, (), ()
         if episode.buffer is None:
             episode.buffer = TokenBuffer(self._prompt_of(episode))
@@ -320,7 +336,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         return {name: REWARDS[name](episode, seat) for name in self._weights}
 
     def _seats(self, episode: Episode) -> list[SeatReward]:
-        """What each seat of self-play had; none for a game that could not be scored."""
+        """The reward of each seat in self-play; empty for a game that could not be scored."""
         if not self._generation.self_play or not episode.rewards:
             return []
         roles = episode.game.roles
@@ -332,17 +348,17 @@ class Environment(environment.Environment[Episode, Replayed]):
     def trajectory(self, play: Play[Episode, Replayed], reward: float | None) -> GameRecord:
         """The record of a finished game."""
         episode = play.episode
-        own = {
+        turn_rewards = {
             SUPERVISOR_REWARD: [
                 None if turn.review is None else turn.review.penalty
                 for turn in episode.turns
                 if turn.role == POLICY_ROLE
             ],
-            STEP_REWARD: [each.reward for each in episode.decisions],
+            STEP_REWARD: [decision.reward for decision in episode.decisions],
         }
         return GameRecord(
             **play.common_fields(reward),
-            turn_rewards={name: own[name] for name in self._turn_rewards},
+            turn_rewards={name: turn_rewards[name] for name in self._turn_rewards},
             preset=self._generation.preset,
             seat=episode.seat,
             role=episode.role,
@@ -360,5 +376,5 @@ class Environment(environment.Environment[Episode, Replayed]):
 
 
 def prompt_of(episode: Episode, show_rules: bool) -> list[dict[str, str]]:
-    """The prompt of a decision: the rules, if they are to be shown, and what the sailor knows now."""
+    """The prompt of a decision: the rules, if `show_rules`, and what the sailor knows now."""
     return decision_prompt(episode.game.rules, episode.view, show_rules)

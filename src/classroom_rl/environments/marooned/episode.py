@@ -1,6 +1,6 @@
-"""One game with one seat under training: its decisions, the scripted others, and what it was worth.
+"""One game for training: the model's decisions, the scripted players of the other seats, and the rewards.
 
-Everything but the model's messages follows from the problem, so that a game can be played again from its messages.
+Everything except the model's messages follows from the problem, so that a game can be replayed from its messages.
 """
 
 import re
@@ -30,21 +30,21 @@ from classroom_rl.rollout.trajectory import PlayerOutcome, Trajectory
 
 DECISION, REVIEW, END = "DECISION", "REVIEW", "END"
 GAME = "game"
-"""The role of what the game shows before a decision."""
+"""The role of the turns that show the game before a decision."""
 _ISLAND = re.compile(r"island (\d{1,9}), seat ([1-9])")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one message of the model.
+    """One decision of the model and its outcome.
 
     Attributes:
         day, turn: when it was made.
-        seat: whose it was.
-        action: the action that was done, the supervisor's correction included; "" if none could be read.
+        seat: the seat that made it.
+        action: the action that was played, which may be the supervisor's correction; "" if none could be read.
         grade: how the model wrote it: `valid`, `repairable` or `invalid`.
         fault: why the action that the model wrote was not possible; "" if it was.
-        reward: the scaled reward of the seat from this decision to its next one.
+        reward: the scaled reward of the seat from this decision to its next one, or to the end.
     """
 
     day: int
@@ -58,7 +58,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class SeatReward:
-    """What a seat had of a game that the model played alone.
+    """The reward of one seat in self-play.
 
     Attributes:
         seat, role: the seat, and the role of its sailor.
@@ -71,11 +71,18 @@ class SeatReward:
 
 
 class GameRecord(Trajectory):
-    """A finished game. `seat` and `role` are those under training. `outcome` is the game's; "" if it was not decided.
-    `fell` says that the sailor of the seat died or was removed before that. The most decisions are a part of the task:
-    a game that ends there is not truncated, and its return is what was earned until then. `seats` is empty but in
-    self-play, where the model plays all seats: then `decisions` holds those of all of them, and `reward` is that of the
-    seat that the problem names."""
+    """A finished game.
+
+    The limit of decisions is part of the task: a game that ends there is not truncated, and its return is what was
+    earned until then.
+
+    Attributes:
+        seat, role: those that the problem names; they are under training.
+        outcome: the game's outcome; "" if it was not decided.
+        fell: whether the sailor of the seat died or was removed by a vote.
+        decisions: the model's decisions; in self-play those of all seats.
+        seats: the rewards of all seats in self-play, otherwise empty. `reward` is always that of `seat`.
+    """
 
     preset: str = ""
     seat: int = 0
@@ -88,14 +95,14 @@ class GameRecord(Trajectory):
 
     @property
     def players(self) -> list[PlayerOutcome]:
-        """The seats of self-play, with the numbers of their decisions."""
+        """The seats of self-play, each with the indices of its decisions."""
         return [
             PlayerOutcome(
-                each.role,
-                each.reward,
-                tuple(number for number, decision in enumerate(self.decisions) if decision.seat == each.seat),
+                seat.role,
+                seat.reward,
+                tuple(index for index, decision in enumerate(self.decisions) if decision.seat == seat.seat),
             )
-            for each in self.seats
+            for seat in self.seats
         ]
 
 
@@ -103,15 +110,15 @@ def island_of(problem: Problem) -> tuple[int, int]:
     """The seed and the seat of a problem, such as `island 17, seat 3`.
 
     Raises:
-        DataError: if it is none.
+        DataError: if the problem is not a game.
     """
-    found = _ISLAND.fullmatch(problem.text.strip())
-    if found is None:
+    match = _ISLAND.fullmatch(problem.text.strip())
+    if match is None:
         raise DataError(
             f"Problem {problem.id} ({problem.text[:60]!r}) is no game of Marooned: write it as 'island 17, seat 3', or "
             "make a file of them with python -m classroom_rl.environments.marooned.islands."
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def problem_text(seed: int, seat: int) -> str:
@@ -121,9 +128,19 @@ def problem_text(seed: int, seat: int) -> str:
 
 @dataclass
 class Episode:
-    """A game that is being played. The model plays `own` seats: that of the problem, or in self-play all of them.
-    `prompt_ids` is the prompt of the decision that is due, () before it is made. `shadow` is what a scripted player of
-    the same role would do now: it sees what the model sees, and remembers."""
+    """A game that is being played.
+
+    Attributes:
+        seat: the seat that the problem names.
+        own: the model's seats: only `seat`, or in self-play all.
+        players: a scripted player for every seat.
+        most_decisions: the limit of decisions for each of the model's seats.
+        prompt_ids: the prompt of the decision that is due; () before it is encoded.
+        sampled: the number of messages that the model has sampled.
+        shadow: the action that a scripted player of the same role would choose now. It sees what the model sees, and
+            remembers earlier turns.
+        _unpaid: by seat, the index of its last decision and its return before it, until the decision gets its reward.
+    """
 
     id: str
     problem: Problem
@@ -149,20 +166,20 @@ class Episode:
 
     @classmethod
     def of(cls, id: str, problem: Problem, generation: Generation) -> "Episode":
-        """A new game, played by the others up to the first decision of the seat.
+        """A new game, played by the other seats up to the model's first decision.
 
         Raises:
-            DataError: if the problem is no game, or if there is no such seat.
+            DataError: if the problem is not a game, or if there is no such seat.
         """
         seed, seat = island_of(problem)
         rules = PRESETS[generation.preset]
         if seat not in rules.seats:
             raise DataError(f"Problem {problem.id}: there is no seat {seat}; there are {rules.sailors}.")
         game = Game(rules, seed, traitor=generation.has_traitor)
-        own = rules.seats if generation.self_play else (seat,)
-        players = cast_around(game, own, generation)
-        episode = cls(id, problem, game, seat, tuple(own), players, generation.max_turns)
-        episode._until_own_turn()
+        own_seats = rules.seats if generation.self_play else (seat,)
+        players = cast_around(game, own_seats, generation)
+        episode = cls(id, problem, game, seat, tuple(own_seats), players, generation.max_turns)
+        episode._play_others()
         episode._next_decision()
         return episode
 
@@ -183,7 +200,7 @@ class Episode:
 
     @property
     def due(self) -> int:
-        """The seat whose decision the model makes now."""
+        """The seat for which the model decides now; if it is not the model's turn, the seat of the problem."""
         return self.game.seat if self.game.seat in self.own else self.seat
 
     @property
@@ -193,36 +210,37 @@ class Episode:
 
     @property
     def plays_on(self) -> bool:
-        """Whether a sailor of the model has another decision to make."""
+        """Whether it is the model's turn, and the seat has decisions left."""
         seat = self.game.seat
-        return seat in self.own and sum(each.seat == seat for each in self.decisions) < self.most_decisions
+        return seat in self.own and sum(decision.seat == seat for decision in self.decisions) < self.most_decisions
 
     def add_draft(self, draft: SampledDraft) -> None:
-        """Put a message before the supervisor."""
+        """Record a draft, to be reviewed by the supervisor."""
         self.drafts.append(draft)
         self.sampled += 1
         self.state = REVIEW
 
     def reject_draft(self, review: Review) -> None:
-        """The last draft was rejected: the model writes its message again."""
+        """Record that the last draft was rejected: the model retries."""
         self.drafts[-1] = replace(self.drafts[-1], review=review)
         self.state = DECISION
 
     def act(self, turn: Turn) -> None:
-        """A message enters the game: its action is done, and the others play until the next decision."""
+        """Play the action of a message, and let the others play until the model's next decision."""
         if not self.drafts:
             self.sampled += 1
         self.turns.append(turn)
         self.drafts, self.prompt_ids = [], ()
-        done, seat = parse_message(visible_text(turn.text)), self.due
-        written = parse_message(visible_text(turn.drafts[-1].text)) if turn.replaced else done
+        played, seat = parse_message(visible_text(turn.text)), self.due
+        # Grade and fault are those of what the model wrote, even if a correction is played instead.
+        written = parse_message(visible_text(turn.drafts[-1].text)) if turn.replaced else played
         fault = UNREADABLE if written.action is None else fault_in(self.view, self.game.rules, written.action)
-        action, reason = "" if done.action is None else str(done.action), "" if fault is None else fault.text
-        day, number = self.game.state.day, self.game.state.turn
+        action, reason = "" if played.action is None else str(played.action), "" if fault is None else fault.text
+        day, game_turn = self.game.state.day, self.game.state.turn
         self._unpaid[seat] = (len(self.decisions), self.game.returns[seat])
-        self.decisions.append(Decision(day, number, action, written.grade, reason, seat=seat))
-        self.game.step(done.action)
-        self._until_own_turn()
+        self.decisions.append(Decision(day, game_turn, action, written.grade, reason, seat=seat))
+        self.game.step(played.action)
+        self._play_others()
         self._next_decision()
 
     def cut(self, reason: str) -> None:
@@ -239,14 +257,14 @@ class Episode:
             self._pay(*self.own)
 
     def _pay(self, *seats: int) -> None:
-        """The last decision of these seats gets what it earned until now."""
+        """Set the reward of the last decision of each of these seats to what it has earned until now."""
         for seat in seats:
             if (unpaid := self._unpaid.pop(seat, None)) is not None:
-                place, before = unpaid
+                index, before = unpaid
                 earned = (self.game.returns[seat] - before) * self.game.rules.reward_scale
-                self.decisions[place] = replace(self.decisions[place], reward=earned)
+                self.decisions[index] = replace(self.decisions[index], reward=earned)
 
-    def _until_own_turn(self) -> None:
+    def _play_others(self) -> None:
         game = self.game
         play_others(game, self.players, *self.own)
         if game.seat in self.own:
@@ -254,25 +272,26 @@ class Episode:
             self.shadow = self.players[game.seat].act(self.view, game.rules, rng)
 
 
-def cast_around(game: Game, own: Collection[int], generation: Generation) -> dict[int, Player]:
-    """A scripted player for each seat. Those in the model's own seats are good ones of their roles: they say what would
-    be right."""
+def cast_around(game: Game, own_seats: Collection[int], generation: Generation) -> dict[int, Player]:
+    """A scripted player for each seat. Those of the model's own seats are good players of their roles: they do not
+    act, but suggest what would be right."""
     names = cycle(generation.colonists)
-    others = {each: role for each, role in game.roles.items() if each not in own}
-    players = {each: PLAYERS[generation.traitor if role == TRAITOR else next(names)]() for each, role in others.items()}
-    return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]() for seat in own}
+    others = {seat: role for seat, role in game.roles.items() if seat not in own_seats}
+    players = {seat: PLAYERS[generation.traitor if role == TRAITOR else next(names)]() for seat, role in others.items()}
+    return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]() for seat in own_seats}
 
 
 # Rewards -------------------------------------------------------------------------------------------------------------
 
 
 def scaled_return(episode: Episode, seat: int) -> float:
-    """What the rules paid the seat, scaled to be of the order of 1."""
-    return sum(each.reward for each in _decisions(episode, seat))
+    """The seat's return by the rules, scaled to be of the order of 1."""
+    return sum(decision.reward for decision in _decisions(episode, seat))
 
 
 def ship(episode: Episode, seat: int) -> float:
-    """How much of the ship is built, in [0, 1]; for the traitor, how much is not, and nothing if the traitor fell."""
+    """The share of the ship that is built, in [0, 1]. For the traitor, the share that is not built, or 0 if the traitor
+    died or was removed."""
     progress = episode.game.ship_progress
     if episode.game.roles[seat] == COLONIST:
         return progress
@@ -281,18 +300,18 @@ def ship(episode: Episode, seat: int) -> float:
 
 def readable(episode: Episode, seat: int) -> float:
     """The share of the seat's messages in the exact grammar."""
-    own = _decisions(episode, seat)
-    return sum(each.grade == VALID for each in own) / max(len(own), 1)
+    decisions = _decisions(episode, seat)
+    return sum(decision.grade == VALID for decision in decisions) / max(len(decisions), 1)
 
 
 def possible(episode: Episode, seat: int) -> float:
     """The share of the seat's messages with an action that was possible."""
-    own = _decisions(episode, seat)
-    return sum(each.grade != INVALID and not each.fault for each in own) / max(len(own), 1)
+    decisions = _decisions(episode, seat)
+    return sum(decision.grade != INVALID and not decision.fault for decision in decisions) / max(len(decisions), 1)
 
 
 def _decisions(episode: Episode, seat: int) -> list[Decision]:
-    return [each for each in episode.decisions if each.seat == seat]
+    return [decision for decision in episode.decisions if decision.seat == seat]
 
 
 REWARDS: dict[str, Callable[[Episode, int], float]] = {
@@ -301,8 +320,8 @@ REWARDS: dict[str, Callable[[Episode, int], float]] = {
 
 
 def batch_metrics(records: Sequence[GameRecord]) -> dict[str, float]:
-    """Means over the games of a batch: outcomes, the ship, decisions, how they were written and whether they were
-    possible, and the reward of each role."""
+    """Means over the games of a batch: outcomes, progress of the ship, decisions, shares of well-formed and of possible
+    decisions, and the reward of each role."""
     decisions = [decision for record in records for decision in record.decisions]
     metrics = {
         "marooned/ship_progress": fmean(record.ship_progress for record in records),
@@ -311,10 +330,14 @@ def batch_metrics(records: Sequence[GameRecord]) -> dict[str, float]:
         "marooned/decisions": len(decisions) / len(records),
     }
     if decisions:
-        metrics |= {f"marooned/{grade}_share": fmean(each.grade == grade for each in decisions) for grade in GRADES}
-        metrics["marooned/possible_share"] = fmean(each.grade != INVALID and not each.fault for each in decisions)
+        metrics |= {
+            f"marooned/{grade}_share": fmean(decision.grade == grade for decision in decisions) for grade in GRADES
+        }
+        metrics["marooned/possible_share"] = fmean(
+            decision.grade != INVALID and not decision.fault for decision in decisions
+        )
     for role in (COLONIST, TRAITOR):
-        rewards = [reward for record in records for own, reward in _rewards(record) if own == role]
+        rewards = [reward for record in records for player_role, reward in _rewards(record) if player_role == role]
         if rewards:
             metrics[f"marooned/reward_of_{role}"] = fmean(rewards)
     return metrics
@@ -322,8 +345,8 @@ def batch_metrics(records: Sequence[GameRecord]) -> dict[str, float]:
 
 def _rewards(record: GameRecord) -> list[tuple[str, float]]:
     """(role, reward) of the seat under training, or of all seats in self-play."""
-    found = [(each.role, each.reward) for each in record.seats] or [(record.role, record.reward)]
-    return [(role, reward) for role, reward in found if reward is not None]
+    rewards = [(seat.role, seat.reward) for seat in record.seats] or [(record.role, record.reward)]
+    return [(role, reward) for role, reward in rewards if reward is not None]
 
 
 GRADES = (VALID, REPAIRABLE, INVALID)

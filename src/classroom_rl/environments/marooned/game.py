@@ -1,4 +1,4 @@
-"""One game: whose turn it is, what a step does, how it ends. Pure, and equal for equal seeds and actions."""
+"""One game: whose turn it is, what a step does, and how it ends. Pure; equal seeds and actions give equal games."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from classroom_rl.environments.marooned.state import Event, new_state
 
 UNREADABLE = Fault("format", "the message held no action")
 UNLOGGED = {"turn", "energy"}
-"""Kinds of events that every step has; the log leaves them out."""
+"""Kinds of events that almost every step has. They are left out of the log."""
 
 
 class GameOver(RuntimeError):
@@ -22,8 +22,15 @@ class GameOver(RuntimeError):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did: rewards by seat in the numbers of the table, the events, and the fault of an action that was not
-    possible and became WAIT (None: it was possible)."""
+    """The result of a step.
+
+    Attributes:
+        seat: who acted.
+        action: the requested action; WAIT if the message held none.
+        rewards: by seat, unscaled, as in the reward table.
+        events: what happened.
+        fault: why the action was not possible and became WAIT; None if it was possible.
+    """
 
     seat: int
     action: Action
@@ -33,16 +40,19 @@ class StepResult:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The fault as a tuple of none or one."""
+        """The fault as a tuple of length 0 or 1."""
         return () if self.fault is None else (self.fault,)
 
 
 class Game:
-    """A game of a seed. `roles` are those of seats 1, 2, …; if None, the seed draws the traitor's seat. With
-    `traitor=False`, all are colonists.
+    """The game of a seed.
+
+    Args:
+        roles: the roles of seats 1, 2, …; if None, the seed draws the traitor's seat.
+        traitor: whether there is a traitor; without one, all sailors are colonists.
 
     Raises:
-        RulesError: if the rules cannot be played by, or if the roles do not fit them.
+        RulesError: if the rules cannot be played, or if the roles do not fit them.
     """
 
     def __init__(self, rules: Rules, seed: int, roles: Sequence[str] | None = None, traitor: bool = True):
@@ -65,7 +75,10 @@ class Game:
 
     @property
     def outcome(self) -> str | None:
-        """`escaped` (the ship is built), `stranded` (no days are left), `dead` (no colonist acts any more), or None."""
+        """`escaped` (the ship is built), `stranded` (no days are left), or `dead` (no colonist acts any more).
+
+        None while the game goes on.
+        """
         return self.state.outcome
 
     @property
@@ -74,8 +87,11 @@ class Game:
         return self.state.ship_percent() / 100
 
     def step(self, action: Action | None) -> StepResult:
-        """The sailor whose turn it is acts. The last one of a round ends it: building is done, and perhaps the day.
-        None stands for a message that holds no action: it fails, as an action does that is not possible.
+        """Take the action of the sailor whose turn it is. After the last sailor of a round, the round ends, and perhaps
+        the day.
+
+        Args:
+            action: None for a message without an action. It fails like an action that is not possible.
 
         Raises:
             GameOver: if the game is over.
@@ -90,7 +106,7 @@ class Game:
         if fault is not None:
             events.append(Event("failed", seat, sailor.fault))
         events += apply(state, sailor, action if fault is None else WAIT)
-        later = [other for other, each in state.sailors.items() if other > seat and each.active]
+        later = [other for other, other_sailor in state.sailors.items() if other > seat and other_sailor.active]
         state.seat = later[0] if later else None
         if not later:
             events += end_round(state)
@@ -98,13 +114,14 @@ class Game:
                 state.seat = state.active[0].seat
         state.log += [(day, turn, event) for event in events if event.kind not in UNLOGGED]
         rewards = rewards_of(events, self.roles, self.rules.rewards)
-        for each, amount in rewards.items():
-            self.returns[each] += amount
+        for rewarded_seat, amount in rewards.items():
+            self.returns[rewarded_seat] += amount
         self.steps += 1
         return StepResult(seat, action or WAIT, rewards, tuple(events), fault)
 
     def clone(self) -> "Game":
-        """A copy that goes its own way."""
+        """An independent copy of the game."""
+        # Without __init__, which would check the rules and draw the island again.
         copy = object.__new__(Game)
         copy.rules, copy.seed, copy.roles, copy.steps = self.rules, self.seed, self.roles, self.steps
         copy.state, copy.returns = self.state.copy(), self.returns.copy()
@@ -113,9 +130,9 @@ class Game:
 
 def _roles(rules: Rules, seed: int, roles: Sequence[str] | None, traitor: bool) -> dict[int, str]:
     if roles is None:
-        seat = Random(f"{seed}:roles").choice(rules.seats) if traitor else None
-        return {each: TRAITOR if each == seat else COLONIST for each in rules.seats}
-    known = set(roles) <= {COLONIST, TRAITOR}
-    if len(roles) != rules.sailors or not known or COLONIST not in roles or (TRAITOR in roles and not traitor):
+        traitor_seat = Random(f"{seed}:roles").choice(rules.seats) if traitor else None
+        return {seat: TRAITOR if seat == traitor_seat else COLONIST for seat in rules.seats}
+    are_known = set(roles) <= {COLONIST, TRAITOR}
+    if len(roles) != rules.sailors or not are_known or COLONIST not in roles or (TRAITOR in roles and not traitor):
         raise RulesError(f"{rules.sailors} sailors need as many roles, a colonist among them; given: {list(roles)}")
     return dict(zip(rules.seats, roles, strict=True))

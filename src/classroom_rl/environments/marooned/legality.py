@@ -1,6 +1,6 @@
-"""Which actions are possible now, and why one is not.
+"""Which actions are possible now, and why an action is not.
 
-A fault is found in the sailor's own observation, so its reason can tell nothing that the sailor must not know.
+Faults are determined from the sailor's own observation, so their reasons reveal nothing that the sailor must not know.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,28 +25,29 @@ ENERGY = "energy"
 
 @dataclass(frozen=True)
 class Fault:
-    """Why an action is not possible now; the category is `impossible` or `energy`."""
+    """Why an action is not possible now. `category` is `impossible` or `energy`."""
 
     category: str
     text: str
 
 
 Check = Callable[[Observation, Rules, tuple], str | None]
-"""Says why an action with these arguments is not possible; None if it is."""
+"""Returns why an action with these arguments is not possible, or None if it is."""
 
 
 def fault_of(game: Played, seat: int, action: Action) -> Fault | None:
-    """Why a sailor cannot do this now; None if it is possible. It does not ask whose turn it is."""
+    """Why a sailor cannot do an action now; None if it is possible. Whose turn it is does not matter."""
     return fault_in(observe(game, seat), game.rules, action)
 
 
 def possible_actions(game: Played, seat: int) -> list[Action]:
-    """All actions that a sailor can do now; one sample of those with free text. Empty for one who acts no more."""
+    """All actions that are possible for a sailor now, those with free text with one sample text. Empty for a sailor who
+    acts no more."""
     return possible_in(observe(game, seat), game.rules)
 
 
 def fault_in(view: Observation, rules: Rules, action: Action) -> Fault | None:
-    """`fault_of`, for a sailor who sees this."""
+    """The same as `fault_of`, from the sailor's observation."""
     if not view.active:
         return Fault(IMPOSSIBLE, "you act no more")
     if action.name in rules.phase(view.turn).closed:
@@ -65,12 +66,12 @@ def fault_in(view: Observation, rules: Rules, action: Action) -> Fault | None:
 
 
 def possible_in(view: Observation, rules: Rules) -> list[Action]:
-    """`possible_actions`, for a sailor who sees this."""
+    """The same as `possible_actions`, from the sailor's observation."""
     return [action for action in _candidates(view, rules) if fault_in(view, rules, action) is None]
 
 
 def _candidates(view: Observation, rules: Rules) -> Iterator[Action]:
-    """Actions with arguments that can be possible; it leaves out only what cannot."""
+    """Yields a superset of the possible actions, with all arguments that may be possible."""
     yield WAIT
     yield from (action_of("MOVE", direction) for direction in DIRECTIONS)
     yield from (action_of("UP"), action_of("DOWN"))
@@ -80,9 +81,9 @@ def _candidates(view: Observation, rules: Rules) -> Iterator[Action]:
         ("DEPOSIT", view.pack, rules.pack),
         ("WITHDRAW", view.store, free),
     ):
-        for kind, there in pieces.items():
+        for kind, available in pieces.items():
             if name == "GATHER" or kind in STORABLE:
-                yield from (action_of(name, kind, number) for number in range(1, min(there, most, 99) + 1))
+                yield from (action_of(name, kind, number) for number in range(1, min(available, most, 99) + 1))
     yield from (action_of(name, part) for name in ("BUILD", "SABOTAGE") for part in rules.part)
     foods = [kind for kind in view.pack if kind in rules.energy.food]
     yield from (action_of("EAT", food) for food in foods)
@@ -108,9 +109,9 @@ def _stairs(name: str) -> Check:
 
 def _gather(view: Observation, rules: Rules, args: tuple) -> str | None:
     kind, number = args
-    there = view.here.get(kind, 0)
-    if number > there:
-        return f"{there} {kind} lie here" if there else f"no {kind} lies here"
+    available = view.here.get(kind, 0)
+    if number > available:
+        return f"{available} {kind} lie here" if available else f"no {kind} lies here"
     if number > rules.gather_limit:
         return f"at most {rules.gather_limit} pieces can be gathered at a time"
     return _pack_is_full(view, rules, number)
@@ -150,7 +151,7 @@ def _build(view: Observation, rules: Rules, args: tuple) -> str | None:
 
 
 def why_not_build(view: Observation, rules: Rules, name: str) -> str | None:
-    """Why nobody can build a part now; None if its turn has come and its material is there."""
+    """Why nobody can build a part now; None if its predecessor is finished and its material is in the store."""
     part = rules.part.get(name)
     if part is None:
         return f"the ship has no {name}"
@@ -161,7 +162,7 @@ def why_not_build(view: Observation, rules: Rules, name: str) -> str | None:
         return f"the {part.after} comes before the {name}"
     lacking = {kind: number - view.store.get(kind, 0) for kind, number in part.material.items()}
     lacking = {kind: number for kind, number in lacking.items() if number > 0}
-    if lacking and not turns:
+    if lacking and not turns:  # a part takes all its material with its first building turn
         return "the store lacks " + ", ".join(f"{number} {kind}" for kind, number in lacking.items())
     return None
 

@@ -1,4 +1,6 @@
-"""What a player writes: `REASONING: …` and `ACTION: …`, in the exact grammar or so that rules can mend it."""
+"""Parses the messages of players: `REASONING: …` and `ACTION: …`, in the exact grammar or in a form that rules can
+repair.
+"""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ _LABEL = re.compile(r"^[ \t*_#>-]*(reasoning|action)[ \t*_]*:[ \t*_]*", re.IGNOR
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it was read. `action` is the action that it means, mended if need be; None if `grade` is invalid."""
+    """A parsed message. `grade` is `valid`, `repairable` or `invalid`. `action` is the action, repaired if necessary;
+    None if the message is invalid."""
 
     reasoning: str
     action_text: str
@@ -27,13 +30,13 @@ class Message:
 
 
 def format_message(reasoning: str, action: Action) -> str:
-    """The message with this action; the reasoning becomes one line."""
+    """A message with this action in the exact form; the reasoning becomes one line."""
     return f"REASONING: {' '.join(reasoning.split()) or '-'}\nACTION: {format_action(action)}"
 
 
 def parse_message(text: str) -> Message:
-    """Read a message. It is *valid* if it is in the exact form, *repairable* if it has one ACTION line and rules can
-    mend the rest, and else *invalid*."""
+    """Parse a message. It is *valid* if it has the exact form, *repairable* if it has one ACTION line and rules can
+    repair the rest, and otherwise *invalid*."""
     labels = list(_LABEL.finditer(text))
     actions = [label for label in labels if label[1].upper() == "ACTION"]
     if len(actions) != 1:
@@ -52,12 +55,12 @@ def parse_message(text: str) -> Message:
 
 
 def read_action(text: str) -> Action | None:
-    """The action that a message means, mended if need be; None if there is none. An action alone is enough."""
+    """The action of a message, repaired if necessary; None if it has none. The text may also be just an action."""
     return parse_message(text).action if _LABEL.search(text) else repair(text)
 
 
 def _reasoning_of(text: str, labels: list[re.Match[str]]) -> str:
-    """What stands between the label of the reasoning, or the beginning, and the next label."""
+    """The text from the REASONING label, or from the beginning, to the next label."""
     start = next((label.end() for label in labels if label[1].upper() == "REASONING"), 0)
     end = next((label.start() for label in labels if label.start() >= start), len(text))
     return text[start:end].strip()
@@ -80,14 +83,15 @@ _SPELLINGS = {"BERRIES": "BERRY", "FIBER": "FIBRE", "FIBERS": "FIBRE"}
 _SPELLINGS |= {f"{thing}S": thing for thing in THINGS} | {direction[0]: direction for direction in DIRECTIONS}
 _FILLERS = {"THE", "A", "AN", "SOME", "PIECE", "PIECES", "OF", "SAILOR", "PLAYER", "FOR", "PACK", "FOOD", "MY"}
 _FILLERS |= {"FROM", "TO", "AT", "ON", "TOWARDS", "BASE", "STORE", "IN", "INTO"}
-"""Words that carry no argument: the grammar's own prepositions are put back where they belong."""
+"""Words that are not arguments. They are dropped; `format_action` puts the grammar's own prepositions back."""
 _NUMBERED = re.compile(rf"({'|'.join((*THINGS, *_SPELLINGS))})[_#-]?[0-9]{{2,}}")
-"""A piece by number, such as WOOD001; pieces have no numbers, so it means one of them."""
+"""A thing with a number, such as WOOD001. Pieces have no numbers, so it stands for one piece."""
 _COUNTED = {"GATHER", "DEPOSIT", "WITHDRAW"}
+"""Actions with a number of pieces; without one, it is 1."""
 
 
 def repair(text: str) -> Action | None:
-    """The action that rules can make of a text, such as `I will go north.`; None if it is not clear."""
+    """The action that rules can read from a text such as `I will go north.`; None if it is not clear."""
     line = re.sub(r"\s+", " ", text).strip(" \"'`*“”‘’")
     while (opening := _OPENINGS.match(line)) is not None:
         line = line[opening.end() :]
@@ -102,9 +106,9 @@ def repair(text: str) -> Action | None:
         if verb == "SPEAK":
             return Action("SPEAK", (_spoken(re.sub(r"(?i)^to (all|everyone|everybody)\b", "", rest)),))
         if verb == "WHISPER":
-            found = re.fullmatch(r"(?i)(?:to )?(?:sailor )?([1-9])\s*[:,]?\s+(.+)", rest)
-            return Action("WHISPER", (int(found[1]), _spoken(found[2]))) if found else None
-        return _repaired_words(verb, rest)
+            match = re.fullmatch(r"(?i)(?:to )?(?:sailor )?([1-9])\s*[:,]?\s+(.+)", rest)
+            return Action("WHISPER", (int(match[1]), _spoken(match[2]))) if match else None
+        return _action_from_words(verb, rest)
     except ActionError:
         return None
 
@@ -113,8 +117,8 @@ def _spoken(text: str) -> str:
     return text.strip(" :\"'“”")
 
 
-def _repaired_words(verb: str, rest: str) -> Action | None:
-    """An action without free text from its verb and the words after it, which may stand in another order.
+def _action_from_words(verb: str, rest: str) -> Action | None:
+    """An action without free text, from its verb and the words after it, in any order.
 
     Raises:
         ActionError: if the words are not the action's arguments.
@@ -145,13 +149,14 @@ def _repaired_words(verb: str, rest: str) -> Action | None:
 
 
 KNOWN_WORDS = frozenset((*ACTIONS, *_VERBS, *DIRECTIONS, *THINGS, *PARTS, *FOODS, "REASONING", "ACTION"))
-"""Words by which a text is recognised as an attempt at an action."""
+"""A text with one of these words counts as an attempt at an action."""
 
 
 def reasoning(view: Observation, rules: Rules, action: Action) -> str:
-    """What a sailor has, sees and can do, and why it does an action: a small model acts on what it has just said."""
-    known = f"I hold {pieces_text(view.pack)}; near is {nearest_text(view, rules)}"
-    return f"{known}; possible is {possible_text(view, rules)}; {_why(view, rules, action)}"
+    """What a sailor has, sees and can do, and why it does an action. This precedes the action, because a small model
+    acts on what it has just written."""
+    situation = f"I hold {pieces_text(view.pack)}; near is {nearest_text(view, rules)}"
+    return f"{situation}; possible is {possible_text(view, rules)}; {_why(view, rules, action)}"
 
 
 def _why(view: Observation, rules: Rules, action: Action) -> str:
@@ -159,15 +164,16 @@ def _why(view: Observation, rules: Rules, action: Action) -> str:
         meaning = ACTIONS[action.name].meaning
         return meaning[0].lower() + meaning[1:]
     gathers = view.load < rules.pack and view.turn < rules.last_turn("GATHER")
-    for number, (place, kind) in enumerate(in_sight_for_ship(view, rules) if gathers else ()):
+    for rank, (place, kind) in enumerate(in_sight_for_ship(view, rules) if gathers else ()):
+        # The nearest pile was just named ("near is …"), so it is not named again.
         if _leads(view, rules, place, action):
-            return f"I go for {kind} {way_text(rules, view.place, place)}." if number else "I go there."
+            return f"I go for {kind} {way_text(rules, view.place, place)}." if rank else "I go there."
     if _leads(view, rules, rules.base, action):
         return f"I go to the base {way_text(rules, view.place, rules.base)}."
     return f"I look around {action.args[0]}."
 
 
-def _leads(view: Observation, rules: Rules, place: Place, step: Action) -> bool:
-    """Whether the way to a place begins with a step."""
-    way = way_to(rules, view.place, place)
+def _leads(view: Observation, rules: Rules, target: Place, step: Action) -> bool:
+    """Whether a step is the first one on the way to a target."""
+    way = way_to(rules, view.place, target)
     return way is not None and way[1] == step

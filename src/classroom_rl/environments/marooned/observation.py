@@ -1,4 +1,4 @@
-"""What one sailor may know. Everything that a player, a prompt or a fault is made from comes from here."""
+"""What one sailor may know. Players, prompts and faults use only this, so they cannot leak hidden information."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,8 @@ ACTIVE, REMOVED, DIED = "active", "removed", "dead"
 
 
 class Other(NamedTuple):
-    """Another sailor as all see it. `place` is None unless the observer sees it; `health` is empty without symptoms."""
+    """Another sailor as the observer sees it. `energy` is rounded. `health` is empty without symptoms. `place` is None
+    if the observer does not see the sailor."""
 
     seat: int
     status: str
@@ -21,9 +22,15 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """What a sailor knows now. `piles` is what lies in sight, `offers` holds (giver, food) offered to the sailor, and
-    `offered_to` whom the sailor's own offers wait for; `load` counts the pack and those. `last_fault` says why the
-    sailor's last action failed, and is empty if it did not."""
+    """What a sailor knows now. rules_docs.SEEN describes every field.
+
+    Attributes:
+        piles: the piles in sight, by place and kind.
+        load: the number of pieces in the pack and on offer.
+        offers: pairs (giver, food) of what is offered to the sailor.
+        offered_to: the seats to which the sailor offers something.
+        last_fault: why the sailor's last action failed; empty if it did not.
+    """
 
     seat: int
     role: str
@@ -56,7 +63,7 @@ class Observation:
 
     @property
     def here(self) -> dict[str, int]:
-        """What lies where the sailor stands."""
+        """The pile at the sailor's place."""
         return self.piles.get(self.place, {})
 
 
@@ -64,7 +71,7 @@ def observe(game: Played, seat: int) -> Observation:
     """What the sailor of a seat knows now.
 
     Raises:
-        KeyError: if no sailor has the seat.
+        KeyError: if there is no such seat.
     """
     return observe_state(game.state, seat)
 
@@ -90,7 +97,7 @@ def observe_state(state: State, seat: int) -> Observation:
         hidden=me.hidden.copy(),
         load=state.load(seat),
         frames_left=me.frames_left if me.role == TRAITOR else 0,
-        others={each.seat: _other(state, me, each, sight) for each in state.sailors.values() if each is not me},
+        others={sailor.seat: _other(state, me, sailor, sight) for sailor in state.sailors.values() if sailor is not me},
         piles=_piles(state, me, sight),
         store=state.store.copy(),
         turns_built=state.turns_built.copy(),
@@ -106,29 +113,30 @@ def observe_state(state: State, seat: int) -> Observation:
 
 
 def _piles(state: State, me: Sailor, sight: int) -> dict[Place, dict[str, int]]:
-    """What lies in sight. Only the traitor knows poison tablets when they lie there."""
+    """The piles in sight. Only the traitor sees poison tablets."""
     level, x, y = me.place
-    found = {}
+    piles = {}
     for place, pile in state.piles.items():
         if place[0] == level and abs(place[1] - x) <= sight and abs(place[2] - y) <= sight:
-            shown = pile.copy()
+            visible = pile.copy()
             if me.role != TRAITOR:
-                shown.pop(TABLET, None)
-            if shown:
-                found[place] = shown
-    return found
+                visible.pop(TABLET, None)
+            if visible:
+                piles[place] = visible
+    return piles
 
 
 def _other(state: State, me: Sailor, sailor: Sailor, sight: int) -> Other:
     if not sailor.active:
         return Other(sailor.seat, REMOVED if sailor.alive else DIED, 0, "", None)
+    # The traitor always sees where the others are.
     seen = me.role == TRAITOR or in_sight(me.place, sailor.place, sight)
     energy = state.rules.shown_energy(sailor.energy)
     return Other(sailor.seat, ACTIVE, energy, _health(sailor, state.rules), sailor.place if seen else None)
 
 
 def _health(sailor: Sailor, rules: Rules) -> str:
-    """The visible symptoms; a poison that shows none yet is known to nobody."""
+    """The visible symptoms. Poison without symptoms is known to nobody, not even to the poisoned sailor."""
     nights = sailor.poison_nights or 0
     if nights >= rules.poison.severe:
         return "severe symptoms"

@@ -1,12 +1,12 @@
 """Marooned for PettingZoo: the agents `sailor_1`, `sailor_2`, … take turns.
 
-An observation is a dict: `text` is what the sailor knows now, as a model reads it. With `actions="discrete"` an
-action is the number of a command in a fixed list, and the observation has an `action_mask` of the possible ones. With
-`actions="text"` an action is a message (`REASONING: …`, `ACTION: …`) or a command alone, such as `MOVE NORTH`.
-An action that is not possible, or that cannot be read, becomes WAIT and costs a little.
+An observation is a dict. `text` is what the sailor knows now, as a model would read it. With `actions="discrete"`, an
+action is the index of a command in a fixed list, and the observation has an `action_mask` of the possible commands.
+With `actions="text"`, an action is a message (`REASONING: …`, `ACTION: …`) or just a command, such as `MOVE NORTH`.
+An impossible or unreadable action becomes WAIT and costs a small penalty.
 
-A sailor who dies or is removed by a vote is terminated, and PettingZoo takes it out with its next step, which must be
-None. The end of a game terminates all who are left; nothing is ever truncated.
+A sailor who dies or is removed by a vote is terminated; PettingZoo removes the agent with its next step, whose action
+must be None. The end of a game terminates all remaining agents. Nothing is ever truncated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,14 +36,14 @@ else:
 
 DISCRETE, TEXT = "discrete", "text"
 LONGEST_TEXT = 100_000
-"""Characters of the texts that the spaces admit; real ones have some hundred to some thousand."""
+"""The most characters of a text in the spaces. Real texts have some hundreds to some thousands."""
 ISLANDS = 10**9
-"""Seeds are below this number, as in the files of problems."""
+"""Drawn seeds are below this number, as in the files of problems."""
 
 
 def env(preset: str = "tiny", seed: int | None = None, **options: Any) -> "AECEnv":
-    """The game in PettingZoo's usual wrappers, which refuse actions outside of the space and calls in a wrong order.
-    The arguments and errors are those of `raw_env`."""
+    """The game in PettingZoo's usual wrappers, which refuse actions outside the space and calls in the wrong order.
+    Arguments and errors are those of `raw_env`."""
     game = raw_env(preset, seed, **options)
     if game.actions == DISCRETE:
         game = wrappers.AssertOutOfBoundsWrapper(game)
@@ -51,8 +51,8 @@ def env(preset: str = "tiny", seed: int | None = None, **options: Any) -> "AECEn
 
 
 def commands(rules: Rules) -> tuple[str, ...]:
-    """The fixed list of commands behind discrete actions: every command that can ever be possible by these rules, with
-    one sample of spoken text."""
+    """The fixed list of commands for discrete actions: every command that can ever be possible under these rules. Free
+    text is a sample text."""
     return tuple(format_action(action) for form in ACTIONS for action in _actions_of(form, rules))
 
 
@@ -64,10 +64,10 @@ def _actions_of(name: str, rules: Rules) -> Iterator[Action]:
     if name in ("DEPOSIT", "WITHDRAW"):
         words["thing"] = STORABLE
     words |= {"number": range(1, min(pieces, 99) + 1), "sailor": rules.seats}
-    found: list[tuple[str | int, ...]] = [()]
+    arguments: list[tuple[str | int, ...]] = [()]
     for kind in ACTIONS[name].types:
-        found = [(*args, word) for args in found for word in words[kind]]
-    yield from (action_of(name, *args) for args in found)
+        arguments = [(*args, word) for args in arguments for word in words[kind]]
+    yield from (action_of(name, *args) for args in arguments)
 
 
 class AnyText(_Text):
@@ -78,11 +78,11 @@ class AnyText(_Text):
         self.samples = tuple(samples)
 
     def contains(self, x: Any) -> bool:
-        """Whether it is a text, and not too long."""
+        """Whether `x` is a text and not too long."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """One of the sample texts; masks are not used."""
+        """One of the sample texts; masks are ignored."""
         return self.samples[int(self.np_random.integers(len(self.samples)))]
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class AnyText(_Text):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """A text of any script has no flat form."""
+        """False: texts in any script cannot be flattened to a fixed-size array."""
         return False
 
 
@@ -99,19 +99,19 @@ class raw_env(AECEnv):
 
     Args:
         preset: the rules, `tiny` or `seed`.
-        seed: the island of the first game; each `reset` without a seed goes on to the next island. None draws one.
-        has_traitor: whether one of the sailors is a traitor; which one follows from the island.
-        roles: the roles of sailors 1, 2, …, in place of those that follow from the island.
+        seed: the island of the first game. Each `reset` without a seed goes to the next island. None draws one.
+        has_traitor: whether one of the sailors is a traitor; the island determines which one.
+        roles: the roles of sailors 1, 2, …, instead of those that the island determines.
         actions: `discrete` or `text`.
-        render_mode: `ansi` makes `render` return text, `human` makes it print; None is allowed, too.
+        render_mode: with `ansi`, `render` returns text; with `human`, it prints. None is like `ansi`.
 
     Attributes:
-        commands: the commands behind discrete actions.
-        game: the game that is being played. It holds what the sailors must not know.
+        commands: the commands of discrete actions, by index.
+        game: the current game. It contains what the sailors must not know.
 
-    `infos` have for each agent its `role`, its `prompt` (the rules as a model reads them, the same for the whole game),
-    its `fault` (why its last action was not possible; "" if it was), and the `outcome` of the game ("" until its end).
-    Rewards are those of the rules times `rules.reward_scale`.
+    `infos` contains for each agent its `role`, its `prompt` (the rules as a model reads them, constant during a game),
+    its `fault` (why its last action was not possible; "" if it was), and the game's `outcome` ("" until its end).
+    Rewards are those of the rules, multiplied by `rules.reward_scale`.
 
     Raises:
         ImportError: if pettingzoo is not installed.
@@ -132,13 +132,13 @@ class raw_env(AECEnv):
     ):
         if _MISSING is not None:
             raise ImportError(f"Marooned for PettingZoo needs pettingzoo: pip install pettingzoo ({_MISSING})")
-        for key, given, known in (
+        for key, value, choices in (
             ("preset", preset, tuple(PRESETS)),
             ("actions", actions, (DISCRETE, TEXT)),
             ("render_mode", render_mode, (None, *self.metadata["render_modes"])),
         ):
-            if given not in known:
-                raise ConfigError(f"{key} is {given!r}; it can be {', '.join(map(str, known))}")
+            if value not in choices:
+                raise ConfigError(f"{key} is {value!r}; it can be {', '.join(map(str, choices))}")
         super().__init__()
         self.rules, self.actions, self.render_mode = PRESETS[preset], actions, render_mode
         self.commands = commands(self.rules)
@@ -147,14 +147,14 @@ class raw_env(AECEnv):
         self._seats = dict(zip(self.possible_agents, self.rules.seats, strict=True))
         self._setup = {"roles": roles, "traitor": has_traitor}
         self._next_island = Random().randrange(ISLANDS) if seed is None else seed
-        self._number_of = {command: number for number, command in enumerate(self.commands)}
+        self._number_of = {command: index for index, command in enumerate(self.commands)}
         self._spaces = {agent: (self._observations(), self._choices()) for agent in self.possible_agents}
 
     def _observations(self) -> "spaces.Dict":
-        seen: dict[str, Any] = {"text": AnyText(("",))}
+        parts: dict[str, Any] = {"text": AnyText(("",))}
         if self.actions == DISCRETE:
-            seen["action_mask"] = spaces.MultiBinary(len(self.commands))
-        return spaces.Dict(seen)
+            parts["action_mask"] = spaces.MultiBinary(len(self.commands))
+        return spaces.Dict(parts)
 
     def _choices(self) -> "spaces.Space":
         if self.actions == DISCRETE:
@@ -162,8 +162,8 @@ class raw_env(AECEnv):
         return AnyText(self.commands)
 
     def observation_space(self, agent: str) -> "spaces.Space":
-        """A dict of `text`, and with discrete actions of `action_mask`: int8, 1 where the command of this number is
-        possible."""
+        """A dict with `text`, and for discrete actions with `action_mask`: int8 of shape (number of commands,), 1 where
+        the command is possible."""
         return self._spaces[agent][0]
 
     def action_space(self, agent: str) -> "spaces.Space":
@@ -171,7 +171,7 @@ class raw_env(AECEnv):
         return self._spaces[agent][1]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Begin the game of an island; `options` are not used."""
+        """Begin the game of an island; `options` are ignored."""
         island = self._next_island if seed is None else seed
         self._next_island = island + 1
         self.game = Game(self.rules, island, **self._setup)
@@ -189,21 +189,21 @@ class raw_env(AECEnv):
         self._skip_agent_selection = None
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """What a sailor knows now. Who acts no more can do nothing: its mask is zero everywhere."""
+        """What a sailor knows now. For a sailor who acts no more, the mask is zero everywhere."""
         seat = self._seats[agent]
-        seen: dict[str, Any] = {"text": observation_text(self.rules, observe(self.game, seat))}
+        observation: dict[str, Any] = {"text": observation_text(self.rules, observe(self.game, seat))}
         if self.actions == DISCRETE:
             mask = np.zeros(len(self.commands), dtype=np.int8)
             mask[[self._number_of[command] for command in self.possible(agent)]] = 1
-            seen["action_mask"] = mask
-        return seen
+            observation["action_mask"] = mask
+        return observation
 
     def possible(self, agent: str) -> list[str]:
-        """The commands that a sailor can give now, with one sample of spoken text."""
+        """The commands that are possible for a sailor now. Commands with free text have a sample text."""
         return [format_action(action) for action in possible_actions(self.game, self._seats[agent])]
 
     def step(self, action: Any) -> None:
-        """The agent whose turn it is acts: with the number of a command, with a text, or with None if it is terminated.
+        """Take the action of the agent whose turn it is: the index of a command, a text, or None if it is terminated.
 
         Raises:
             ValueError: if a terminated agent is given an action, or if the action is not in the action space.
@@ -218,11 +218,11 @@ class raw_env(AECEnv):
         text = self.commands[action] if self.actions == DISCRETE else action
         result = self.game.step(read_action(text))
         scale = self.rules.reward_scale
-        self.rewards = {each: result.rewards[self._seats[each]] * scale for each in self.agents}
+        self.rewards = {name: result.rewards[self._seats[name]] * scale for name in self.agents}
         self.infos[agent]["fault"] = "" if result.fault is None else result.fault.text
-        for each in self.agents:
-            self.terminations[each] = self.game.over or not self.game.state.sailors[self._seats[each]].active
-            self.infos[each]["outcome"] = self.game.outcome or ""
+        for name in self.agents:
+            self.terminations[name] = self.game.over or not self.game.state.sailors[self._seats[name]].active
+            self.infos[name]["outcome"] = self.game.outcome or ""
         self.agent_selection = self._whose_turn()
         self._accumulate_rewards()
         self._deads_step_first()
@@ -230,11 +230,11 @@ class raw_env(AECEnv):
             self.render()
 
     def _whose_turn(self) -> str:
-        """The agent that acts next; when the game is over, any that is left."""
+        """The agent that acts next; when the game is over, any remaining one."""
         return self.agents[0] if self.game.seat is None else f"sailor_{self.game.seat}"
 
     def render(self) -> str | None:
-        """The whole island as text, hidden things included; printed if the mode is `human`."""
+        """The whole island as text, including what is hidden from the sailors; printed if the mode is `human`."""
         text = render(self.game)
         if self.render_mode == "human":
             print(text)
@@ -242,4 +242,4 @@ class raw_env(AECEnv):
         return text
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing: there are no resources to release."""

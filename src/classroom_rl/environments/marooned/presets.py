@@ -1,4 +1,4 @@
-"""The two islands that are shipped: `tiny` for quick games and short prompts, `seed` for the whole game."""
+"""The two sets of rules that ship with the project: `tiny` for quick games and short prompts, `seed` for full games."""
 
 from classroom_rl.environments.marooned.rules import Level, Part, Phase, Place, Rules, Stairs, Traitor, Vein
 
@@ -8,7 +8,7 @@ _AT_THE_FIRE = frozenset({"MOVE", "UP", "DOWN", "GATHER"})
 
 
 def _phases(morning: int, exploration: int, back: int, discussion: int) -> tuple[Phase, ...]:
-    """The four phases by their last turns."""
+    """The four phases of a day, from the last turn of each."""
     return (
         Phase("morning", morning, _NO_WORK),
         Phase("exploration", exploration, _NO_VOTE),

@@ -1,5 +1,5 @@
-"""The prompts, made from the rules and an observation, so that they cannot contradict them; and the game as text for
-people.
+"""The prompts, and the game as text for people. Prompts are generated from the rules and an observation, so that they
+cannot contradict the game.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,8 @@ SHOWN_EVENTS = 10
 
 
 def render(game: Game, seat: int | None = None) -> str:
-    """The whole game, or what the sailor of one seat sees of it. What that sailor does not see is blank on the map."""
+    """The whole game as text, or, with `seat`, only what the sailor of that seat sees. Unseen cells are blank on the
+    map."""
     view = None if seat is None else observe(game, seat)
     state = game.state
     lines = [f"Day {state.day}, turn {state.turn}, {state.outcome or 'playing'}{', fog' if state.foggy else ''}"]
@@ -55,8 +56,8 @@ def _map_lines(game: Game, level: int, view: Observation | None) -> list[str]:
     lines = []
     for y in range(size.height):
         places = [Place(level, x, y) for x in range(size.width)]
-        seen = [view is None or in_sight(view.place, place, view.sight) for place in places]
-        cells = (marks.get(place, ".") if shown else " " for place, shown in zip(places, seen, strict=True))
+        visible = [view is None or in_sight(view.place, place, view.sight) for place in places]
+        cells = (marks.get(place, ".") if seen else " " for place, seen in zip(places, visible, strict=True))
         lines.append(" ".join(cells).rstrip())
     return lines
 
@@ -94,11 +95,11 @@ _GOALS = {
     TRAITOR: "You are the traitor: keep the ship unfinished for {days} days of {turns} turns, undiscovered.",
 }
 BRINGS_ON = ("GATHER", "DEPOSIT", "BUILD", "EAT", "TAKE")
-"""Actions that feed the sailor or lead to the ship; an observation names those that are possible."""
+"""Actions that feed the sailor or advance the ship. An observation lists those that are possible."""
 
 
 def system_prompt(rules: Rules, role: str) -> str:
-    """What a player of a role must know of the rules, and how to answer.
+    """What a player of a role must know about the rules, and the format of the answer.
 
     Raises:
         KeyError: if there is no such role.
@@ -128,7 +129,7 @@ def system_prompt(rules: Rules, role: str) -> str:
 
 
 def forms_of(rules: Rules, role: str) -> list[Form]:
-    """The actions that a role can ever do by these rules."""
+    """The actions that a role can ever do under these rules."""
     return [
         form
         for form in ACTIONS.values()
@@ -145,8 +146,8 @@ def _island_lines(rules: Rules) -> list[str]:
     stairs = ", ".join(f"{_place_text(rules, s.lower)} UP to {_place_text(rules, s.upper)}" for s in rules.stairs)
     kinds = []
     for level, size in enumerate(rules.levels):
-        found = dict.fromkeys(vein.kind for vein in rules.veins if vein.level == level and vein.kind != "TABLET")
-        kinds.append(f"{size.name}: {', '.join(found)}")
+        level_kinds = dict.fromkeys(vein.kind for vein in rules.veins if vein.level == level and vein.kind != "TABLET")
+        kinds.append(f"{size.name}: {', '.join(level_kinds)}")
     return [
         f"Island: {sizes}; x grows to the EAST, y to the SOUTH; base {_place_text(rules, rules.base)}.",
         f"Stairs: {stairs}.",
@@ -155,20 +156,20 @@ def _island_lines(rules: Rules) -> list[str]:
 
 
 def _sight_text(rules: Rules) -> str:
-    """How far one sees without fog: one number, or one for each level."""
+    """How far a sailor sees without fog: one number, or one for each level."""
     if len({level.sight for level in rules.levels}) == 1:
         return str(rules.levels[0].sight)
     return ", ".join(f"{level.name} {level.sight}" for level in rules.levels)
 
 
 def _place_text(rules: Rules, place: Place, level: int | None = None) -> str:
-    """A place with its level's name, unless that is the given level or the only one."""
-    known = place.level == level or len(rules.levels) == 1
-    return f"{'' if known else rules.levels[place.level].name + ' '}({place.x},{place.y})"
+    """A place with the name of its level, unless it is on `level` or the island has only one."""
+    is_obvious = place.level == level or len(rules.levels) == 1
+    return f"{'' if is_obvious else rules.levels[place.level].name + ' '}({place.x},{place.y})"
 
 
 def _phase_texts(rules: Rules) -> list[str]:
-    """What is not possible in which turns."""
+    """The turns of the phases in which some actions are not possible, with these actions."""
     texts, first = [], 1
     for phase in rules.phases:
         closed = [name for name in ACTIONS if name in phase.closed and (rules.stairs or name not in ("UP", "DOWN"))]
@@ -190,20 +191,21 @@ def _action_text(form: Form) -> str:
 
 
 def decision_prompt(rules: Rules, view: Observation, show_rules: bool = True) -> list[dict[str, str]]:
-    """The chat messages that ask a sailor for a decision: the rules, if they are to be shown, and what the sailor knows
-    now."""
-    known = {"role": "user", "content": observation_text(rules, view)}
-    return [{"role": "system", "content": system_prompt(rules, view.role)}, known] if show_rules else [known]
+    """The chat messages that ask a sailor for a decision: the rules, if `show_rules`, and what the sailor knows now."""
+    observation = {"role": "user", "content": observation_text(rules, view)}
+    if not show_rules:
+        return [observation]
+    return [{"role": "system", "content": system_prompt(rules, view.role)}, observation]
 
 
 def observation_text(rules: Rules, view: Observation) -> str:
     """What a sailor knows now, as text."""
-    lines = [f"You are sailor {view.seat}, {view.role}.", *_common_lines(rules, view), *_said_lines(view)]
+    lines = [f"You are sailor {view.seat}, {view.role}.", *_common_lines(rules, view), *_message_lines(view)]
     return "\n".join([*lines, *_own_lines(rules, view)])
 
 
 def _own_lines(rules: Rules, view: Observation) -> list[str]:
-    """What the next action depends on most; it stands last, next to the answer."""
+    """What the next action depends on most. It comes last, right before the answer."""
     base = "base" if view.place == rules.base else f"base {way_text(rules, view.place, rules.base)}"
     here = f"{_place_text(rules, view.place)}, {base}"
     fed = "fed" if view.fed else "not fed"
@@ -233,16 +235,17 @@ def ways_text(view: Observation, rules: Rules) -> str:
 
 
 def possible_text(view: Observation, rules: Rules) -> str:
-    """The actions of `BRINGS_ON` that the rules allow now, with the most pieces of each kind, or `nothing`. BUILD is
-    named for a single sailor, too: whether others build in the same turn is not known yet."""
+    """The actions of `BRINGS_ON` that the rules allow now, each kind with the most pieces, or `nothing`. BUILD is
+    listed even for a single sailor: it is not known yet whether others build in the same turn."""
     possible = [action for action in possible_in(view, rules) if action.name in BRINGS_ON]
-    most = {(action.name, action.args[0]): action for action in sorted(possible, key=lambda each: each.args[1:])}
-    named = sorted(most, key=lambda each: (BRINGS_ON.index(each[0]), each[1]))
-    return ", ".join(format_action(most[each]) for each in named) or "nothing"
+    # Sorted by number, so that the action with the most pieces overwrites the others.
+    by_kind = {(action.name, action.args[0]): action for action in sorted(possible, key=lambda action: action.args[1:])}
+    keys = sorted(by_kind, key=lambda key: (BRINGS_ON.index(key[0]), key[1]))
+    return ", ".join(format_action(by_kind[key]) for key in keys) or "nothing"
 
 
 def nearest_text(view: Observation, rules: Rules) -> str:
-    """What lies nearest of what the ship lacks, and the way there; `nothing` if none is in sight."""
+    """The nearest thing in sight that the ship lacks, and the way there; `nothing` if there is none."""
     piles = in_sight_for_ship(view, rules)
     return f"{piles[0][1]} {way_text(rules, view.place, piles[0][0])}" if piles else "nothing"
 
@@ -253,10 +256,10 @@ def pieces_text(pieces: Mapping[str, int]) -> str:
 
 
 def _sights(view: Observation, rules: Rules) -> str:
-    """The nearest pile of each kind elsewhere, the nearest first."""
+    """The nearest visible pile of each kind, not counting the sailor's own place; the nearest first."""
     nearest: dict[str, Place] = {}
     places = view.piles.keys() - {view.place}
-    for place in sorted(places, key=lambda each: (steps_between(view.place, each) or 0, each)):
+    for place in sorted(places, key=lambda place: (steps_between(view.place, place) or 0, place)):
         for kind in sorted(view.piles[place]):
             nearest.setdefault(kind, place)
     sights = (
@@ -266,18 +269,19 @@ def _sights(view: Observation, rules: Rules) -> str:
 
 
 def way_text(rules: Rules, place: Place, target: Place) -> str:
-    """The way to a place of the same level, the longer side first, as `3 EAST 1 NORTH`; else the place."""
+    """The way to a place on the same level, the longer leg first, such as `3 EAST 1 NORTH`. On another level, the
+    place."""
     if place.level != target.level:
         return _place_text(rules, target, place.level)
     east, south = target.x - place.x, target.y - place.y
-    sides = [(abs(east), "EAST" if east > 0 else "WEST"), (abs(south), "SOUTH" if south > 0 else "NORTH")]
-    sides.sort(key=lambda side: -side[0])
-    return " ".join(f"{steps} {direction}" for steps, direction in sides if steps) or "here"
+    legs = [(abs(east), "EAST" if east > 0 else "WEST"), (abs(south), "SOUTH" if south > 0 else "NORTH")]
+    legs.sort(key=lambda leg: -leg[0])
+    return " ".join(f"{steps} {direction}" for steps, direction in legs if steps) or "here"
 
 
 def _common_lines(rules: Rules, view: Observation) -> list[str]:
     turns = {name: view.turns_built.get(name, 0) for name in rules.part}
-    built = [f"{name} {_turns_text(done, rules.build_turns)}" for name, done in turns.items() if done]
+    built = [f"{name} {_turns_text(count, rules.build_turns)}" for name, count in turns.items() if count]
     others = []
     for other in view.others.values():
         if other.status != ACTIVE:
@@ -295,14 +299,15 @@ def _turns_text(turns: int, needed: int) -> str:
     return "finished" if turns >= needed else f"{turns}/{needed}"
 
 
-def _said_lines(view: Observation) -> list[str]:
+def _message_lines(view: Observation) -> list[str]:
     lines = [f"Sailor {giver} offers you {food}." for giver, food in view.offers]
-    for said in view.messages:
-        sender = "" if said.sender == 0 else "you" if said.sender == view.seat else f"sailor {said.sender}"
-        to = "" if said.to == 0 or said.sender == 0 else " to you" if said.to == view.seat else f" to sailor {said.to}"
-        lines.append(f"Day {said.day}, turn {said.turn}: {sender}{to}{': ' if sender else ''}{said.text}")
+    for message in view.messages:
+        sender = "" if message.sender == 0 else "you" if message.sender == view.seat else f"sailor {message.sender}"
+        receiver = "you" if message.to == view.seat else f"sailor {message.to}"
+        to = "" if 0 in (message.to, message.sender) else f" to {receiver}"
+        lines.append(f"Day {message.day}, turn {message.turn}: {sender}{to}{': ' if sender else ''}{message.text}")
     if view.evidence:
-        lines.append("Evidence: " + "; ".join(f"day {found.day}, {found.text}" for found in view.evidence) + ".")
+        lines.append("Evidence: " + "; ".join(f"day {entry.day}, {entry.text}" for entry in view.evidence) + ".")
     if view.suspicion:
         lines.append(
             "Suspicion: " + ", ".join(f"{seat}: {score}" for seat, score in sorted(view.suspicion.items())) + "."

@@ -1,6 +1,7 @@
-"""The supervisor that rules can be: is a message valid and possible, what would be right, and why.
+"""The rule-based supervisor: is a message valid and its action possible, and if not, why, and what would be right?
 
-A category has a price; the number stands here and in the configuration. The corrected action is always possible.
+Every category of faults has a penalty; the defaults are here, and the configuration can change them. The corrected
+action is always possible.
 """
 
 from collections.abc import Callable
@@ -21,15 +22,21 @@ STRATEGY, GIBBERISH = "strategy", "gibberish"
 DEFAULT_PENALTIES: dict[str, float] = {
     **{NONE: 0.0, MINOR: -0.4, FORMAT: -0.75, IMPOSSIBLE: -1.5, ENERGY: -1.75, STRATEGY: -2.5, GIBBERISH: -4.0},
 }
-"""What a message of each category costs."""
+"""The penalty of a message of each category."""
 TIRED = 0.2
-"""The share of full energy from which waiting beside a meal is a mistake."""
+"""At or below this share of full energy, waiting with food in the pack is a mistake."""
 
 
 @dataclass(frozen=True)
 class ActionReview:
-    """A review of one message. `valid` is whether it can stand as it is, `critique` says in one sentence what is wrong
-    (empty if nothing is), and `corrected` is what should be done: the intended action if that is possible."""
+    """A review of one message.
+
+    Attributes:
+        valid: whether the message is accepted as it is.
+        category: a key of `DEFAULT_PENALTIES`.
+        critique: one sentence about what is wrong; empty if nothing is.
+        corrected: the action to do instead: the intended one if it is possible, otherwise a better one.
+    """
 
     valid: bool
     category: str
@@ -38,8 +45,11 @@ class ActionReview:
 
 
 def review_action(game: Game, seat: int, text: str, player: Player | None = None) -> ActionReview:
-    """Review a message of the sailor whose turn it is. `player` says what to do instead, as somebody who saw what the
-    sailor saw; if None, a scripted player of the sailor's role that remembers nothing.
+    """Review a message of the sailor whose turn it is.
+
+    Args:
+        player: chooses the corrected action from what the sailor saw; if None, a new scripted player of the sailor's
+            role, which remembers nothing.
 
     Raises:
         ValueError: if the sailor of the seat acts no more.
@@ -50,14 +60,14 @@ def review_action(game: Game, seat: int, text: str, player: Player | None = None
     message = parse_message(text)
     if message.action is None:
         category, critique = _why_unreadable(text, message)
-        meant = _meant(text, message)
-        if meant is None or fault_in(view, game.rules, meant) is not None:
-            meant = _better(view, game.rules, player)
-        return ActionReview(False, category, critique, meant)
+        intended = _intended_action(text, message)
+        if intended is None or fault_in(view, game.rules, intended) is not None:
+            intended = _better_action(view, game.rules, player)
+        return ActionReview(False, category, critique, intended)
     fault = fault_in(view, game.rules, message.action)
     if fault is not None:
         critique = f"{format_action(message.action)} is not possible: {fault.text}."
-        return ActionReview(False, fault.category, critique, _better(view, game.rules, player))
+        return ActionReview(False, fault.category, critique, _better_action(view, game.rules, player))
     mistake = mistake_in(view, game.rules, message.action)
     if mistake is not None:
         return ActionReview(False, STRATEGY, f"{mistake[0]}.", mistake[1])
@@ -67,7 +77,7 @@ def review_action(game: Game, seat: int, text: str, player: Player | None = None
     return ActionReview(True, NONE, "", message.action)
 
 
-def _better(view: Observation, rules: Rules, player: Player | None) -> Action:
+def _better_action(view: Observation, rules: Rules, player: Player | None) -> Action:
     player = player or (Saboteur() if view.role == TRAITOR else Builder())
     return player.act(view, rules, Random(0))
 
@@ -82,28 +92,29 @@ def _why_unreadable(text: str, message: Message) -> tuple[str, str]:
     return FORMAT, "The message must be REASONING: and one sentence, then ACTION: and one action of the list."
 
 
-def _meant(text: str, message: Message) -> Action | None:
-    """The only action that stands in a message without a readable form; None if none or several do."""
-    found = {repair(message.action_text)} if message.action_text else set()
+def _intended_action(text: str, message: Message) -> Action | None:
+    """The action in a message without a readable form; None if there is none or more than one."""
+    actions = {repair(message.action_text)} if message.action_text else set()
     for line in text.splitlines():
         try:
-            found.add(parse_action(line.strip()))
+            actions.add(parse_action(line.strip()))
         except ActionError:
             continue
-    found.discard(None)
-    return found.pop() if len(found) == 1 else None
+    actions.discard(None)
+    return actions.pop() if len(actions) == 1 else None
 
 
 Mistake = tuple[str, Action]
 _IDLE = {"WAIT", "MOVE", "UP", "DOWN", "SPEAK", "WHISPER", "SHOW", "SEARCH", "HIDE"}
-"""Actions that can wait when there is work for a colonist."""
+"""Actions that a colonist should put off when there is work to do."""
 
 
 def mistake_in(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """What the rules alone show to be a bad choice, and the better action. They know only a few mistakes."""
-    checks = _OF_COLONISTS if view.role == COLONIST else _OF_TRAITORS
-    found = (check(view, rules, action) for check in checks)
-    return next((mistake for mistake in found if mistake and fault_in(view, rules, mistake[1]) is None), None)
+    """Why a possible action is a mistake by the rules alone, and a better action; None if the rules find none. They
+    know only a few mistakes."""
+    checks = _COLONIST_CHECKS if view.role == COLONIST else _TRAITOR_CHECKS
+    mistakes = (check(view, rules, action) for check in checks)
+    return next((mistake for mistake in mistakes if mistake and fault_in(view, rules, mistake[1]) is None), None)
 
 
 def _waits_hungry(view: Observation, rules: Rules, action: Action) -> Mistake | None:
@@ -131,7 +142,7 @@ def _does_not_build(view: Observation, rules: Rules, action: Action) -> Mistake 
 
 
 def _lets_builders_wait(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """Goes away from the base, or stays away, while a part can be built and only this sailor is missing."""
+    """Leaves the base or stays away from it while a part can be built and only this sailor is missing."""
     part, way = _buildable(view, rules), way_to(rules, view.place, rules.base)
     if action.name not in _IDLE or not part or way is None or not _crew_is_there(view, rules):
         return None
@@ -142,10 +153,10 @@ def _lets_builders_wait(view: Observation, rules: Rules, action: Action) -> Mist
 
 
 def _passes_by(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """Leaves lying what the ship lacks, with room in the pack."""
+    """Does not pick up what the ship lacks, with room in the pack."""
     free = min(rules.gather_limit, rules.pack - view.load)
-    lacks = lacking(view, rules)
-    useful = [kind for kind in view.here if lacks.get(kind, 0) > view.pack.get(kind, 0)]
+    missing = lacking(view, rules)
+    useful = [kind for kind in view.here if missing.get(kind, 0) > view.pack.get(kind, 0)]
     if action.name not in _IDLE or not useful or free < 1:
         return None
     gather = Action("GATHER", (useful[0], min(view.here[useful[0]], free)))
@@ -153,35 +164,35 @@ def _passes_by(view: Observation, rules: Rules, action: Action) -> Mistake | Non
 
 
 def _gets_nowhere(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """Waits, or walks nearer neither to the base nor to any pile in sight that the ship lacks, while there is something
-    to fetch or to bring home."""
+    """Waits, or walks without getting nearer to the base or to a pile in sight that the ship lacks, while there is
+    something to fetch or to bring home."""
     if action.name not in ("WAIT", "MOVE") or "MOVE" in rules.phase(view.turn).closed:
         return None
-    aims = _aims(view, rules)
-    ways = {place: way for place in aims if (way := way_to(rules, view.place, place)) is not None}
+    goals = _goals(view, rules)
+    ways = {place: way for place in goals if (way := way_to(rules, view.place, place)) is not None}
     target = rules.neighbour(view.place, str(action.args[0])) if action.name == "MOVE" else None
-    if not ways or (target is not None and any(_is_nearer(target, view.place, aim) for aim in (*ways, rules.base))):
+    if not ways or (target is not None and any(_is_nearer(target, view.place, goal) for goal in (*ways, rules.base))):
         return None
-    aim = min(ways, key=lambda place: (ways[place][0], place))
-    return f"{aims[aim]}, and you do not go there", ways[aim][1]
+    goal = min(ways, key=lambda place: (ways[place][0], place))
+    return f"{goals[goal]}, and you do not go there", ways[goal][1]
 
 
-def _aims(view: Observation, rules: Rules) -> dict[Place, str]:
-    """Where a colonist has something to do for the ship, and what."""
-    aims: dict[Place, str] = {}
-    left = rules.last_turn("GATHER") - view.turn
+def _goals(view: Observation, rules: Rules) -> dict[Place, str]:
+    """The places where a colonist has something to do for the ship, each with the reason."""
+    goals: dict[Place, str] = {}
+    turns_left = rules.last_turn("GATHER") - view.turn
     carries = any(view.pack.get(kind) for kind in lacking(view, rules) if kind not in rules.energy.food)
-    if carries and (left < 0 or view.load >= rules.pack):
-        aims[rules.base] = "You carry what the ship needs at the base"
+    if carries and (turns_left < 0 or view.load >= rules.pack):
+        goals[rules.base] = "You carry what the ship needs at the base"
     if view.load < rules.pack and "GATHER" not in rules.phase(view.turn).closed:
         for place, kind in in_sight_for_ship(view, rules):
-            if (steps_between(place, view.place) or left + 1) <= left:
-                aims[place] = f"In sight is {kind} that the ship needs"
-    return aims
+            if (steps_between(place, view.place) or turns_left + 1) <= turns_left:
+                goals[place] = f"In sight is {kind} that the ship needs"
+    return goals
 
 
-def _is_nearer(then: Place, now: Place, aim: Place) -> bool:
-    before, after = steps_between(now, aim), steps_between(then, aim)
+def _is_nearer(new: Place, old: Place, goal: Place) -> bool:
+    before, after = steps_between(old, goal), steps_between(new, goal)
     return before is not None and after is not None and after < before
 
 
@@ -190,14 +201,14 @@ def _buildable(view: Observation, rules: Rules) -> str | None:
 
 
 def _crew_is_there(view: Observation, rules: Rules) -> bool:
-    """Whether enough others are at the base for one more to build with them."""
+    """Whether enough other sailors are at the base to build together with this one."""
     return sum(other.place == rules.base for other in view.others.values()) + 1 >= rules.builders
 
 
 def _carries_off(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """Walks away from the base, or past it, with a full pack that the ship needs."""
-    lacks = lacking(view, rules)
-    useful = [kind for kind in lacks if view.pack.get(kind)]
+    """Walks away from the base, or past it, with a full pack of what the ship needs."""
+    missing = lacking(view, rules)
+    useful = [kind for kind in missing if view.pack.get(kind)]
     steps = steps_between(view.place, rules.base)
     if action.name != "MOVE" or view.load < rules.pack or not useful or steps is None or steps > 1:
         return None
@@ -215,14 +226,14 @@ def _step_home(view: Observation, rules: Rules) -> Action:
 
 
 def _misses_a_chance(view: Observation, rules: Rules, action: Action) -> Mistake | None:
-    """A traitor who waits alone at the base beside something that can be undone."""
+    """A traitor waits alone at the base while something can be sabotaged."""
     if action.name != "WAIT" or view.place != rules.base or not view.turns_built or witnesses(view, rules, rules.base):
         return None
     part = next(iter(view.turns_built))
     return f"You wait while nobody sees you at the {part}", Action("SABOTAGE", (part,))
 
 
-_OF_COLONISTS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (
+_COLONIST_CHECKS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (
     *(_waits_hungry, _keeps_material, _does_not_build, _carries_off, _lets_builders_wait, _passes_by, _gets_nowhere),
 )
-_OF_TRAITORS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (_waits_hungry, _misses_a_chance)
+_TRAITOR_CHECKS: tuple[Callable[[Observation, Rules, Action], Mistake | None], ...] = (_waits_hungry, _misses_a_chance)

@@ -1,7 +1,8 @@
-"""The rewards: one small function for each, from an event to what it is worth to whom, in the numbers of the table.
+"""The rewards: one small function for each, from an event to rewards by seat, unscaled as in the reward table.
 
-To change a reward, change its function; to add one, add it to `REWARDS` beside the kind of event that it pays for.
-Times `Rules.reward_scale` they are what is trained on.
+To change a reward, change its function; to add one, add it to `REWARDS` under the kind of event that it rewards.
+Training uses the rewards multiplied by `Rules.reward_scale`. The docstrings of the functions are shown in
+docs/marooned.md (`rules_docs.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from classroom_rl.environments.marooned.state import Event
 
 Paid = dict[int, float]
 Reward = Callable[[Event, Mapping[int, str], RewardTable], Paid]
-"""From an event, the roles by seat and the table to rewards by seat."""
+"""A function from an event, the roles by seat, and the reward table to rewards by seat."""
 
 
 def turn(event: Event, roles: Mapping[int, str], table: RewardTable) -> Paid:
@@ -90,11 +91,11 @@ REWARDS: dict[str, Reward] = {
     **{"milestone": milestone, "escaped": escape, "died": death, "removed": vote, "sabotaged": sabotage},
     **{"poisoned": poisoning, "prevented": prevented},
 }
-"""The rewards by the kind of event that they pay for."""
+"""The reward functions by the kind of event that they reward."""
 
 
 def rewards_of(events: Iterable[Event], roles: Mapping[int, str], table: RewardTable) -> Paid:
-    """What the events of one step are worth, by seat; a number for every seat."""
+    """The sum of the rewards of one step's events, for every seat."""
     paid = dict.fromkeys(roles, 0.0)
     for event in events:
         reward = REWARDS.get(event.kind)

@@ -1,4 +1,4 @@
-"""The rules: every number of the game, and whether an island can hold what its ship needs."""
+"""The rules: every number of the game, and a check that the island has enough material for its ship."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -36,20 +36,20 @@ class Place(NamedTuple):
 
 
 def steps_between(one: Place, other: Place) -> int | None:
-    """The steps between two places of one level; None for places of different levels."""
+    """The number of steps between two places on the same level; None if they are on different levels."""
     return abs(one[1] - other[1]) + abs(one[2] - other[2]) if one[0] == other[0] else None
 
 
 def in_sight(one: Place, other: Place, sight: int) -> bool:
-    """Whether somebody who sees `sight` cells far in all directions sees one place from the other."""
+    """Whether one place can be seen from the other, with a view of `sight` cells in every direction."""
     return one[0] == other[0] and abs(one[1] - other[1]) <= sight and abs(one[2] - other[2]) <= sight
 
 
 def add(pile: dict[str, int], kind: str, number: int) -> None:
-    """Add pieces to a pile, or take some away. A kind of which nothing is left is not kept.
+    """Add pieces to a pile, or take some away if `number` is negative. A kind without pieces is removed from the pile.
 
     Raises:
-        ValueError: if fewer pieces are there than are taken.
+        ValueError: if more pieces are taken than there are.
     """
     left = pile.get(kind, 0) + number
     if left < 0:
@@ -61,12 +61,12 @@ def add(pile: dict[str, int], kind: str, number: int) -> None:
 
 
 class RulesError(ConfigError, ValueError):
-    """Rules by which nobody can play."""
+    """Rules that cannot be played."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the island; `sight` is how many cells far a sailor sees on it in clear weather."""
+    """One level of the island, with its size in cells. `sight` is how many cells far a sailor sees without fog."""
 
     name: str
     width: int
@@ -76,7 +76,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Stairs:
-    """A way between two levels: UP leads from `lower` to `upper`, DOWN back."""
+    """Stairs between two levels: UP leads from `lower` to `upper`, DOWN back."""
 
     upper: Place
     lower: Place
@@ -84,7 +84,7 @@ class Stairs:
 
 @dataclass(frozen=True)
 class Vein:
-    """What lies about on a level: `piles` piles of `pieces` pieces each."""
+    """The piles of one kind on a level: `piles` piles of `pieces` pieces each."""
 
     kind: str
     level: int
@@ -113,8 +113,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Energy:
-    """What sailors live on. `costs` is by action, and 0 for those that it does not name. At the day's end, a sailor who
-    ate that day gains `fed`, and one who did not loses `unfed`."""
+    """The energy of sailors. `costs` is by action; other actions cost nothing. `food` is the energy gained by eating.
+    At the end of a day, a sailor who ate on that day gains `fed`, and one who did not loses `unfed`."""
 
     full: float = 100
     fed: float = 10
@@ -127,7 +127,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Poison:
-    """Nights after a poisoned meal until each stage, and the last stage in which an antidote still helps."""
+    """Nights from a poisoned meal to each stage, and the last night after which an antidote still helps."""
 
     symptoms: int = 1
     severe: int = 2
@@ -137,7 +137,8 @@ class Poison:
 
 @dataclass(frozen=True)
 class Traitor:
-    """What the traitor can do: its costs by this factor; hidden pieces; false traces; turns that a sabotage undoes."""
+    """The traitor's abilities: a factor on its energy costs, how many pieces it can hide, how many false traces it can
+    leave, and the building turns that one sabotage undoes."""
 
     cost_factor: float = 0.8
     hidden_items: int = 2
@@ -147,8 +148,8 @@ class Traitor:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """How much each kind of evidence adds to a sailor's suspicion. A sabotage that nobody saw leaves a trace with
-    `trace_chance`; a frame looks like such a trace."""
+    """How much each kind of evidence adds to a sailor's suspicion, which is at most `most`. A sabotage that nobody saw
+    leaves a trace with probability `trace_chance`; FRAME leaves a false trace that looks the same."""
 
     witness: int = 60
     trace: int = 25
@@ -160,8 +161,8 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class RewardTable:
-    """The rewards. `gather` and `deposit` are per piece, `progress` per percent of the ship, `milestones` by percent of
-    the ship. The last four are the traitor's."""
+    """The rewards. `gather` and `deposit` are per piece, `progress` is per percent of the ship, and `milestones` are
+    pairs of a percentage of the ship and its reward. The last four are the traitor's."""
 
     turn: float = -0.01
     failed: float = -0.1
@@ -180,17 +181,26 @@ class RewardTable:
     prevented: float = 100.0
 
     def scaled(self, scale: float) -> dict[str, float | tuple[tuple[int, float], ...]]:
-        """The same rewards times `scale`, by name, as they are trained on."""
+        """The rewards multiplied by `scale`, by name, as they are used in training."""
         scaled = {name: value * scale for name, value in vars(self).items() if name != "milestones"}
         return {**scaled, "milestones": tuple((percent, value * scale) for percent, value in self.milestones)}
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Everything that one game is played by. `phases` end with the day's last turn. `reach` is how many steps away a
-    sailor can be to be given something or searched. `energy_shown` is in which steps others see one's energy. `room` is
-    how many times the ship's material the island must hold.
-    An episode's return times `reward_scale` is of the order of 1."""
+    """All rules of one game.
+
+    Attributes:
+        phases: the phases of a day; the last one ends with the day.
+        energy_shown: others see a sailor's energy rounded to multiples of this.
+        reach: how many steps away a sailor can be to be given something or searched.
+        builders: how many sailors must build in the same turn.
+        build_turns: the building turns of each part.
+        least_votes: the fewest votes that remove a sailor.
+        messages_kept, evidence_kept: how many of the last ones a sailor sees.
+        reward_scale: a factor that brings an episode's return to the order of 1.
+        room: how many times the ship's material the island must hold.
+    """
 
     name: str
     levels: tuple[Level, ...]
@@ -237,7 +247,7 @@ class Rules:
 
     @cached_property
     def needed(self) -> dict[str, int]:
-        """What the whole ship needs, by kind."""
+        """The material of the whole ship, by kind."""
         total: Counter[str] = Counter()
         for part in self.parts:
             total.update(part.material)
@@ -245,7 +255,7 @@ class Rules:
 
     @cached_property
     def lying_about(self) -> dict[str, int]:
-        """What the island holds at first, by kind."""
+        """The pieces on the island at the start of a game, by kind."""
         total: Counter[str] = Counter()
         for vein in self.veins:
             total[vein.kind] += vein.piles * vein.pieces
@@ -253,7 +263,7 @@ class Rules:
 
     @cached_property
     def _phase_of_turn(self) -> tuple[Phase, ...]:
-        return tuple(next(p for p in self.phases if turn <= p.last) for turn in range(1, self.turns + 1))
+        return tuple(next(phase for phase in self.phases if turn <= phase.last) for turn in range(1, self.turns + 1))
 
     def phase(self, turn: int) -> Phase:
         """The phase of a turn, counted from 1."""
@@ -262,15 +272,17 @@ class Rules:
     @cached_property
     def _last_turns(self) -> dict[str, int]:
         closed = {name for phase in self.phases for name in phase.closed}
-        return {name: max((p.last for p in self.phases if name not in p.closed), default=0) for name in closed}
+        return {
+            name: max((phase.last for phase in self.phases if name not in phase.closed), default=0) for name in closed
+        }
 
     def last_turn(self, name: str) -> int:
-        """The last turn of a day in which an action is possible."""
+        """The last turn of a day in which an action is possible; 0 if it never is."""
         return self._last_turns.get(name, self.turns)
 
     @cached_property
     def costs(self) -> dict[str, dict[str, float]]:
-        """Energy by role and action, for the actions that cost some."""
+        """Energy costs by role and action, for the actions that cost energy."""
         factors = {COLONIST: 1.0, TRAITOR: self.traitor.cost_factor}
         costs = self.energy.costs.items()
         return {role: {name: round(cost * factor, 1) for name, cost in costs} for role, factor in factors.items()}
@@ -280,16 +292,16 @@ class Rules:
         return self.costs[role].get(name, 0.0)
 
     def shown_energy(self, energy: float) -> int:
-        """A sailor's energy as the others see it: in steps, so that it does not betray who pays less for an action."""
+        """A sailor's energy as the others see it: rounded, so that it does not reveal the traitor's lower costs."""
         return round(energy / self.energy_shown) * self.energy_shown
 
     def sight(self, level: int, foggy: bool) -> int:
-        """How many cells far one sees on a level."""
+        """How many cells far a sailor sees on a level."""
         clear = self.levels[level].sight
         return min(clear, self.fog_sight) if foggy else clear
 
     def neighbour(self, place: Place, direction: str) -> Place | None:
-        """The next cell in a direction; None beyond the edge."""
+        """The next cell in a direction; None beyond the edge of the level."""
         east, south = DIRECTIONS[direction]
         level, x, y = place[0], place[1] + east, place[2] + south
         size = self.levels[level]
@@ -297,28 +309,32 @@ class Rules:
 
     @cached_property
     def _ways(self) -> dict[tuple[str, Place], Place]:
-        ups = {("UP", each.lower): each.upper for each in self.stairs}
-        return ups | {("DOWN", each.upper): each.lower for each in self.stairs}
+        ups = {("UP", stairs.lower): stairs.upper for stairs in self.stairs}
+        return ups | {("DOWN", stairs.upper): stairs.lower for stairs in self.stairs}
 
     def way(self, place: Place, name: str) -> Place | None:
-        """Where UP or DOWN leads from a place; None without stairs that lead there."""
+        """Where UP or DOWN leads from a place; None if there are no such stairs."""
         return self._ways.get((name, place))
 
     def check(self) -> None:
-        """Raises:
-        RulesError: if the island cannot hold what the ship needs with room to spare, or if the rules contradict each
-            other. The message gives the numbers.
+        """Check that the rules can be played.
+
+        Raises:
+            RulesError: if the island has too little material for the ship, or if the rules contradict each other. The
+                message gives the numbers.
         """
         self._check_island()
         self._check_ship()
-        if [p.last for p in self.phases] != sorted({p.last for p in self.phases}) or self.phases[0].last < 1:
-            raise RulesError(f"{self.name}: the phases must end at growing turns: {[p.last for p in self.phases]}")
+        last_turns = [phase.last for phase in self.phases]
+        if last_turns != sorted(set(last_turns)) or last_turns[0] < 1:
+            raise RulesError(f"{self.name}: the phases must end at growing turns: {last_turns}")
         if self.reach > min(self.fog_sight, *(level.sight for level in self.levels)):
             raise RulesError(f"{self.name}: a sailor in reach ({self.reach}) must be in sight, in fog too")
 
     def _check_island(self) -> None:
         cells = [level.width * level.height - 1 for level in self.levels]
-        for place in (self.base, *(end for each in self.stairs for end in (each.upper, each.lower))):
+        stairs_ends = [end for stairs in self.stairs for end in (stairs.upper, stairs.lower)]
+        for place in (self.base, *stairs_ends):
             level = self.levels[place.level] if 0 <= place.level < len(self.levels) else None
             if level is None or not (0 <= place.x < level.width and 0 <= place.y < level.height):
                 raise RulesError(f"{self.name}: {tuple(place)} is not on the island")
@@ -329,10 +345,11 @@ class Rules:
             cells[vein.level] -= vein.piles
         if min(cells) < 0:
             raise RulesError(f"{self.name}: a level has more piles than cells; spread fewer piles, or enlarge it")
-        joined = {self.base.level} | {end.level for each in self.stairs for end in (each.upper, each.lower)}
-        apart = {vein.level for vein in self.veins} - joined
-        if apart:
-            raise RulesError(f"{self.name}: no stairs lead to {', '.join(self.levels[each].name for each in apart)}")
+        reachable = {self.base.level} | {end.level for end in stairs_ends}
+        unreachable = {vein.level for vein in self.veins} - reachable
+        if unreachable:
+            names = ", ".join(self.levels[level].name for level in unreachable)
+            raise RulesError(f"{self.name}: no stairs lead to {names}")
 
     def _check_ship(self) -> None:
         for kind, number in self.needed.items():
@@ -350,15 +367,17 @@ class Rules:
             if part.name not in PARTS or part.name in known or (part.after is not None and part.after not in known):
                 raise RulesError(f"{self.name}: {part.name} must be one of {PARTS}, once, and after {part.after}")
             known.add(part.name)
-        foods = {kind for kind in self.energy.food if kind not in FOODS}
-        if foods or not 1 <= self.builders < self.sailors:
-            raise RulesError(f"{self.name}: {self.builders} builders of {self.sailors} sailors; unknown foods: {foods}")
+        unknown_foods = {kind for kind in self.energy.food if kind not in FOODS}
+        if unknown_foods or not 1 <= self.builders < self.sailors:
+            raise RulesError(
+                f"{self.name}: {self.builders} builders of {self.sailors} sailors; unknown foods: {unknown_foods}"
+            )
 
 
 def make_piles(rules: Rules, seed: int) -> dict[Place, dict[str, int]]:
-    """What lies about, by place and kind. No two piles share a cell; base and stairs are free."""
+    """The piles of an island, by place and kind. No two piles share a cell; base and stairs are free."""
     rng = Random(f"{seed}:island")
-    taken = {rules.base, *(end for each in rules.stairs for end in (each.upper, each.lower))}
+    taken = {rules.base, *(end for stairs in rules.stairs for end in (stairs.upper, stairs.lower))}
     piles: dict[Place, dict[str, int]] = {}
     for level, size in enumerate(rules.levels):
         cells = [Place(level, x, y) for y in range(size.height) for x in range(size.width)]
@@ -371,5 +390,5 @@ def make_piles(rules: Rules, seed: int) -> dict[Place, dict[str, int]]:
 
 
 def is_foggy(rules: Rules, seed: int, day: int) -> bool:
-    """Whether fog lies over the island on a day of this seed."""
+    """Whether a day of this seed is foggy."""
     return Random(f"{seed}:fog:{day}").random() < rules.fog_chance

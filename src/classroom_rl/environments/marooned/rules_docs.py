@@ -1,4 +1,4 @@
-"""Writes the tables of docs/marooned.md from the rules: what stands between their markers is made anew.
+"""Generates the tables of docs/marooned.md from the rules, and replaces the text between their markers.
 
 python -m classroom_rl.environments.marooned.rules_docs docs/marooned.md
 """
@@ -53,42 +53,42 @@ SEEN: dict[str, str] = {
     "offered_to": "whom the sailor's own offers wait for",
     "last_fault": "why the sailor's last action failed",
 }
-"""What a sailor sees, by the field of the observation."""
+"""Descriptions of the fields of an observation."""
 _VOTES = {
     "right_vote": "A vote that removed the traitor.",
     "wrong_vote": "A vote that removed a colonist.",
     "removed": "Being removed, for the traitor.",
 }
-_TRAITORS = ("sabotage", "poisoning", "removed", "prevented")
-_EVERYBODYS = ("turn", "failed", "death")
-_FUNCTIONS = {"milestones": "milestone"}
+_TRAITOR_REWARDS = ("sabotage", "poisoning", "removed", "prevented")
+_SHARED_REWARDS = ("turn", "failed", "death")
+_FUNCTION_OF_REWARD = {"milestones": "milestone"}
 _UNITS = {"gather": "per piece", "deposit": "per piece", "progress": "per percent"}
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """A table in Markdown."""
-    heads = list(heads)
-    lines = [heads, ["---"] * len(heads), *rows]
+    header = list(header)
+    lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
 def of_presets(value: Callable[[Rules], Any]) -> str:
-    """A value for all presets, or each one's with its name if they differ."""
+    """A value of the rules: once if it is the same in all presets, otherwise with the name of each preset."""
     values = {name: str(value(rules)) for name, rules in PRESETS.items()}
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
-    return "; ".join(f"{name}: {each}" for name, each in values.items())
+    return "; ".join(f"{name}: {text}" for name, text in values.items())
 
 
 def pieces(counts: Any) -> str:
-    """Such as `6 WOOD, 2 METAL`."""
+    """Pieces by kind, such as `6 WOOD, 2 METAL`."""
     return ", ".join(f"{number} {kind}" for kind, number in counts.items()) or "–"
 
 
 def actions_block() -> str:
-    """All actions, numbered."""
-    heads = ("no.", "action", "arguments", "example", "what it does", "energy", "who")
-    return table(heads, (_action_row(number, form) for number, form in enumerate(ACTIONS.values(), start=1)))
+    """The table of all actions, numbered."""
+    header = ("no.", "action", "arguments", "example", "what it does", "energy", "who")
+    return table(header, (_action_row(number, form) for number, form in enumerate(ACTIONS.values(), start=1)))
 
 
 def _action_row(number: int, form: Form) -> tuple[Any, ...]:
@@ -100,7 +100,7 @@ def _action_row(number: int, form: Form) -> tuple[Any, ...]:
 
 
 def arguments_block() -> str:
-    """What the arguments can be."""
+    """The table of argument types."""
     texts = {kind: ", ".join(words) for kind, words in WORDS.items() if kind != "sailor"}
     texts |= {"sailor": "1 to " + of_presets(lambda rules: rules.sailors), "number": "1 to 99"}
     texts["text"] = f"one line of at most {LONGEST_TEXT} characters"
@@ -108,7 +108,7 @@ def arguments_block() -> str:
 
 
 def phases_block() -> str:
-    """The phases of each preset's day."""
+    """The table of the phases of a day, for each preset."""
     rows = []
     for rules in PRESETS.values():
         first = 1
@@ -120,25 +120,25 @@ def phases_block() -> str:
 
 
 def ship_block() -> str:
-    """The parts of the ship, and what an island holds of what they need."""
+    """The tables of the ship's parts, and of the needed and the existing pieces on an island."""
     parts = [
         (name, f"{part.share} %", part.after or "–", *(pieces(rules.part[name].material) for rules in PRESETS.values()))
         for name, part in TINY.part.items()
     ]
-    heads = ("part", "share", "after", *(f"material in `{name}`" for name in PRESETS))
-    held = []
+    header = ("part", "share", "after", *(f"material in `{name}`" for name in PRESETS))
+    rows = []
     for kind in THINGS:
         counts = ((rules.needed.get(kind, 0), rules.lying_about.get(kind, 0)) for rules in PRESETS.values())
-        held.append((kind, *(number for pair in counts for number in pair)))
-    columns = [f"`{name}`: {what}" for name in PRESETS for what in ("needed", "on the island")]
-    return f"{table(heads, parts)}\n\n{table(('thing', *columns), held)}"
+        rows.append((kind, *(number for pair in counts for number in pair)))
+    columns = [f"`{name}`: {label}" for name in PRESETS for label in ("needed", "on the island")]
+    return f"{table(header, parts)}\n\n{table(('thing', *columns), rows)}"
 
 
 _NUMBERS: dict[str, Callable[[Rules], Any]] = {
-    "levels": lambda r: ", ".join(f"{each.name} {each.width}×{each.height}" for each in r.levels),
+    "levels": lambda r: ", ".join(f"{level.name} {level.width}×{level.height}" for level in r.levels),
     "sailors": lambda r: r.sailors,
     "days × turns": lambda r: f"{r.days} × {r.turns}",
-    "cells that one sees": lambda r: ", ".join(f"{each.name} {each.sight}" for each in r.levels),
+    "cells that one sees": lambda r: ", ".join(f"{level.name} {level.sight}" for level in r.levels),
     "cells that one sees in fog": lambda r: r.fog_sight,
     "chance of fog, each day": lambda r: f"{r.fog_chance:g}",
     "near: at most so many steps away": lambda r: r.reach,
@@ -168,36 +168,37 @@ _NUMBERS: dict[str, Callable[[Rules], Any]] = {
 
 
 def numbers_block() -> str:
-    """The other numbers of the rules."""
-    rows = ((what, *map(of, PRESETS.values())) for what, of in _NUMBERS.items())
+    """The table of the other numbers of the rules."""
+    rows = ((label, *map(value, PRESETS.values())) for label, value in _NUMBERS.items())
     return table(("", *(f"`{name}`" for name in PRESETS)), rows)
 
 
 def rewards_block() -> str:
-    """The rewards of each preset, raw and scaled."""
-    heads = ["reward", "paid to", "for"]
+    """The table of rewards of each preset, raw and scaled."""
+    header = ["reward", "paid to", "for"]
     for rules in PRESETS.values():
-        heads += [f"`{rules.name}`, raw", f"`{rules.name}` × {rules.reward_scale:g}"]
-    return table(heads, (_reward_row(each.name) for each in fields(RewardTable)))
+        header += [f"`{rules.name}`, raw", f"`{rules.name}` × {rules.reward_scale:g}"]
+    return table(header, (_reward_row(field.name) for field in fields(RewardTable)))
 
 
 def _reward_row(name: str) -> tuple[str, ...]:
-    whose = "the traitor" if name in _TRAITORS else "all" if name in _EVERYBODYS else "colonists"
+    receiver = "the traitor" if name in _TRAITOR_REWARDS else "all" if name in _SHARED_REWARDS else "colonists"
     functions = {function.__name__: function for function in REWARDS.values()}
-    meaning = _VOTES.get(name) or " ".join(functions[_FUNCTIONS.get(name, name)].__doc__.split())
+    # The explanation of a reward is the docstring of its function.
+    meaning = _VOTES.get(name) or " ".join(functions[_FUNCTION_OF_REWARD.get(name, name)].__doc__.split())
     values = []
     for rules in PRESETS.values():
         for scale in (1.0, rules.reward_scale):
-            paid = rules.rewards.scaled(scale)[name]
-            if isinstance(paid, tuple):
-                values.append(", ".join(f"{minus(value)} at {percent} %" for percent, value in paid))
+            reward = rules.rewards.scaled(scale)[name]
+            if isinstance(reward, tuple):
+                values.append(", ".join(f"{minus(value)} at {percent} %" for percent, value in reward))
             else:
-                values.append(f"{minus(paid)} {_UNITS.get(name, '')}".strip())
-    return name, whose, meaning, *values
+                values.append(f"{minus(reward)} {_UNITS.get(name, '')}".strip())
+    return name, receiver, meaning, *values
 
 
 def minus(number: float) -> str:
-    """A number with a minus sign that is no hyphen, and without an exponent."""
+    """A number with a true minus sign instead of a hyphen, and without an exponent."""
     return ("−" if number < 0 else "") + f"{abs(number):.6f}".rstrip("0").rstrip(".")
 
 
@@ -222,39 +223,44 @@ _EXAMPLES: tuple[tuple[Callable[[Game], None], str], ...] = (
     (_laden, "REASONING: I rest with 3 WOOD at the base.\nACTION: WAIT"),
     (_as_it_is, "la la la"),
 )
-"""Messages of sailor 1 on the first morning, after a change of its state."""
+"""Messages of sailor 1 on the first morning, each after a change of the game's state."""
 
 
 def penalties_block() -> str:
-    """The penalties by category, each with a message that the rules put there."""
+    """The table of penalties by category, each with an example that the rules put into it."""
     rows = {}
     for change, message in _EXAMPLES:
         game = Game(TINY, 0)
         change(game)
-        found = review_action(game, 1, message)
-        shown = "<br>".join(f"`{line}`" for line in message.splitlines())
-        rows[found.category] = (found.category, minus(DEFAULT_PENALTIES[found.category]), shown, found.critique or "–")
+        review = review_action(game, 1, message)
+        example = "<br>".join(f"`{line}`" for line in message.splitlines())
+        rows[review.category] = (
+            review.category,
+            minus(DEFAULT_PENALTIES[review.category]),
+            example,
+            review.critique or "–",
+        )
     if rows.keys() != DEFAULT_PENALTIES.keys():
         raise DataError(f"no example for {', '.join(DEFAULT_PENALTIES.keys() - rows.keys())}")
     return table(("category", "penalty", "example", "what the supervisor says"), rows.values())
 
 
 def observation_block() -> str:
-    """What a sailor sees: every field of the observation."""
-    names = [each.name for each in fields(Observation)]
+    """The table of what a sailor sees: every field of the observation."""
+    names = [field.name for field in fields(Observation)]
     if set(names) != set(SEEN):
         raise DataError(f"SEEN and Observation differ in {', '.join(set(names) ^ set(SEEN))}")
     return table(("field", "what it holds"), ((f"`{name}`", SEEN[name]) for name in names))
 
 
 def island_block() -> str:
-    """An island on its second day: the whole, and what one sailor reads."""
+    """An island on its second day: all of it, and what one sailor sees."""
     game = Game(TINY, 4)
     players, rng = cast(game), Random(0)
     while game.state.day < 2 or game.state.turn < 8 or game.seat != 1:
         game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
-    whole, part = render(game), render(game, seat=1)
-    return f"The whole island:\n\n{_code(whole)}\n\nThe same moment for sailor 1:\n\n{_code(part)}"
+    whole, visible = render(game), render(game, seat=1)
+    return f"The whole island:\n\n{_code(whole)}\n\nThe same moment for sailor 1:\n\n{_code(visible)}"
 
 
 def prompt_block() -> str:
@@ -271,23 +277,23 @@ BLOCKS: dict[str, Callable[[], str]] = {
     **{"numbers": numbers_block, "rewards": rewards_block, "penalties": penalties_block},
     **{"observation": observation_block, "island": island_block, "prompt": prompt_block},
 }
-"""What can stand between markers, by name."""
+"""The generated blocks by the name in their markers."""
 
 
 def rewritten(page: str) -> str:
-    """The page with all its blocks made anew.
+    """The page with all its blocks generated again.
 
     Raises:
-        DataError: if the page lacks the markers of a block, or has markers of one that does not exist.
+        DataError: if the page lacks the markers of a block, or has markers of an unknown block.
     """
-    names = [found[2] for found in _BLOCK.finditer(page)]
+    names = [match[2] for match in _BLOCK.finditer(page)]
     if sorted(names) != sorted(BLOCKS):
         raise DataError(f"the page must have each of the blocks {', '.join(BLOCKS)} once; it has {', '.join(names)}")
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page)
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n\n{match[3]}", page)
 
 
 def main() -> None:
-    """Write the page anew."""
+    """The command line: generate the page's tables again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     page = parser.parse_args().page

@@ -1,4 +1,4 @@
-"""The state of a game: sailors, island, store, ship, and what was said and found. It can be copied cheaply."""
+"""The state of a game: sailors, island, store, ship, messages and evidence. It is cheap to copy."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -6,11 +6,19 @@ from typing import NamedTuple, Protocol
 from classroom_rl.environments.marooned.rules import Place, Rules, in_sight, is_foggy, make_piles
 
 ISLAND = 0
-"""The sender of notices that no sailor wrote."""
+"""The sender of notices from the game itself."""
 
 
 class Event(NamedTuple):
-    """Something that happened. `seat` is who did it or whom it befell, `others` who else took part."""
+    """Something that happened.
+
+    Attributes:
+        kind: the kind of event; rewards are paid by kind.
+        seat: the sailor who did it or to whom it happened.
+        what: the thing, part, direction or text that it is about.
+        amount: pieces, turns, energy or percent, depending on the kind.
+        others: the other sailors who took part.
+    """
 
     kind: str
     seat: int
@@ -20,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A message to all (`to` is 0) or to one sailor; a `sender` of 0 is the island, which gives notice."""
+    """A message to all (`to` is 0) or to one sailor. A `sender` of 0 (`ISLAND`) marks a notice from the game."""
 
     day: int
     turn: int
@@ -30,7 +38,7 @@ class Said(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What was found against a sailor (`suspect`), and how much it adds to the suspicion."""
+    """Evidence against a sailor (`suspect`). `score` is what it adds to the suspicion."""
 
     day: int
     turn: int
@@ -40,7 +48,7 @@ class Evidence(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Food on offer; it is in no pack until it is taken or refused."""
+    """Food on offer. It is in nobody's pack until it is taken or refused."""
 
     giver: int
     taker: int
@@ -50,8 +58,16 @@ class Offer(NamedTuple):
 
 @dataclass(slots=True)
 class Sailor:
-    """One sailor. `hidden` counts pieces of the pack that no search finds. `poison_nights` is None if the sailor is not
-    poisoned. `unpaid` counts pieces taken from the store: bringing them back earns nothing."""
+    """One sailor.
+
+    Attributes:
+        pack: pieces by kind.
+        hidden: the pieces of the pack that no search finds, by kind.
+        unpaid: pieces taken from the store, by kind; bringing them back earns nothing.
+        poison_nights: nights since the poisoned meal; None if not poisoned.
+        frames_left: the false traces that the sailor can still leave.
+        fault: why the sailor's last action failed; empty if it did not.
+    """
 
     seat: int
     role: str
@@ -73,14 +89,26 @@ class Sailor:
         return self.alive and not self.removed
 
     def copy(self) -> "Sailor":
-        """A copy that shares nothing that changes."""
+        """A copy that shares no mutable data with the original."""
         return replace(self, pack=self.pack.copy(), hidden=self.hidden.copy(), unpaid=self.unpaid.copy())
 
 
 @dataclass(slots=True)
 class State:
-    """Everything that changes in a game. `turns_built` counts the building turns of each started part, `most_built` its
-    highest value so far; only turns above it are paid. `building` holds who builds what in this round."""
+    """Everything that changes in a game.
+
+    Attributes:
+        seat: whose turn it is; None when the game is over.
+        outcome: None until the game is over.
+        turns_built: the building turns of each started part.
+        most_built: the highest value of `turns_built` so far; only turns above it are rewarded.
+        used_up: the pieces that were consumed or lost, by kind.
+        building: the seats that build each part in this round.
+        meals: pairs (giver, taker) of today's shared meals.
+        votes: today's votes, from voter to suspect.
+        inbox: the last messages to and from each seat.
+        log: (day, turn, event) of all logged events.
+    """
 
     rules: Rules
     seed: int
@@ -106,7 +134,7 @@ class State:
     log: list[tuple[int, int, Event]] = field(default_factory=list)
 
     def copy(self) -> "State":
-        """A copy that shares nothing that changes."""
+        """A copy that shares no mutable data with the original."""
         return replace(
             self,
             sailors={seat: sailor.copy() for seat, sailor in self.sailors.items()},
@@ -137,7 +165,7 @@ class State:
         return sum(part[name].share * turns for name, turns in self.turns_built.items()) / self.rules.build_turns
 
     def load(self, seat: int) -> int:
-        """Pieces in a sailor's pack, with those that he offers."""
+        """The number of pieces in a sailor's pack, including those on offer."""
         on_offer = sum(1 + offer.poisoned for offer in self.offers if offer.giver == seat)
         return sum(self.sailors[seat].pack.values()) + on_offer
 
@@ -147,26 +175,26 @@ class State:
 
     def tell(self, sender: int, to: int, text: str) -> None:
         """Add a message to the inboxes of all, or of its receiver and its sender."""
-        said = Said(self.day, self.turn, sender, to, text)
+        message = Said(self.day, self.turn, sender, to, text)
         for seat in self.sailors if to == 0 else {to, sender} - {ISLAND}:
-            self.inbox[seat] = (*self.inbox.get(seat, ()), said)[-self.rules.messages_kept :]
+            self.inbox[seat] = (*self.inbox.get(seat, ()), message)[-self.rules.messages_kept :]
 
     def accuse(self, suspect: int, score: int, text: str) -> None:
         """Add public evidence, and its score to the suspicion of the suspect."""
-        kept = (*self.evidence, Evidence(self.day, self.turn, suspect, score, text))
-        self.evidence = kept[-self.rules.evidence_kept :]
+        evidence = (*self.evidence, Evidence(self.day, self.turn, suspect, score, text))
+        self.evidence = evidence[-self.rules.evidence_kept :]
         self.suspicion[suspect] = min(self.rules.suspicion.most, self.suspicion.get(suspect, 0) + score)
 
 
 class Played(Protocol):
-    """A game, as far as one looks at it to see what is known and possible."""
+    """The part of a game that observations and legality checks need."""
 
     rules: Rules
     state: State
 
 
 def new_state(rules: Rules, seed: int, roles: dict[int, str]) -> State:
-    """The first morning: everybody at the base, with full energy and an empty pack."""
+    """The state on the first morning: everybody is at the base, with full energy and an empty pack."""
     sailors = {
         seat: Sailor(seat, role, rules.base, rules.energy.full, frames_left=rules.traitor.frames)
         for seat, role in roles.items()

@@ -1,6 +1,6 @@
-"""A game in which a person takes a seat beside the model's. It is played again from its messages, in the order of play.
+"""A game in which a person plays one seat and the model another. It is replayed from its messages, in order of play.
 
-The person sees what the sailor of that seat sees, and no more, until the game is over.
+The person sees only what the sailor of that seat sees, until the game is over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,11 @@ from classroom_rl.rollout.thoughts import visible_text
 
 @dataclass
 class Table:
-    """The game, and who sits where; the scripted players play the other seats.
+    """The game and its players.
 
     Attributes:
-        model, person: their seats.
+        model, person: the seats of the model and of the person.
+        players: the scripted players of the other seats.
     """
 
     game: Game
@@ -35,12 +36,17 @@ class Table:
     players: Mapping[int, Player]
 
     @classmethod
-    def of(cls, problem: str, person: int, generation: Generation, said: Sequence[str]) -> "Table":
-        """The game of a problem, which names the model's seat, after these messages of model and person.
+    def of(cls, problem: str, person: int, generation: Generation, messages: Sequence[str]) -> "Table":
+        """The game of a problem after these messages.
+
+        Args:
+            problem: names the island and the model's seat.
+            person: the person's seat.
+            messages: the messages of model and person so far, in order of play.
 
         Raises:
-            DataError: if the problem is no game, if there is no such seat or it is the model's, or if somebody speaks
-                after the end.
+            DataError: if the problem is not a game, if the person's seat does not exist or is the model's, or if there
+                are messages after the end of the game.
         """
         seed, model = island_of(Problem.of(problem))
         rules = PRESETS[generation.preset]
@@ -52,13 +58,13 @@ class Table:
         game = Game(rules, seed, traitor=generation.has_traitor)
         table = cls(game, model, person, cast_around(game, (model,), generation))
         table._play_others()
-        for text in said:
+        for text in messages:
             table.say(text)
         return table
 
     @property
     def due(self) -> int | None:
-        """The seat that has a decision to make; None when neither of the two plays on."""
+        """The seat that has to decide now, the model's or the person's; None when neither plays on."""
         return self.game.seat if self.game.seat in (self.model, self.person) and not self.game.over else None
 
     @property
@@ -68,19 +74,19 @@ class Table:
 
     @property
     def possible(self) -> list[str]:
-        """The actions that the person can do now, each with one choice of its arguments."""
-        found = possible_in(self.view, self.game.rules) if self.due == self.person else []
-        return [format_action(each) for each in found]
+        """The actions that are possible for the person now, in the grammar; empty if it is not the person's turn."""
+        actions = possible_in(self.view, self.game.rules) if self.due == self.person else []
+        return [format_action(action) for action in actions]
 
     def prompt(self, show_rules: bool) -> list[dict[str, str]]:
         """The model's prompt, as in training."""
         return decision_prompt(self.game.rules, observe(self.game, self.model), show_rules)
 
     def read(self, text: str) -> str:
-        """A person's message in the grammar. The action alone is enough.
+        """The person's text as a message in the exact grammar. The text may be just an action.
 
         Raises:
-            DataError: if the person is not due, if the text holds no action, or one that is not possible now.
+            DataError: if it is not the person's turn, or if the text has no action or one that is not possible now.
         """
         if self.due != self.person:
             raise DataError("It is not your turn.")
@@ -93,10 +99,10 @@ class Table:
         return format_message(parse_message(text).reasoning or "-", action)
 
     def say(self, text: str) -> None:
-        """The message of whoever is due, in the grammar or not. Then the others play.
+        """Play the message of the seat that is due, in the grammar or not. Then the other seats play.
 
         Raises:
-            DataError: if nobody is due.
+            DataError: if neither seat is due.
         """
         if self.due is None:
             raise DataError("The game is over.")

@@ -1,10 +1,11 @@
-"""Makes what a training on the tiny island starts from: games to train on and to measure, a corpus of decisions, and an
-untrained model with a tokenizer.
+"""Makes the world of the tiny island, from which a training starts: games for training and evaluation, a corpus of
+decisions, and an untrained model with a tokenizer.
 
 python -m classroom_rl.environments.marooned.world --out runs/marooned/world --seed 42
 
-A model that is fine-tuned on them knows the words of the game and roughly how actions are written, and about half of
-what it does is not possible or not in the grammar: a beginner for reinforcement learning and corrections to teach.
+A model that is fine-tuned on the corpus knows the words of the game and roughly how actions are written, but about half
+of its actions are impossible or not in the grammar. It is a beginner, to be improved by reinforcement learning and
+corrections.
 """
 
 import argparse
@@ -28,66 +29,66 @@ from classroom_rl.models.random_model import write_tiny_chat_model
 from classroom_rl.system.storage import make_folder
 
 Row = dict[str, list[dict[str, str]]]
-"""`messages`, as train_sft.py takes them."""
+"""One training sample: `messages`, as train_sft.py expects them."""
 
 SPOILED = 0.5
-"""The share of messages that are spoiled."""
+"""The share of the corpus's messages that are made faulty."""
 
 
 def decisions(preset: str, first: int, games: int, per_game: int, seed: int) -> Iterator[tuple[Observation, Action]]:
-    """What scripted players saw and did: `per_game` decisions of each game, drawn from its first day and a half."""
+    """Yields what scripted players saw and did: `per_game` decisions of each game, drawn from its first 1.5 days."""
     rules = PRESETS[preset]
     rng = Random(f"{seed}|decisions")
-    for number in range(first, first + games):
-        game = Game(rules, number)
+    for game_seed in range(first, first + games):
+        game = Game(rules, game_seed)
         players = cast(game)
-        most = int(1.5 * rules.turns * rules.sailors)
-        kept = set(rng.sample(range(most), per_game))
-        for step in range(most):
+        steps = int(1.5 * rules.turns * rules.sailors)
+        sampled_steps = set(rng.sample(range(steps), per_game))
+        for step in range(steps):
             if game.seat is None:
                 break
             view = observe(game, game.seat)
             action = players[game.seat].act(view, rules, rng)
-            if step in kept:
+            if step in sampled_steps:
                 yield view, action
             game.step(action)
 
 
 def make_corpus(preset: str, games: int, per_game: int, seed: int, first: int = 200_000) -> list[Row]:
-    """Prompts and messages, of which `SPOILED` are spoiled; from the islands `first` and on."""
+    """Prompts with messages, a share of `SPOILED` of them faulty, from the islands with seed `first` and later."""
     rng, rules, rows = Random(f"{seed}|corpus"), PRESETS[preset], []
     for view, action in decisions(preset, first, games, per_game, seed):
         spoiled = rng.random() < SPOILED
-        said = (
-            rng.choice(_WAYS)(rng, rules, view, action)
+        text = (
+            rng.choice(_SPOILERS)(rng, rules, view, action)
             if spoiled
             else format_message(reasoning(view, rules, action), action)
         )
-        messages = [*decision_prompt(rules, view, show_rules=False), {"role": "assistant", "content": said}]
+        messages = [*decision_prompt(rules, view, show_rules=False), {"role": "assistant", "content": text}]
         rows.append({"messages": messages})
     rng.shuffle(rows)
     return rows
 
 
-# Ways to get it wrong ------------------------------------------------------------------------------------------------
+# Faulty messages -----------------------------------------------------------------------------------------------------
 
 
 def _impossible(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
     """An action of the grammar that is not possible now."""
-    while (other := any_action(rng)) and fault_in(view, rules, other) is None:
+    while (impossible := any_action(rng)) and fault_in(view, rules, impossible) is None:
         pass
-    return format_message(reasoning(view, rules, other), other)
+    return format_message(reasoning(view, rules, impossible), impossible)
 
 
 def _sloppy(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
-    """Lower case, or a full stop: rules can mend it."""
+    """The action in lower case, with a full stop or in a sentence: `repair` can read it."""
     text = format_action(action)
     written = rng.choice([text.lower(), f"{text}.", f"I will {text.lower()}"])
     return f"REASONING: {reasoning(view, rules, action)}\nACTION: {written}"
 
 
 def _without_form(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
-    """The action without its two lines, or without its arguments."""
+    """The action without the required two lines, or without its arguments."""
     text = format_action(action)
     return rng.choice(
         [
@@ -103,10 +104,10 @@ def _gibberish(rng: Random, rules: Rules, view: Observation, action: Action) -> 
     return rng.choice(["I am lost.", "What a day.", "Hmm."])
 
 
-_WAYS: tuple[Callable[[Random, Rules, Observation, Action], str], ...] = (
+_SPOILERS: tuple[Callable[[Random, Rules, Observation, Action], str], ...] = (
     *(_sloppy, _sloppy, _sloppy, _without_form, _without_form, _without_form, _impossible, _gibberish),
 )
-"""What a spoiled message is drawn from; what stands there several times is more frequent."""
+"""How a faulty message is made. Functions that are listed more than once are drawn more often."""
 
 
 PRESET = "tiny"
@@ -120,7 +121,7 @@ SIZES = {
 
 
 def build_world(out: Path, seed: int) -> bool:
-    """Write the world of a seed into the folder `out`, as `make_folder` does; the game's whole code determines it.
+    """Write the world of a seed into the folder `out`, as `make_folder` does. Any change to the game's code remakes it.
 
     Returns:
         Whether anything was written.
@@ -133,7 +134,7 @@ def build_world(out: Path, seed: int) -> bool:
 
 def _write(folder: Path, seed: int) -> None:
     for name, first, count in (("train", 0, TRAINED), ("heldout", HELD_OUT_FROM, HELD_OUT)):
-        rows = ({"problem": each, "answer": ""} for each in islands(PRESET, first, count, COLONIST))
+        rows = ({"problem": problem, "answer": ""} for problem in islands(PRESET, first, count, COLONIST))
         _write_jsonl(folder / f"islands_{name}.jsonl", rows)
     corpus = make_corpus(PRESET, GAMES, PER_GAME, seed)
     _write_jsonl(folder / "corpus.jsonl", corpus)

@@ -1,4 +1,4 @@
-"""A client of the server, over OpenEnv's WebSocket."""
+"""A client of the server, which talks OpenEnv's WebSocket protocol."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from classroom_rl.environments.marooned.openenv_server.models import (
 
 
 class MaroonedClient(EnvClient[MaroonedAction, MaroonedObservation, MaroonedState]):
-    """Plays one seat on a server. `MaroonedClient(base_url="http://127.0.0.1:8000").sync()` is the client without
-    `await`; `reset` takes the options of `MaroonedEnvironment.reset`."""
+    """Plays one seat on a server. `MaroonedClient(base_url="http://127.0.0.1:8000").sync()` is the synchronous client.
+    `reset` takes the options of `MaroonedEnvironment.reset`."""
 
     def _step_payload(self, action: MaroonedAction) -> dict[str, Any]:
         return {"message": action.message}
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[MaroonedObservation]:
         reward, done = payload.get("reward"), payload.get("done", False)
-        seen = MaroonedObservation(**payload["observation"], reward=reward, done=done)
-        return StepResult(observation=seen, reward=reward, done=done)
+        observation = MaroonedObservation(**payload["observation"], reward=reward, done=done)
+        return StepResult(observation=observation, reward=reward, done=done)
 
     def _parse_state(self, payload: dict[str, Any]) -> MaroonedState:
         return MaroonedState(**payload)

@@ -1,4 +1,4 @@
-"""What travels between the server and its clients."""
+"""The messages between the server and its clients."""
 
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
@@ -15,7 +15,7 @@ class MaroonedAction(Action):
 
 
 class MaroonedObservation(Observation):
-    """What the sailor knows before a decision. `reward` is what the rules paid since the last one, scaled."""
+    """What the sailor knows before a decision. `reward` is the scaled reward since the last decision."""
 
     text: str = Field(description="What the sailor knows now, as a model reads it")
     prompt: str = Field(default="", description="The rules as a model reads them; only reset gives them")
@@ -30,7 +30,7 @@ class MaroonedObservation(Observation):
 
 
 class MaroonedState(State):
-    """The game as its server sees it. Nothing in it is hidden from the sailor."""
+    """The state of the game on the server. It contains nothing that is hidden from the sailor."""
 
     preset: str = ""
     island: int | None = None

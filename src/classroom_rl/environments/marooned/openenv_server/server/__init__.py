@@ -1,1 +1,1 @@
-"""The server's side."""
+"""The OpenEnv server of Marooned."""

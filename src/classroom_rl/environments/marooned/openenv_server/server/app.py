@@ -29,7 +29,7 @@ app = create_app(
 
 
 def main() -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is stopped."""
     parser = argparse.ArgumentParser(description="Marooned as an OpenEnv server")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)

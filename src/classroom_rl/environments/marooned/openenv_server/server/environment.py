@@ -1,4 +1,4 @@
-"""One seat of a game as OpenEnv's environment: what a client sends is the sailor's action, then the others play."""
+"""One seat of a game as an OpenEnv environment: the client sends the sailor's action, then the other sailors play."""
 
 from random import Random
 from typing import Any
@@ -24,7 +24,7 @@ ISLANDS = 10**9
 
 
 class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, MaroonedState]):
-    """A game that is played by one client and scripted sailors. Equal options and messages give equal games."""
+    """A game between one client and scripted sailors. Equal options and messages give equal games."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -50,12 +50,12 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
             seed: the island; None draws one.
             episode_id: a name for the game; None makes one.
             preset: the rules, `tiny` or `seed`.
-            seat: the sailor to play, from 1; None takes the one that follows from the island.
-            has_traitor: whether one of the sailors is a traitor; which one follows from the island.
-            colonists, traitor: the scripted players of the others, by name.
+            seat: the sailor to play, from 1; None takes the one that the island determines.
+            has_traitor: whether one of the sailors is a traitor; the island determines which one.
+            colonists, traitor: the names of the scripted players of the others.
 
         Raises:
-            ValueError: for an option that does not exist, or cannot have this value.
+            ValueError: for an unknown option or an invalid value.
         """
         if unknown:
             raise ValueError(f"reset has no option {', '.join(sorted(unknown))}")
@@ -79,10 +79,10 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
             role=self._game.roles[seat],
         )
         play_others(self._game, self._players, seat)
-        return self._seen("", prompt=system_prompt(rules, self._state.role))
+        return self._observation("", prompt=system_prompt(rules, self._state.role))
 
     def step(self, action: MaroonedAction, timeout_s: float | None = None, **kwargs: Any) -> MaroonedObservation:
-        """The sailor acts, and the others play until the sailor's next decision, or until the sailor acts no more.
+        """Play the sailor's action. The others then play until the sailor's next decision, or until it acts no more.
 
         Raises:
             RuntimeError: if no game has begun, or if it is over for the sailor.
@@ -95,10 +95,10 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
         fault = game.step(read_action(action.message)).fault
         play_others(game, self._players, seat)
         self._state.step_count += 1
-        return self._seen("" if fault is None else fault.text)
+        return self._observation("" if fault is None else fault.text)
 
-    def _seen(self, fault: str, prompt: str = "") -> MaroonedObservation:
-        """What the sailor knows now, and what the rules paid since the last observation."""
+    def _observation(self, fault: str, prompt: str = "") -> MaroonedObservation:
+        """What the sailor knows now, with the reward since the last observation."""
         game, state = self._game, self._state
         total = game.returns[state.seat] * game.rules.reward_scale
         reward, state.total_reward = total - state.total_reward, total
@@ -109,7 +109,7 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
             prompt=prompt,
             seat=state.seat,
             role=state.role,
-            possible=[format_action(each) for each in possible_actions(game, state.seat)],
+            possible=[format_action(action) for action in possible_actions(game, state.seat)],
             fault=fault,
             outcome=state.outcome,
             reward=None if prompt else reward,
@@ -122,6 +122,6 @@ class MaroonedEnvironment(Environment[MaroonedAction, MaroonedObservation, Maroo
         return self._state
 
 
-def _check(option: str, given: Any, known: Any) -> None:
-    if given not in known:
-        raise ValueError(f"{option} is {given!r}; it can be {', '.join(map(str, known))}")
+def _check(option: str, value: Any, choices: Any) -> None:
+    if value not in choices:
+        raise ValueError(f"{option} is {value!r}; it can be {', '.join(map(str, choices))}")
