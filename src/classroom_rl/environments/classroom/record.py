@@ -92,7 +92,7 @@ _DRAFT, _REVIEW, _POST_TEST = TypeAdapter(SampledDraft), TypeAdapter(Review), Ty
 
 @dataclass
 class ReplayedState:
-    """What the journal holds of a conversation besides its turns.
+    """What the journal contains of a conversation, apart from its turns.
 
     Attributes:
         verdicts: by (rule, attempt).
