@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 _LAZY_MODULES = {
-    "Classroom": f"{__name__}.classroom",
+    "Classroom": f"{__name__}.environment",
     "Conversation": f"{__name__}.conversation",
     "parse_judge_output": "classroom_rl.judges.verdicts",
 }

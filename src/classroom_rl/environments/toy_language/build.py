@@ -91,7 +91,7 @@ def save_blank(folder: Path, texts: Iterable[str], seed: int) -> None:
     untrained_model(tokenizer, seed).save_pretrained(folder)
 
 
-_MODULES = ("grammar.py", "lessons.py", "scripts.py", "corpus.py", "tiny_model.py", "build.py")
+_MODULES = ("grammar.py", "lessons.py", "scripts.py", "corpus.py", "build.py")
 
 
 def build_world(out: Path, seed: int) -> bool:
