@@ -1,10 +1,10 @@
 """The journal: an append-only record of everything that happened in a run, one JSON object per line.
 
 Each line is written to the operating system before its content is used, so a killed process loses no event that had an
-effect. Readers skip a last line that a kill cut off. The lines are in `journal.jsonl`; once that file is large, it
-becomes a segment, which is compressed in the background (journal_segments.py), and a new file begins.
+effect. Readers skip a last line that is incomplete because of a kill. The lines are in `journal.jsonl`; once that file
+is large, it becomes a segment, which is compressed in the background (journal_segments.py), and a new file begins.
 
-The events, and the field that says what each is about:
+The events, and the field that names the subject of each:
 
     weights       policy        the teacher's weights were loaded: their folder and fingerprint, and those before
     batch         request       a request began: its problems, its body, and the weights
@@ -28,7 +28,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO, FileIO
 from pathlib import Path
 from threading import Lock, Thread
@@ -55,12 +55,12 @@ HEAD_LENGTH = 400
 
 class Journal:
     """Appends events to `<run folder>/journal.jsonl`, and finds the events of each conversation, including those that
-    earlier servers wrote. Memory holds the positions of the events of the last requests only; those of others are found
-    through an index.
+    earlier servers wrote. Only the positions of the last requests' events are held in memory; others are found through
+    an index.
 
     Args:
-        segment_bytes: the size from which `journal.jsonl` becomes a segment.
-        block_bytes: the size of the blocks that are compressed, and searched, by themselves.
+        segment_bytes: the size at which `journal.jsonl` becomes a segment.
+        block_bytes: the size of the blocks, each of which is compressed and searched separately.
 
     Raises:
         StorageError: if a file cannot be opened, or a segment is missing or damaged.
@@ -69,7 +69,8 @@ class Journal:
     def __init__(self, run_folder: Path, segment_bytes: int = SEGMENT_BYTES, block_bytes: int = BLOCK_BYTES):
         self.path = run_folder / JOURNAL_NAME
         self._segment_bytes, self._block_bytes = segment_bytes, block_bytes
-        self._positions: OrderedDict[str, dict[str, list[int]]] = OrderedDict()  # of the last requests
+        # Of the last requests: request → conversation → positions of its events.
+        self._positions: OrderedDict[str, dict[str, list[int]]] = OrderedDict()
         self._files: list[IndexedFile] = []  # the sealed segments in order, then the growing file
         self._file: FileIO | None = None
         self._compressing, self._threads = Lock(), []
@@ -84,17 +85,17 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """The position of the next line: the bytes of all lines so far."""
+        """The position of the next line: the number of bytes of all lines so far."""
         return self._files[-1].end
 
     def append(self, event: str, **fields: Any) -> int:
         """Write one event, and return the position of its line in bytes.
 
         Args:
-            fields: the event's fields; the first one says what the event is about.
+            fields: the event's fields; the first one names its subject (see the table of events).
 
         Raises:
-            StorageError: if the disk is full, or the file was deleted or replaced; nothing is written then.
+            StorageError: if the disk is full, or the file was deleted or replaced; then nothing is written.
         """
         self._refuse_another_file()
         line = {"event": event, "time": round(time.time(), 3), **fields}
@@ -106,7 +107,7 @@ class Journal:
         return self._note(data)
 
     def _write(self, line: bytes) -> None:
-        """Write a whole line or, on a full disk, nothing: the next line would be appended to a partial one."""
+        """Write a whole line or, on a full disk, nothing: otherwise the next line would continue a partial one."""
         position, rest = self._file.tell(), memoryview(line)
         try:
             while rest:
@@ -117,7 +118,7 @@ class Journal:
             raise
 
     def read_at(self, position: int) -> dict[str, Any]:
-        """The event whose line starts at this position.
+        """Read the event whose line starts at this position.
 
         Raises:
             StorageError: if the file was deleted or replaced.
@@ -126,48 +127,50 @@ class Journal:
         return json.loads(next(file for file in reversed(self._files) if file.start <= position).line(position))
 
     def _refuse_another_file(self) -> None:
-        """Raise if the path is no longer the open file: lines written to a deleted file are lost, and the known
-        positions are wrong in another file."""
+        """Raise if the path no longer names the open file: lines that are written to a deleted file are lost, and in
+        another file the known positions are wrong."""
         if self._file is None or self._file.closed:  # not open yet, or closed already
             return
-        own = os.fstat(self._file.fileno())
+        open_file = os.fstat(self._file.fileno())
         try:
-            found = self.path.stat()
+            current = self.path.stat()
         except FileNotFoundError:
-            what = "was deleted or moved away"
+            change = "was deleted or moved away"
         else:
-            if os.path.samestat(own, found) and found.st_size == self._file.tell():
+            if os.path.samestat(open_file, current) and current.st_size == self._file.tell():
                 return
-            what = "was replaced or changed by another program"
+            change = "was replaced or changed by another program"
         raise StorageError(
-            f"The journal {self.path} {what} while this server uses it, so nothing more can be written down, or looked "
-            "up in it. End the server. If you have the file or a copy, put it back; then start the server again with "
-            "the same command: without the file it plays the current batch anew and knows no conversation of before, "
-            "but replies that were paid for are in the *_calls.sqlite beside it and are not asked for again."
+            f"The journal {self.path} {change} while this server uses it, so nothing more can be written down, or "
+            "looked up in it. End the server. If you have the file or a copy, put it back; then start the server again "
+            "with the same command: without the file it plays the current batch anew and knows no conversation of "
+            "before, but replies that were paid for are in the *_calls.sqlite beside it and are not asked for again."
         )
 
     def begun(self, request_id: str) -> dict[str, Any] | None:
         """The last `batch` event of this request; None if there is none."""
-        found = (file.index.begun.get(request_id) for file in reversed(self._files))
-        position = next((each for each in found if each is not None), None)
-        return None if position is None else self.read_at(position)
+        return self._read_last(file.index.begun.get(request_id) for file in reversed(self._files))
 
     def loaded_weights(self) -> dict[str, Any] | None:
         """The last `weights` event; None if there is none."""
-        found = (file.index.weights for file in reversed(self._files))
-        position = next((each for each in found if each is not None), None)
+        return self._read_last(file.index.weights for file in reversed(self._files))
+
+    def _read_last(self, positions: Iterable[int | None]) -> dict[str, Any] | None:
+        """The event at the first position that is not None; None if all are."""
+        position = next((position for position in positions if position is not None), None)
         return None if position is None else self.read_at(position)
 
     def earlier_weights(self) -> tuple[PolicyVersion, str] | None:
         """The policy that was loaded before the last one, and the fingerprint of its weights; None if there is none."""
         event = self.loaded_weights()
-        before = event and event.get("before")  # journals of earlier versions of this program do not have it
+        before = event and event.get("before")  # missing in journals of earlier versions of this program
         return (PolicyVersion(**before["version"]), before["weights"]) if before else None
 
     def write_weights(self, policy: PolicyVersion, weights: str, path: Path) -> None:
-        """Append a `weights` event; weights that were loaded already are loaded again without effect."""
+        """Append a `weights` event."""
         last = self.loaded_weights()
         before = last and {"version": last["version"], "weights": last["weights"]}
+        # The same weights again: those before them stay the same, too.
         if last and (PolicyVersion(**last["version"]), last["weights"]) == (policy, weights):
             before = last.get("before")
         self.append("weights", policy=str(policy), version=policy, weights=weights, path=str(path), before=before)
@@ -186,13 +189,13 @@ class Journal:
     # Segments --------------------------------------------------------------------------------------------------------
 
     def _open_segment(self, segment: Segment) -> None:
-        """Add a segment. What a kill left while it was compressed is completed or removed."""
+        """Add a segment. A compression that a kill interrupted is completed or undone."""
         for path in segment.folder.glob(f"{UNFINISHED}*"):
             path.unlink()
         index = read_index(segment)
         self._files.append(IndexedFile.sealed(segment, index or JournalIndex()))
         if index is not None:
-            self._positions.clear()  # those of earlier segments that were read anew: they lack this one's
+            self._positions.clear()  # re-indexing an earlier segment cached positions, which lack this segment's
             segment.plain.unlink(missing_ok=True)
             return
         if not segment.plain.exists():
@@ -201,7 +204,7 @@ class Journal:
             self._read_heads(file)
 
     def _open_growing(self) -> None:
-        """Add `journal.jsonl`, without a last line that a kill cut off: it had no effect yet."""
+        """Add `journal.jsonl`, and truncate a last line that is incomplete because of a kill: it had no effect yet."""
         start = self._files[-1].end if self._files else 0
         self._files.append(IndexedFile(self.path, start, start, JournalIndex()))
         with self.path.open("rb+") as file:
@@ -209,24 +212,24 @@ class Journal:
             file.truncate(self.end - start)
 
     def _seal(self) -> None:
-        """Make `journal.jsonl` a segment, and begin a new one. If that fails, it stays what it was."""
+        """Make `journal.jsonl` a segment, and begin a new file. If that fails, everything stays as it was."""
         sealed = self._files[-1]
         segment = Segment(sealed.start, sealed.end, segments_folder(self.path))
         segment.folder.mkdir(exist_ok=True)
         self.path.rename(segment.plain)
         try:
-            fresh = self.path.open("xb", buffering=0)
+            new_file = self.path.open("xb", buffering=0)
         except OSError:
             segment.plain.rename(self.path)
             raise
         self._file.close()
-        self._file = fresh
+        self._file = new_file
         sealed.path, sealed.segment = segment.plain, segment
         self._files.append(IndexedFile(self.path, sealed.end, sealed.end, JournalIndex()))
         self._compress_segments()
 
     def _compress_segments(self) -> None:
-        """Compress in a thread what is not compressed yet."""
+        """Compress, in a thread, the segments that are not compressed yet."""
         files = [file for file in self._files[:-1] if not file.index.offsets]
         if not files:
             return
@@ -247,7 +250,7 @@ class Journal:
     # Index -----------------------------------------------------------------------------------------------------------
 
     def _read_heads(self, file: BinaryIO) -> None:
-        """Index the whole lines of the last file."""
+        """Index the complete lines of the last file."""
         self._files[-1].end = self._files[-1].start
         for line in file:
             if line.endswith(b"\n"):
@@ -259,10 +262,10 @@ class Journal:
         position = file.end
         file.end += len(line)
         file.index.add_line(position, self._block_bytes)
-        found = head_of(line[:HEAD_LENGTH])
-        if found is None:
+        head = head_of(line[:HEAD_LENGTH])
+        if head is None:
             return position
-        event, _, subject = found
+        event, _, subject = head
         if event == "weights":
             file.index.weights = position
         elif event == "batch":
@@ -275,7 +278,7 @@ class Journal:
         return position
 
     def _note_batch(self, request_id: str, position: int) -> None:
-        """Index a `batch` event. If its weights or body differ from before, forget the events of the earlier try."""
+        """Index a `batch` event. If its weights or body differ from those before, forget the earlier try's events."""
         before, positions = self.begun(request_id), self._positions_of(request_id)
         if before is not None and begins_anew(before, self.read_at(position)):
             positions.clear()
@@ -293,18 +296,18 @@ class Journal:
 
     def _search(self, request_id: str) -> dict[str, list[int]]:
         """Find the events of a request's conversations in the blocks that hold any."""
-        found: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         before = None
         for position, line in self._lines_about(request_id):
             event, _, subject = head_of(line[:HEAD_LENGTH]) or ("", 0.0, "")
             if event == "batch" and subject == request_id:
-                now = json.loads(line)
-                if before is not None and begins_anew(before, now):
-                    found.clear()
-                before = now
+                batch = json.loads(line)
+                if before is not None and begins_anew(before, batch):
+                    positions.clear()
+                before = batch
             elif event not in ("", "batch", "weights") and request_of(subject) == request_id:
-                found.setdefault(subject, []).append(position)
-        return found
+                positions.setdefault(subject, []).append(position)
+        return positions
 
     def _lines_about(self, request_id: str) -> Iterator[tuple[int, bytes]]:
         """The positions and lines of the blocks that hold events about a request."""
@@ -322,14 +325,14 @@ def begins_anew(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def head_of(line: bytes) -> tuple[str, float, str] | None:
-    """The event of a journal line, its time in seconds since 1970, and what it is about, without parsing the rest of
-    the line; None if the line has another form."""
-    found = _HEAD.match(line)
-    return None if found is None else (found[1].decode(), float(found[2]), found[3].decode())
+    """The event of a journal line, its time in seconds since 1970, and its subject, without parsing the rest of the
+    line; None if the line has another form."""
+    match = _HEAD.match(line)
+    return None if match is None else (match[1].decode(), float(match[2]), match[3].decode())
 
 
 def conversation_id(request_id: str, index: int) -> str:
-    """The id of a request's conversation at this position."""
+    """The id of the conversation with this index in a request."""
     return f"{request_id}-{index:04d}"
 
 
@@ -342,7 +345,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the events of a journal in order, without an incomplete last line.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no journal.
         StorageError: if a part of it is missing or damaged.
     """
     with JournalStream(path) as stream:

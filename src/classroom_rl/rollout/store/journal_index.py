@@ -1,8 +1,8 @@
-"""Finds the events of a request in a file of the journal, without keeping a position of every event in memory.
+"""Finds the events of a request in a file of the journal, without keeping the position of every event in memory.
 
-A file is divided into blocks of whole lines. The index knows in which blocks the events of each request are. A block of
-a sealed segment is compressed by itself, so that it can be read without the others; together, the blocks are one gzip
-file. The index of a segment is written beside it, and made anew from the segment if it is lost.
+A file is divided into blocks of whole lines. The index lists the blocks that hold events of each request. Each block of
+a sealed segment is compressed separately, so that it can be read without the others; together, the blocks form one gzip
+file. The index of a segment is written into a file next to it, and rebuilt from the segment if that file is lost.
 """
 
 import gzip
@@ -25,14 +25,15 @@ UNFINISHED = "unfinished-"
 
 
 class JournalIndex(BaseModel):
-    """Where the events of one file of the journal are.
+    """The positions of the events in one file of the journal.
 
     Attributes:
         blocks: the position of each block's first line, in bytes of the stream.
         requests: by request, the numbers of the blocks with events about it or its conversations.
         begun: by request, the position of its last `batch` event.
-        weights: the position of the last `weights` event.
-        offsets: the place of each block in the compressed file, and that file's size; empty if it is not compressed.
+        weights: the position of the last `weights` event; None if there is none.
+        offsets: the offset of each block in the compressed file, in bytes, then that file's size; empty if the file is
+            not compressed.
     """
 
     blocks: list[int] = []
@@ -42,7 +43,7 @@ class JournalIndex(BaseModel):
     offsets: list[int] = []
 
     def add_line(self, position: int, block_bytes: int) -> None:
-        """Add a line to the last block, or begin a new one if that has `block_bytes` already."""
+        """Add a line to the last block, or begin a new block if the last one has `block_bytes` already."""
         if not self.blocks or position - self.blocks[-1] >= block_bytes:
             self.blocks.append(position)
 
@@ -54,7 +55,7 @@ class JournalIndex(BaseModel):
 
 
 class IndexedFile:
-    """The bytes from `start` to `end` of the stream in one file, with their index.
+    """One file with the bytes from `start` to `end` of the stream, and its index.
 
     Attributes:
         segment: None for the growing file, whose `end` moves.
@@ -69,7 +70,7 @@ class IndexedFile:
 
     def line(self, position: int) -> bytes:
         """The line that starts at this position; raises the errors of `block`."""
-        plain = self._opened_plain()
+        plain = self._open_plain()
         if plain is not None:
             with plain:
                 plain.seek(position - self.start)
@@ -85,7 +86,7 @@ class IndexedFile:
             StorageError: if the segment was deleted or damaged.
         """
         start, end = [*self.index.blocks[number : number + 2], self.end][:2]
-        plain = self._opened_plain()
+        plain = self._open_plain()
         if plain is not None:
             with plain:
                 plain.seek(start - self.start)
@@ -96,12 +97,12 @@ class IndexedFile:
                 raise EOFError(f"the lines at {start} should have {end - start} bytes")
             return content
 
-    def _opened_plain(self) -> BinaryIO | None:
-        """The file as it is; None if it was compressed."""
+    def _open_plain(self) -> BinaryIO | None:
+        """Open the uncompressed file; None if it was compressed."""
         try:
             return None if self.index.offsets else self.path.open("rb")
         except FileNotFoundError:
-            if self.index.offsets:  # it was compressed in this moment
+            if self.index.offsets:  # a thread compressed it just now
                 return None
             if self.segment is None:
                 raise
@@ -109,11 +110,11 @@ class IndexedFile:
                 raise
 
     def compress(self) -> None:
-        """Compress a sealed segment. Whenever the process is killed, either the file as it was or the compressed one is
-        complete, and the latter is on the disk before the former goes.
+        """Compress a sealed segment. Whenever the process is killed, either the plain or the compressed file is
+        complete: the compressed one is flushed to the disk before the plain one is deleted.
 
         Raises:
-            StorageError: if the disk is full; the segment stays as it was.
+            StorageError: if the disk is full; the segment then stays as it was.
         """
         segment, offsets = self.segment, [0]
         unfinished = segment.folder / f"{UNFINISHED}{segment.compressed.name}"
@@ -136,7 +137,7 @@ class IndexedFile:
 
 
 def read_index(segment: Segment) -> JournalIndex | None:
-    """The index beside a compressed segment; None if it is missing, damaged, or of another file."""
+    """The stored index of a compressed segment; None if it is missing, damaged, or of another file."""
     try:
         index = JournalIndex.model_validate_json(segment.index.read_bytes())
         fits = index.offsets[-1] == segment.compressed.stat().st_size and index.blocks[0] == segment.start
@@ -146,7 +147,7 @@ def read_index(segment: Segment) -> JournalIndex | None:
 
 
 def decompress(segment: Segment) -> None:
-    """Restore the file that a segment was before it was compressed.
+    """Restore the plain file of a compressed segment.
 
     Raises:
         StorageError: if the compressed file is damaged, or the disk is full.

@@ -2,12 +2,12 @@
 
     journal.jsonl                          the growing file: the end of the stream; events are appended to it
     journal/<start>-<end>.jsonl.gz         a sealed segment: the bytes `start` to `end` of the stream, compressed
-    journal/<start>-<end>.index.json       where the events are in that segment (journal_index.py)
+    journal/<start>-<end>.index.json       the index of that segment's events (journal_index.py)
     journal/<start>-<end>.jsonl            the segment itself, until it is compressed
 
-A growing file that has become large is renamed to a segment, and a new one begins; so a journal that stays small is one
+When the growing file has become large, it is renamed to a segment, and a new one begins. So a small journal is one
 plain file, as in earlier versions. Segments never change. A position is a number of bytes from the beginning of the
-stream. It stays the same when a segment is sealed or compressed.
+stream; it stays the same when a segment is sealed or compressed.
 """
 
 import errno
@@ -32,8 +32,8 @@ _NAME = re.compile(r"(\d+)-(\d+)\.jsonl(\.gz)?")
 
 @dataclass(frozen=True, order=True)
 class Segment:
-    """A sealed segment: the bytes from `start` to `end` of the stream. It is whole in `plain`, in `compressed`, or in
-    both; `plain` goes once `compressed` is complete."""
+    """A sealed segment: the bytes from `start` to `end` of the stream. It is complete in `plain`, in `compressed`, or
+    in both; `plain` is deleted once `compressed` is complete."""
 
     start: int
     end: int
@@ -76,7 +76,7 @@ def segments_folder(path: Path) -> Path:
 
 @contextmanager
 def refuse_damage(segment: Segment) -> Iterator[None]:
-    """Turn what a missing or damaged compressed segment causes inside the `with` block into a `StorageError`."""
+    """Turn the errors that a missing or damaged compressed segment causes in the `with` block into a `StorageError`."""
     try:
         yield
     except (FileNotFoundError, gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -91,7 +91,7 @@ def segments_of(path: Path) -> list[Segment]:
     """The sealed segments of the journal at this path, in order.
 
     Raises:
-        StorageError: if one of them is missing, or they are of different journals.
+        StorageError: if one of them is missing, or they belong to different journals.
     """
     return _without_gaps(_listed(segments_folder(path)))
 
@@ -115,11 +115,11 @@ def _listed(folder: Path) -> list[Segment]:
 
 
 class JournalStream:
-    """Reads a journal's lines, also while a server appends to it and seals segments. It holds the files that there were
+    """Reads a journal's lines, also while a server appends to it and seals segments. It covers the files that existed
     when it was opened.
 
     Attributes:
-        begin, end: the positions at which the stream began and ended then.
+        begin, end: the first position of the stream, and the position after its end, at that time.
 
     Raises:
         FileNotFoundError: if there is no journal.
@@ -129,16 +129,17 @@ class JournalStream:
     def __init__(self, path: Path):
         before: list[Segment] | None = None
         self._growing: BinaryIO | None = None
-        while (found := _listed(segments_folder(path))) != before:  # else a segment was sealed in between
-            before = found
+        # Until the segments are the same before and after the growing file is opened: none was sealed in between.
+        while (segments := _listed(segments_folder(path))) != before:
+            before = segments
             self.close()
-            self._growing = _opened(path)
-        self._segments = _without_gaps(found)
+            self._growing = _open_if_exists(path)
+        self._segments = _without_gaps(segments)
         if self._growing is None and not self._segments:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._growing_from = self._segments[-1].end if self._segments else 0
+        self._growing_start = self._segments[-1].end if self._segments else 0
         self.begin = self._segments[0].start if self._segments else 0
-        self.end = self._growing_from + (self._growing.seek(0, os.SEEK_END) if self._growing is not None else 0)
+        self.end = self._growing_start + (self._growing.seek(0, os.SEEK_END) if self._growing is not None else 0)
 
     def __enter__(self) -> Self:
         return self
@@ -152,9 +153,9 @@ class JournalStream:
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yields the position and the content of each line from `start` on, without an incomplete last line. If `start`
-        is within a line, the rest of that line comes first."""
-        for begin, opened in self._files(start):
-            with opened as file:
+        is inside a line, the rest of that line comes first."""
+        for begin, opening in self._files(start):
+            with opening as file:
                 position = max(begin, start)
                 file.seek(position - begin)
                 for line in file:
@@ -165,24 +166,24 @@ class JournalStream:
 
     def lines_at(self, positions: Sequence[int]) -> Iterator[bytes]:
         """Yields the lines that start at these positions, in ascending order."""
-        wanted = deque(sorted(positions))
-        for begin, opened in self._files(wanted[0] if wanted else self.end):
+        remaining = deque(sorted(positions))
+        for begin, opening in self._files(remaining[0] if remaining else self.end):
             end = next((segment.end for segment in self._segments if segment.start == begin), math.inf)
-            with opened as file:
-                while wanted and wanted[0] < end:
-                    file.seek(wanted.popleft() - begin)
+            with opening as file:
+                while remaining and remaining[0] < end:
+                    file.seek(remaining.popleft() - begin)
                     yield file.readline()
 
     def _files(self, start: int) -> Iterator[tuple[int, AbstractContextManager[BinaryIO]]]:
-        """The files from the one with `start` on, not open yet, each with the position at which it begins."""
+        """The files from the one that contains `start` on, each with its first position. They open when entered."""
         for segment in self._segments:
             if segment.end > start:
                 yield segment.start, segment.open()
         if self._growing is not None:
-            yield self._growing_from, nullcontext(self._growing)
+            yield self._growing_start, nullcontext(self._growing)
 
 
-def _opened(path: Path) -> BinaryIO | None:
+def _open_if_exists(path: Path) -> BinaryIO | None:
     try:
         return path.open("rb")
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""Files of rollouts: JSONL and Parquet, with a schema version. What is read is equal to what was written.
+"""Files of rollouts: JSONL and Parquet, with a schema version. Reading gives exactly what was written.
 
-Both formats hold the fields of `Rollout`, one rollout to a row. JSONL begins with a line that names format, version and
-number of rollouts; Parquet has these as metadata, and JSON text in the columns of messages, meta, notes and tool calls.
-A step holds only the messages and prompt ids that the step before it does not have: `messages_kept` and
-`prompt_ids_kept` are the numbers of those that it shares with it. So a file grows with the length of rollouts, not with
-its square.
+Both formats hold the fields of `Rollout`, one rollout per row. JSONL begins with a line that gives the format, the
+version and the number of rollouts. Parquet has these as metadata, and JSON text in the columns of messages, meta, notes
+and tool calls. A step holds only the messages and prompt ids that are new since the step before; `messages_kept` and
+`prompt_ids_kept` are the numbers of those that it shares with that step. So the size of a file is linear in the length
+of the rollouts, not quadratic.
 """
 
 import json
@@ -32,11 +32,11 @@ _ROWS_PER_GROUP = 128
 
 
 def write(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """Write a file; it is replaced atomically. Missing folders are made.
+    """Write a file; an existing one is replaced atomically. Missing folders are created.
 
     Raises:
-        DataError: if the suffix is unknown, or a rollout holds what no file can: NaN, or in meta and notes what is not
-            JSON.
+        DataError: if the suffix is unknown, or a rollout holds a value that cannot be stored: NaN, or in meta and notes
+            one that is not JSON.
         StorageError: if the disk is full or may not be written to.
     """
     save = {".jsonl": _write_jsonl, ".parquet": _write_parquet}[_suffix(path)]
@@ -55,21 +55,21 @@ def write(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def read(path: Path) -> list[Rollout]:
-    """Read a file of `write`.
+    """Read a file that `write` wrote.
 
     Raises:
-        DataError: if there is no such file, its suffix is unknown, it was written in a newer version, or is damaged.
+        DataError: if there is no such file, its suffix is unknown, it has a newer schema version, or is damaged.
     """
     load = {".jsonl": _read_jsonl, ".parquet": _read_parquet}[_suffix(path)]
     if not path.is_file():
         raise DataError(f"There is no file {path}.")
-    found = []
-    for place, row in enumerate(load(path)):
+    rollouts = []
+    for index, row in enumerate(load(path)):
         try:
-            found.append(_ROLLOUT.validate_python(_expanded(row)))
+            rollouts.append(_ROLLOUT.validate_python(_expanded(row)))
         except (ValidationError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is damaged: rollout {place} cannot be read: {error}") from error
-    return found
+            raise DataError(f"{path} is damaged: rollout {index} cannot be read: {error}") from error
+    return rollouts
 
 
 def _suffix(path: Path) -> str:
@@ -99,33 +99,33 @@ def _check_header(path: Path, header: Any) -> None:
 
 
 def _stored(rollout: Rollout) -> dict[str, Any]:
-    """A rollout as a row."""
+    """A rollout as a row, with each step shortened to what is new in it."""
     _refuse_what_is_not_json(rollout)
     row = _ROLLOUT.dump_python(rollout)
-    for place in range(len(rollout.steps) - 1, 0, -1):
-        _shorten(row["steps"][place], row["steps"][place - 1])
+    for index in range(len(rollout.steps) - 1, 0, -1):  # from the last step back: the one before must still be whole
+        _shorten(row["steps"][index], row["steps"][index - 1])
     for step in row["steps"][:1]:
         _shorten(step, {"messages": (), "prompt_ids": (), "ids": ()})
     return row
 
 
 def _shorten(step: dict[str, Any], before: dict[str, Any]) -> None:
-    """Leave out of a step what it shares with the step before it, which must be whole still."""
+    """Remove from a step what it shares with the step before it, which must not be shortened yet."""
     for name, earlier in (("messages", before["messages"]), ("prompt_ids", (*before["prompt_ids"], *before["ids"]))):
-        kept = _shared(earlier, step[name])
+        kept = _common_prefix(earlier, step[name])
         step[f"{name}_kept"], step[name] = kept, step[name][kept:]
 
 
-def _shared(before: Sequence[Any], after: Sequence[Any]) -> int:
-    """The length of the common beginning."""
+def _common_prefix(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """The length of the common prefix."""
     length = min(len(before), len(after))
     if before[:length] == after[:length]:
         return length
-    return next(place for place in range(length) if before[place] != after[place])
+    return next(index for index in range(length) if before[index] != after[index])
 
 
 def _expanded(row: dict[str, Any]) -> dict[str, Any]:
-    """The opposite of `_stored`."""
+    """The inverse of `_stored`."""
     messages: tuple[Any, ...] = ()
     ids: tuple[int, ...] = ()
     steps = []
@@ -142,20 +142,20 @@ def _expanded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_what_is_not_json(rollout: Rollout) -> None:
-    for name, held in (("meta", rollout.meta), ("notes", rollout.notes), *_tool_calls(rollout)):
+    for name, value in (("meta", rollout.meta), ("notes", rollout.notes), *_tool_calls(rollout)):
         try:
-            same = json.loads(json.dumps(held, allow_nan=False).encode()) == held
-            json.dumps(held, ensure_ascii=False).encode()
+            same = json.loads(json.dumps(value, allow_nan=False).encode()) == value
+            json.dumps(value, ensure_ascii=False).encode()  # raises for lone surrogates
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{name} of rollout {rollout.id} cannot be saved: {error}.") from None
         if not same:
             raise DataError(
                 f"{name} of rollout {rollout.id} cannot be saved: it would come back changed, for JSON has no tuples "
-                f"and only text as keys: {str(held)[:200]}"
+                f"and only text as keys: {str(value)[:200]}"
             )
-    for name, value in _floats(rollout):
-        if value is not None and value - value != 0:
-            raise DataError(f"{name} of rollout {rollout.id} is {value}, which no file of rollouts can hold.")
+    for name, number in _floats(rollout):
+        if number is not None and number - number != 0:  # infinite or NaN
+            raise DataError(f"{name} of rollout {rollout.id} is {number}, which no file of rollouts can hold.")
 
 
 def _tool_calls(rollout: Rollout) -> Iterator[tuple[str, Any]]:
@@ -167,11 +167,11 @@ def _floats(rollout: Rollout) -> Iterator[tuple[str, float | None]]:
     yield "reward", rollout.reward
     yield "temperature", rollout.settings.temperature
     yield "top_p", rollout.settings.top_p
-    yield from (("a step reward", each) for each in rollout.step_rewards)
+    yield from (("a step reward", reward) for reward in rollout.step_rewards)
     for step in rollout.steps:
         yield f"started of step {step.index}", step.started
         yield f"finished of step {step.index}", step.finished
-        yield from ((f"a log-prob of step {step.index}", each) for each in step.logprobs)
+        yield from ((f"a log-prob of step {step.index}", logprob) for logprob in step.logprobs)
 
 
 # JSONL ---------------------------------------------------------------------------------------------------------------
@@ -186,24 +186,24 @@ def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    number, wanted = 0, None
+    number, expected = 0, None  # numbers of rollouts: read so far, and in the header
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file):
                 row = json.loads(line)
                 if number == 0:
                     _check_header(path, row)
-                    wanted = row.get("rollouts")
+                    expected = row.get("rollouts")
                 elif isinstance(row, dict):
                     yield row
                 else:
                     raise DataError(f"{path} is damaged: line {number + 1} is no JSON object.")
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: line {number + 1} is not JSON: {error}.") from error
-    if wanted is None:
+    if expected is None:
         raise DataError(f"{path} is empty, so it is no file of rollouts.")
-    if number != wanted:
-        raise DataError(f"{path} is damaged: it holds {number} of {wanted} rollouts.")
+    if number != expected:
+        raise DataError(f"{path} is damaged: it holds {number} of {expected} rollouts.")
 
 
 # Parquet -------------------------------------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     import pyarrow.parquet as pq
 
     for row in rows:
-        for held, names in ((row, _JSON_COLUMNS), *((step, _JSON_COLUMNS_OF_STEPS) for step in row["steps"])):
-            held.update({name: json.dumps(held[name], ensure_ascii=False, allow_nan=False) for name in names})
+        for fields, names in ((row, _JSON_COLUMNS), *((step, _JSON_COLUMNS_OF_STEPS) for step in row["steps"])):
+            fields.update({name: json.dumps(fields[name], ensure_ascii=False, allow_nan=False) for name in names})
     schema = columns().with_metadata({FORMAT: json.dumps(_header(len(rows)))})
     with path.open("wb") as file:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, row_group_size=_ROWS_PER_GROUP)
