@@ -1,6 +1,6 @@
-"""The tool `calculator`: exact arithmetic in worker processes that are killed if they do not answer.
+"""The tool `calculator`: exact arithmetic in worker processes, which are killed if they do not answer in time.
 
-A worker is `calculator_worker.py` as a program of its own. It starts when it is first needed and is reused.
+A worker runs `calculator_worker.py` as a program. It starts when it is first needed, and is reused.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _PROGRAM = Path(__file__).with_name("calculator_worker.py")
 
 
 class Calculator:
-    """Computes expressions, `workers` of them at a time; others wait for their turn.
+    """Computes expressions in `workers` processes; further expressions wait for a free one.
 
     Args:
-        timeout_s: how long a worker may compute before it is killed.
+        timeout_s: how many seconds a worker may compute before it is killed.
 
     Attributes:
         given_up: the number of expressions on which a worker died or was killed.
@@ -47,11 +47,11 @@ class Calculator:
         """The value of an expression, as text.
 
         Raises:
-            ToolFailure: if it is no expression, or its numbers are too large; with what is wrong.
+            ToolFailure: if it is no expression, or its numbers are too large; the message says what is wrong.
             TimeoutError: if it took too long, or the worker died.
             EngineFailure: if no worker can be started.
         """
-        if len(expression) > LONGEST:  # as the worker would say; a text without end does not reach it
+        if len(expression) > LONGEST:  # the worker checks this too, but must not be sent a huge text
             raise ToolFailure(f"it has {len(expression)} characters, and {LONGEST} are the most")
         return await asyncio.get_running_loop().run_in_executor(self._pool.threads, self._ask, expression)
 
@@ -93,7 +93,7 @@ class _Worker:
             process.stdin.flush()
             if select.select([process.stdout], [], [], self._timeout_s)[0]:
                 return json.loads(process.stdout.readline())
-        except (OSError, ValueError):  # the process died; the caller logs that there is no answer
+        except (OSError, ValueError):  # the process died; the caller logs it
             pass
         self.kill()
         return None
@@ -122,7 +122,7 @@ _shared: Calculator | None = None
 _lock = threading.Lock()
 
 
-_ABOUT = """Computes an arithmetic expression exactly, such as (3 + 4) * 2 / 7 or sqrt(2)**3. It knows + - * / // % **,
+_DOC = """Computes an arithmetic expression exactly, such as (3 + 4) * 2 / 7 or sqrt(2)**3. It knows + - * / // % **,
 sqrt, abs, round, floor, ceil, min, max, sum, gcd, lcm, factorial, comb, exp, log, ln, log10, sin, cos, tan, asin,
 acos, atan, radians, degrees, pi and e. % is the remainder: 20 % of 50 is 0.2 * 50.
 
@@ -138,13 +138,13 @@ async def _calculate(expression: str) -> str:
     return await _shared.compute(expression)
 
 
-_calculate.__doc__ = _ABOUT  # the model reads it, and `python -OO` would remove it
+_calculate.__doc__ = _DOC  # the model reads it, and `python -OO` would remove it
 calculator = Tool(_calculate, "calculator")
 
 
-BUILT_IN_TOOLS = {each.name: each for each in (calculator,)}
+BUILT_IN_TOOLS = {tool.name: tool for tool in (calculator,)}
 
 
 def built_in_toolbox(names: Sequence[str], limits: ToolLimits) -> Toolbox:
-    """The tools of these names; `BUILT_IN_TOOLS` has them all."""
+    """The built-in tools (`BUILT_IN_TOOLS`) with these names, as a toolbox."""
     return Toolbox([BUILT_IN_TOOLS[name] for name in names], limits)

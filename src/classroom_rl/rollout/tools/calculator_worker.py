@@ -1,5 +1,5 @@
-"""Computes arithmetic expressions in a process of its own: `python -I calculator_worker.py`. It imports nothing of this
-project, so it starts fast, whatever the program that it belongs to is.
+"""Computes arithmetic expressions in its own process: `python -I calculator_worker.py`. It imports nothing from this
+project, so it starts fast, whatever its parent process is.
 
 No text is evaluated as code. An expression is parsed, and only the nodes listed here are computed: numbers, + - * / //
 % **, and the functions in `FUNCTIONS`. Whole numbers and fractions are exact; no number may have more than `DIGITS`
@@ -19,12 +19,12 @@ from fractions import Fraction
 from typing import BinaryIO
 
 LONGEST = 1000
-"""The most characters of an expression."""
+"""The maximum number of characters of an expression."""
 DIGITS = 1000
 _BITS = int(DIGITS * math.log2(10))
 _MEMORY = 512 * 2**20
 _SECONDS = 10
-"""Processor time of one expression, in case the parent is gone and cannot end this process."""
+"""Limit of the processor time of one expression, in case the parent has died and cannot end this process."""
 _SHOWN_DIGITS = 12
 _ALLOWED_EVENTS = frozenset({"compile", "resource.setrlimit"})
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "^": "**", "\u00a0": " "})
@@ -34,7 +34,7 @@ Number = Fraction | float
 
 
 class Mistake(Exception):
-    """What is wrong with an expression, for the model to read."""
+    """An error in an expression; the message is for the model."""
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -51,21 +51,21 @@ def _checked(value: Number) -> Number:
     return value
 
 
-def _whole(value: Number, what: str) -> int:
+def _whole(value: Number, function: str) -> int:
     if not isinstance(value, Fraction) or value.denominator != 1:
-        raise Mistake(f"{what} needs whole numbers")
+        raise Mistake(f"{function} needs whole numbers")
     return value.numerator
 
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
-        times = abs(exponent.numerator)
-        if base in (0, 1, -1):  # of any power, at once
-            times = 2 + times % 2 if times else 0
-        elif (size - 1) * times > _BITS:
+        power = abs(exponent.numerator)
+        if base in (0, 1, -1):  # only the parity matters, so that huge exponents are computed at once
+            power = 2 + power % 2 if power else 0
+        elif (size - 1) * power > _BITS:
             raise Mistake(f"a number in it has more than {DIGITS} digits")
-        return base ** (times if exponent >= 0 else -times)
+        return base ** (power if exponent >= 0 else -power)
     if base < 0:
         raise Mistake("a negative number has no real power with a fraction as exponent")
     root = _exact_root(base) if exponent == Fraction(1, 2) else None
@@ -73,7 +73,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _exact_root(value: Number) -> Fraction | None:
-    """The square root of a number if it is a fraction itself."""
+    """The square root of a number if it is a fraction itself; otherwise None."""
     if not isinstance(value, Fraction) or value < 0:
         return None
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
@@ -94,13 +94,13 @@ def _factorial(value: Number) -> Fraction:
     return Fraction(math.factorial(count))
 
 
-def _chosen(n: Number, k: Number) -> Fraction:
-    size, taken = _whole(n, "comb"), _whole(k, "comb")
-    if not (0 <= size <= 10_000 and 0 <= taken <= 10_000):
+def _binomial(n: Number, k: Number) -> Fraction:
+    total, chosen = _whole(n, "comb"), _whole(k, "comb")
+    if not (0 <= total <= 10_000 and 0 <= chosen <= 10_000):
         raise Mistake("comb takes numbers from 0 to 10000")
-    if min(taken, size - taken) > 1500:
+    if min(chosen, total - chosen) > 1500:
         raise Mistake(f"a number in it has more than {DIGITS} digits")
-    return Fraction(math.comb(size, taken))
+    return Fraction(math.comb(total, chosen))
 
 
 def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
@@ -108,7 +108,7 @@ def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
     if abs(digits) > 50:
         raise Mistake("round takes up to 50 places")
     scaled = abs(Fraction(value)) * Fraction(10) ** digits
-    nearest = math.floor(scaled + Fraction(1, 2)) / Fraction(10) ** digits  # halves go up, as is taught in schools
+    nearest = math.floor(scaled + Fraction(1, 2)) / Fraction(10) ** digits  # halves are rounded up, as in school
     return nearest if value >= 0 else -nearest
 
 
@@ -119,11 +119,11 @@ def _log(value: Number, base: Number | None = None) -> float:
 
 
 def _integers(function: Callable[..., int], name: str) -> Callable[..., Fraction]:
-    return lambda *values: Fraction(function(*(_whole(each, name) for each in values)))
+    return lambda *values: Fraction(function(*(_whole(value, name) for value in values)))
 
 
 def _of_angle(function: Callable[[float], float]) -> Callable[[Number], float]:
-    """A function of an angle without the last digit, so that sin(pi) is 0."""
+    """A function of an angle, rounded to 15 digits so that sin(pi) is 0."""
     return lambda value: round(function(value), 15)
 
 
@@ -139,7 +139,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     "gcd": (_integers(math.gcd, "gcd"), 2, 10),
     "lcm": (_integers(math.lcm, "lcm"), 2, 10),
     "factorial": (_factorial, 1, 1),
-    "comb": (_chosen, 2, 2),
+    "comb": (_binomial, 2, 2),
     "exp": (math.exp, 1, 1),
     "log": (_log, 1, 2),
     "ln": (_log, 1, 1),
@@ -147,7 +147,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Number], int, int]] = {
     **{name: (_of_angle(getattr(math, name)), 1, 1) for name in ("sin", "cos", "tan")},
     **{name: (getattr(math, name), 1, 1) for name in ("asin", "acos", "atan", "radians", "degrees")},
 }
-"""The functions by name, with the fewest and the most arguments of each."""
+"""The functions by name, with the minimum and the maximum number of arguments."""
 CONSTANTS = {"pi": math.pi, "e": math.e}
 _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
@@ -168,7 +168,7 @@ def compute(expression: str) -> str:
     """The value of an expression as text.
 
     Raises:
-        Mistake: with what is wrong with it.
+        Mistake: if it has an error; the message says which.
     """
     if len(expression) > LONGEST:
         raise Mistake(f"it has {len(expression)} characters, and {LONGEST} are the most")
@@ -199,11 +199,12 @@ def _value(node: ast.expr) -> Number:
             return _checked(_BINARY[type(sign)](_value(left), _value(right)))
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
             return _UNARY[type(sign)](_value(operand))
-        case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
             function, least, most = FUNCTIONS[name]
-            if not least <= len(given) <= most:
-                raise Mistake(f"{name} takes {least}{f' to {most}' if most > least else ''} numbers, not {len(given)}")
-            return _checked(function(*(_value(each) for each in given)))
+            if not least <= len(arguments) <= most:
+                numbers = f"{least}{f' to {most}' if most > least else ''} numbers"
+                raise Mistake(f"{name} takes {numbers}, not {len(arguments)}")
+            return _checked(function(*(_value(argument) for argument in arguments)))
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]
         case ast.Name(id=name) | ast.Call(func=ast.Name(id=name)):
@@ -214,11 +215,13 @@ def _value(node: ast.expr) -> Number:
 def _constant(value: int | float) -> Number:
     if isinstance(value, int):
         return _checked(Fraction(value))
+    # A decimal number is exact as it is written: 0.1 is 1/10. Those of extreme size stay floats.
     return Fraction(repr(value)) if math.isfinite(value) and abs(math.log10(abs(value) or 1)) < 100 else _checked(value)
 
 
 def shown(value: Number) -> str:
-    """A number as text: whole numbers in full, fractions as a decimal, and as a fraction where the decimal is cut."""
+    """A number as text: whole numbers in full, fractions as a decimal, and also as a fraction if the decimal is
+    rounded."""
     if isinstance(value, float):
         return str(int(value)) if value == int(value) and abs(value) < 10**15 else f"{value:.{_SHOWN_DIGITS}g}"
     if value.denominator == 1:
@@ -234,9 +237,9 @@ def shown(value: Number) -> str:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer one line of JSON, an expression, with one line of JSON, {"value"} or {"mistake"}, until there are no
-    more."""
-    while line := questions.readline(20 * LONGEST):
+    """Answer each line of JSON, an expression, with one line of JSON, {"value"} or {"mistake"}, until the input
+    ends."""
+    while line := questions.readline(20 * LONGEST):  # a character may take many bytes in JSON
         _limit_processor_time()
         try:
             answer = {"value": compute(json.loads(line))}
@@ -253,6 +256,7 @@ def _limit_processor_time() -> None:
 
 
 def _give_up_rights() -> None:
+    """Limit memory, forbid to write files, and refuse everything but parsing from now on."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -260,7 +264,7 @@ def _give_up_rights() -> None:
 
 
 def _refuse(event: str, _: tuple[object, ...]) -> None:
-    """An audit hook that forbids everything but parsing."""
+    """An audit hook that refuses everything but parsing."""
     if event not in _ALLOWED_EVENTS:
         raise PermissionError(f"{event} in a process that only computes")
 
@@ -268,6 +272,6 @@ def _refuse(event: str, _: tuple[object, ...]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     shown(Fraction(1, 3) ** 2 + 1)
-    compute("round(sqrt(2), 3) + 1/3")  # what is loaded when first used is loaded before the rights are given up
+    compute("round(sqrt(2), 3) + 1/3")  # imports what is imported on first use, before the rights are given up
     _give_up_rights()
     serve(sys.stdin.buffer, sys.stdout.buffer)

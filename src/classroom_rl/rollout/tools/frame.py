@@ -1,8 +1,8 @@
-"""How the tools get into a model's prompt, and their results into its context.
+"""Writes the tools into a model's prompt, and their results into its context.
 
-If the model's chat template knows tools (`tools=`) and asks for calls in a form that tool_formats.py reads, as those of
-Qwen 2.5, Qwen3 and Llama 3.1 do, the template lists them and frames their results. Otherwise the program lists them in
-the system message in its own words, and gives results as messages of the user.
+If the model's chat template supports tools (`tools=`) and asks for calls in a format that tools/formats.py parses, as
+those of Qwen 2.5, Qwen3 and Llama 3.1 do, the template lists them and frames their results. Otherwise the program lists
+them in the system message in its own words, and gives results as user messages.
 """
 
 import json
@@ -41,15 +41,15 @@ _PROBE = {
 _NAME, _ARGUMENTS = _PROBE["function"]["name"], {"word": "some words"}
 _PROMPTS = (["system"], ["system", "user"])
 _LLAMA_END = "<|eom_id|>"
-"""What Llama 3 may end a message with that calls a tool."""
+"""The token that may end a message with a tool call of Llama 3."""
 
 
 class ToolFrame:
-    """The tools as one model's chat template shows them.
+    """The tools as one model's chat template presents them.
 
     Args:
-        frame: the same template's frame of replies.
-        schemas: the tools.
+        frame: the frame of replies of the same template.
+        schemas: the schemas of the tools.
 
     Attributes:
         turn_end_id, opens_thought: as in `ReplyFrame`.
@@ -62,31 +62,30 @@ class ToolFrame:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", frame: ReplyFrame, schemas: Sequence[Mapping[str, Any]]):
         self._tokenizer = tokenizer
         self._frame = frame
-        self._schemas = [dict(each) for each in schemas]
+        self._schemas = [dict(schema) for schema in schemas]
         self.turn_end_id = frame.turn_end_id
         self.opens_thought = frame.opens_thought
-        for each in self._schemas:
-            if holds_markup(tokenizer, json.dumps(each, ensure_ascii=False)):
+        for schema in self._schemas:
+            if holds_markup(tokenizer, json.dumps(schema, ensure_ascii=False)):
                 raise ConfigError(
-                    f"The description of the tool {each['function']['name']} spells a special token of the model, "
+                    f"The description of the tool {schema['function']['name']} spells a special token of the model, "
                     "which would become markup in its prompt: describe the tool in other words."
                 )
         self._bare_json = False
         self._pieces = self._native_pieces() if schemas else None
         self.native = self._pieces is not None
-        end = tokenizer.convert_tokens_to_ids(_LLAMA_END)
-        own = end is not None and end != tokenizer.unk_token_id
-        self._ends = {self.turn_end_id, end} if own else {self.turn_end_id}
+        llama_end = tokenizer.convert_tokens_to_ids(_LLAMA_END)
+        has_llama_end = llama_end is not None and llama_end != tokenizer.unk_token_id
+        self._ends = {self.turn_end_id, llama_end} if has_llama_end else {self.turn_end_id}
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the messages, with the tools, and of the generation prompt; raises as `encode_chat` does."""
         if self.native:
             return encode_chat(self._tokenizer, messages, self._schemas)
-        told = with_tools_in_words(messages, self._schemas) if self._schemas else messages
-        return encode_chat(self._tokenizer, told)
+        return encode_chat(self._tokenizer, with_tools_in_words(messages, self._schemas) if self._schemas else messages)
 
     def find_calls(self, text: str) -> CallsInText:
-        """The calls in what the model said."""
+        """The calls in a message of the model."""
         return find_calls(text, self._bare_json)
 
     def ends(self, ids: Sequence[int]) -> bool:
@@ -94,22 +93,22 @@ class ToolFrame:
         return bool(ids) and ids[-1] in self._ends
 
     def results(self, results: Sequence[str]) -> list[int]:
-        """The ids after the message's end: the framed results, and the beginning of what the model writes next."""
+        """The ids after the message's end token: the framed results, and the generation prompt of what follows."""
         if self._pieces is None:
             return self._frame.reply(results_in_words(results))
         head, between, tail = self._pieces
-        quoted = head.endswith('"') and tail.startswith('"')
+        quoted = head.endswith('"') and tail.startswith('"')  # the template writes results as JSON strings
         pieces = [head]
         for number, result in enumerate(results):
             text = json.dumps(harmless(result), ensure_ascii=False)[1:-1] if quoted else harmless(result)
             pieces += [text, between if number + 1 < len(results) else tail]
         return encode_between(self._tokenizer, pieces)
 
-    # What the template knows -------------------------------------------------------------------------------------
+    # What the template supports ----------------------------------------------------------------------------------
 
     def _native_pieces(self) -> tuple[str, str, str] | None:
         """The markup before a result, between two results, and after the last; None unless the template lists tools,
-        asks for calls that can be read, and frames results alike wherever they stand."""
+        asks for calls that can be parsed, and frames results in the same way wherever they are."""
         if not all(self._lists(roles) for roles in _PROMPTS) or not self._asks_for_readable_calls():
             return None
         once = markup_around(self._tokenizer, ["user", "assistant", "tool"], [_PROBE])
@@ -123,20 +122,20 @@ class ToolFrame:
         return head, between, tail
 
     def _after_end(self, head: str) -> str | None:
-        """The markup before a result without the token that ends the call."""
+        """The markup before a result, without the end token of the message before; None if it lacks that token."""
         end = self._tokenizer.convert_ids_to_tokens(self.turn_end_id)
         return head.lstrip().removeprefix(end) if head.lstrip().startswith(end) else None
 
     def _lists(self, roles: list[str]) -> bool:
         """Whether the template shows the tools in a prompt that begins with these roles."""
-        for asked in (roles, ["user", *roles[2:]]):  # many templates take no system message
-            found = markup_around(self._tokenizer, asked, [_PROBE])
-            if found is not None:
-                return any(_NAME in piece for piece in found)
+        for prompt_roles in (roles, ["user", *roles[2:]]):  # many templates take no system message
+            pieces = markup_around(self._tokenizer, prompt_roles, [_PROBE])
+            if pieces is not None:
+                return any(_NAME in piece for piece in pieces)
         return False
 
     def _asks_for_readable_calls(self) -> bool:
-        """Whether a call, as the template writes one, is found again with its arguments; sets the format."""
+        """Whether a call that the template wrote is parsed correctly, with its arguments; sets the format."""
         call = {"type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
         messages = [
             {"role": "user", "content": "Go."},
@@ -150,8 +149,8 @@ class ToolFrame:
         written = rendered[rendered.rfind(_NAME, 0, rendered.rfind("Done.")) :]
         start = rendered.rfind("{", 0, len(rendered) - len(written))
         for begin, bare in ((rendered.rfind("<tool_call>"), False), (start, True)):
-            found = find_calls(rendered[begin:], bare) if begin >= 0 else None
-            if found and found.calls and (found.calls[0][0].name, found.calls[0][0].arguments) == (_NAME, _ARGUMENTS):
+            calls = find_calls(rendered[begin:], bare).calls if begin >= 0 else ()
+            if calls and (calls[0][0].name, calls[0][0].arguments) == (_NAME, _ARGUMENTS):
                 self._bare_json = bare
                 return True
         return False

@@ -1,4 +1,4 @@
-"""The tools of an MCP server as tools of a `Toolbox`. The package `mcp` is imported when it is first needed."""
+"""Makes the tools of an MCP server available as `Tool`s. The package `mcp` is imported when it is first needed."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def mcp_tools(command: Sequence[str], env: Mapping[str, str] | None = None) -> AsyncIterator[list[Tool]]:
-    """Start a server that speaks MCP over its standard input and output, and yield its tools; it ends with the block.
+    """Start an MCP server over standard input and output, and yield its tools; the server ends with the block.
 
     Args:
         command: the program and its arguments.
-        env: its environment, besides the few variables that `mcp` passes on; None for those alone.
+        env: its environment variables, besides the few that `mcp` passes on; None for only those.
     """
     from mcp import Client, StdioServerParameters, stdio_client
 
     program, *arguments = command
     server = StdioServerParameters(command=program, args=arguments, env=None if env is None else dict(env))
     async with Client(stdio_client(server)) as client:
-        yield [_tool(client, each) for each in (await client.list_tools()).tools]
+        yield [_tool(client, listed) for listed in (await client.list_tools()).tools]
 
 
 def _tool(client: "Client", listed: "ListedTool") -> Tool:
     async def call(**arguments: Any) -> str:
         result = await client.call_tool(listed.name, arguments)
-        text = "\n".join(getattr(each, "text", f"({each.type} that is not shown)") for each in result.content)
+        text = "\n".join(getattr(part, "text", f"({part.type} that is not shown)") for part in result.content)
         if result.is_error:
             raise ToolFailure(text)
         return text
 
-    described = listed.description or listed.title or listed.name
-    return Tool(call, listed.name, described, listed.input_schema, _checker(listed.input_schema))
+    description = listed.description or listed.title or listed.name
+    return Tool(call, listed.name, description, listed.input_schema, _checker(listed.input_schema))
 
 
 def _checker(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """A function that raises a `ValueError` if arguments do not fit a schema."""
+    """A function that raises a `ValueError` if arguments do not match the schema."""
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(schema)

@@ -1,8 +1,8 @@
 """Tools that a model may call while it writes a message.
 
 A tool is a function with types and a docstring. Its arguments are checked against the JSON schema of its signature.
-Whatever goes wrong with a call is an answer that the model reads and can mend, and is recorded; nothing but the tools
-of a `Toolbox` ever runs.
+Every error of a call is recorded and returned to the model, which can correct the call. Only the tools of a `Toolbox`
+are ever run.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from classroom_rl.rollout.text import without_surrogates
 UNKNOWN_TOOL, BAD_JSON, BAD_ARGUMENTS, EXCEPTION, TIMEOUT, LIMIT = ERRORS = (
     *("unknown_tool", "bad_json", "bad_arguments", "exception", "timeout", "limit"),
 )
-"""What can be wrong with a call."""
+"""The errors of a call."""
 MOST_STUCK = 8
-"""How many calls of one plain function may be running after their time-out; no further call of it is run then."""
+"""How many calls of one plain function may still be running after their time-out; then no further call is run."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _ARGUMENT = re.compile(r"\s+(\w+)\s*(?:\([^)]*\))?:\s*(.+)")
 _LONGEST_REASON, _LONGEST_RAW = 300, 10_000
 
 
 class ToolFailure(Exception):
-    """Raised by a tool with a text for the model: what is wrong with the call, and what to do."""
+    """Raised by a tool, with a message for the model: what is wrong with the call, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class AskedCall:
     """A call as a model wrote it.
 
     Attributes:
-        name: the tool's name; "" if it cannot be read.
-        arguments: its arguments, as parsed from JSON.
+        name: the tool's name; "" if it cannot be parsed.
+        arguments: its arguments, parsed from JSON.
         raw: the whole text of the call.
-        error, reason: one of `ERRORS` and what is wrong in words, for a call that cannot be read; else None and "".
+        error, reason: for a call that cannot be parsed, one of `ERRORS` and an explanation; otherwise None and "".
     """
 
     name: str
@@ -58,17 +58,17 @@ class AskedCall:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call and what came of it.
+    """A call and its result.
 
     Attributes:
         id: unique among all calls.
         name, arguments, raw: as in `AskedCall`; a raw text of more than 10,000 characters is cut.
-        result: the text that the model was given; of a failed call, what went wrong.
+        result: the text that the model was shown; for a failed call, what went wrong.
         error: one of `ERRORS`; None for a call that succeeded.
         seconds: how long it ran.
-        at: the number of characters of the message's text before it.
-        segment: the number of results that the model had read in this message before it wrote the call: a model may
-            write several calls at once, and they have the same number.
+        at: its position in the message's text, in characters.
+        segment: the number of times that the model had been given results in this message before it wrote the call.
+            Calls that it writes at once have the same number.
     """
 
     id: str
@@ -84,8 +84,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """Limits of the calls in one message: how many, how many seconds each may take, and how many characters of a result
-    the model is shown."""
+    """Limits of the calls in one message: their number, the seconds that each may take, and the characters of a result
+    that the model is shown."""
 
     calls: int = 4
     seconds: float = 5.0
@@ -96,18 +96,18 @@ class Tool:
     """A function that models may call.
 
     Args:
-        function: plain or async, with typed parameters. What it returns is shown to the model: a text as it is,
-            everything else as JSON. An async function must await whatever takes long. A plain one runs in a thread of
-            its own: after a time-out it is left behind there, because Python cannot end a thread. Work that may run for
-            ever belongs into a process, as in calculator_tool.py.
-        name: the function's own name, if None.
-        description: the docstring before `Args:`, if None. What `Args:` says of a parameter becomes its description.
+        function: plain or async, with typed parameters. Its return value is shown to the model: text as it is,
+            everything else as JSON. An async function must not block the event loop. A plain one runs in its own
+            thread, which goes on after a time-out, because Python cannot end a thread. Work that may never end belongs
+            in a process, as in tools/calculator.py.
+        name: the function's name if None.
+        description: the docstring before `Args:` if None. The `Args:` section gives the parameters' descriptions.
         parameters: the JSON schema of the arguments; made from the signature if None.
-        check: raises a `ValueError` for arguments that do not fit `parameters`; needed with these only.
+        check: raises a `ValueError` for arguments that do not match `parameters`; only needed with `parameters`.
 
     Raises:
-        TypeError: if a parameter has no type, or cannot be given by name.
-        ValueError: if there is no description, or the name holds more than letters, digits, `_`, `.` and `-`.
+        TypeError: if a parameter has no type, or cannot be passed by name.
+        ValueError: if there is no description, or the name has other characters than letters, digits, `_`, `.`, `-`.
     """
 
     def __init__(
@@ -122,20 +122,20 @@ class Tool:
         self.name = function.__name__ if name is None else name
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"A tool cannot be named {self.name!r}: letters, digits, _, . and - make up a name.")
-        head, _, about = (inspect.getdoc(function) or "").partition("Args:\n")
+        head, _, args_section = (inspect.getdoc(function) or "").partition("Args:\n")
         self.description = " ".join(head.split()) if description is None else description
         if not self.description:
-            why = " Python runs with -OO, which removes docstrings." if sys.flags.optimize > 1 else ""
+            reason = " Python runs with -OO, which removes docstrings." if sys.flags.optimize > 1 else ""
             raise ValueError(
-                f"The tool {self.name} has no docstring: say in one what it does; the model reads it.{why}"
+                f"The tool {self.name} has no docstring: say in one what it does; the model reads it.{reason}"
             )
         self._arguments: type[BaseModel] | None = None
         if parameters is None:
-            self._arguments = _arguments_of(function, self.name, dict(_ARGUMENT.findall(f"\n{about}")))
+            self._arguments = _arguments_of(function, self.name, dict(_ARGUMENT.findall(f"\n{args_section}")))
             parameters = _without_titles(self._arguments.model_json_schema())
         self.parameters = dict(parameters)
         self._check = check
-        self._stuck = 0
+        self._stuck = 0  # threads that still run after their time-out
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself."""
@@ -146,30 +146,30 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool in the form that chat templates and APIs take."""
-        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": about}
+        """The tool's schema in the form that chat templates and APIs expect."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function takes them.
+        """The arguments, parsed into the types of the function's parameters.
 
         Raises:
-            ValidationError, ValueError: if they do not fit the schema.
+            ValidationError, ValueError: if they do not match the schema.
         """
         if self._arguments is None:
             if self._check is not None:
                 self._check(arguments)
             return dict(arguments)
-        given = self._arguments.model_validate_json(json.dumps(arguments))
-        fields = type(given).model_fields
-        return {fields[name].alias: getattr(given, name) for name in fields if name in given.model_fields_set}
+        parsed = self._arguments.model_validate_json(json.dumps(arguments))
+        fields = type(parsed).model_fields
+        return {fields[name].alias: getattr(parsed, name) for name in fields if name in parsed.model_fields_set}
 
     async def run(self, arguments: Mapping[str, Any], seconds: float) -> Any:
-        """Run the function; `arguments` are checked ones.
+        """Run the function; `arguments` must come from `checked`.
 
         Raises:
             TimeoutError: if it takes longer than `seconds`.
-            Exception: what it raises itself.
+            Exception: any error of the function itself.
         """
         if inspect.iscoroutinefunction(self.function):
             return await _awaited(self.function(**arguments), seconds)
@@ -185,15 +185,15 @@ class Tool:
         def work() -> None:
             try:
                 outcome = context.run(self.function, **arguments), None
-            except BaseException as error:  # also SystemExit: it is the tool that ends, not the program
+            except BaseException as error:  # also SystemExit: it ends the tool, not the program
                 outcome = None, error
             try:
                 loop.call_soon_threadsafe(settle, outcome)
-            except RuntimeError:  # the loop has ended meanwhile, and nobody waits
+            except RuntimeError:  # the event loop has ended in the meantime, and nobody waits
                 return
 
         def settle(outcome: tuple[Any, BaseException | None]) -> None:
-            if done.cancelled():
+            if done.cancelled():  # the thread ended after its time-out
                 self._stuck -= 1
             else:
                 done.set_result(outcome)
@@ -222,7 +222,7 @@ def tool(
 ) -> Any:
     """Make a `Tool` of a function: `@tool`, or `@tool(name="search")`."""
     if function is None:
-        return lambda each: Tool(each, name, description)
+        return lambda decorated: Tool(decorated, name, description)
     return Tool(function, name, description)
 
 
@@ -233,77 +233,78 @@ class Toolbox:
         tools: tools, or functions to make tools of.
 
     Raises:
-        ValueError: if two tools have one name.
+        ValueError: if two tools have the same name.
     """
 
     def __init__(self, tools: Sequence[Tool | Callable[..., Any]], limits: ToolLimits | None = None):
-        listed = [each if isinstance(each, Tool) else Tool(each) for each in tools]
-        twice = [name for name, count in Counter(each.name for each in listed).items() if count > 1]
-        if twice:
-            raise ValueError(f"Two tools are named {twice[0]}: give one of them another name.")
-        self.tools = {each.name: each for each in listed}
+        all_tools = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
+        duplicates = [name for name, count in Counter(tool.name for tool in all_tools).items() if count > 1]
+        if duplicates:
+            raise ValueError(f"Two tools are named {duplicates[0]}: give one of them another name.")
+        self.tools = {tool.name: tool for tool in all_tools}
         self.limits = limits or ToolLimits()
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools as chat templates and APIs take them."""
-        return [each.schema for each in self.tools.values()]
+        """The schemas of the tools, as chat templates and APIs expect them."""
+        return [tool.schema for tool in self.tools.values()]
 
     async def run(self, asked: AskedCall, id: str) -> ToolCall:
-        """Run a call, or say what is wrong with it. No failure of a tool is raised."""
-        found = self.tools.get(asked.name)
+        """Run a call. Errors are never raised: they are in the returned call."""
+        tool = self.tools.get(asked.name)
         if asked.error is not None:
             return self.refuse(asked, id, asked.error, asked.reason)
-        if found is None:
+        if tool is None:
             known = ", ".join(self.tools) or "none"
             return self.refuse(
                 asked, id, UNKNOWN_TOOL, f"there is no tool {asked.name[:64]!r}. Tools that you can call: {known}."
             )
         try:
-            arguments = found.checked(asked.arguments)
+            arguments = tool.checked(asked.arguments)
         except (ValidationError, ValueError, RecursionError) as error:
-            return self.refuse(asked, id, BAD_ARGUMENTS, f"{found.name}: {_said_by(error)}. Call it again.")
-        began = time.monotonic()
+            return self.refuse(asked, id, BAD_ARGUMENTS, f"{tool.name}: {_reason(error)}. Call it again.")
+        started = time.monotonic()
         try:
-            error, result = None, _shown(await found.run(arguments, self.limits.seconds))
-        except TimeoutError as late:
-            reason = str(late)[:_LONGEST_REASON] or f"{found.name} took too long and was given up"
+            error, result = None, _as_text(await tool.run(arguments, self.limits.seconds))
+        except TimeoutError as timeout:
+            reason = str(timeout)[:_LONGEST_REASON] or f"{tool.name} took too long and was given up"
             error, result = TIMEOUT, f"{reason}. Ask for less, or go on without it."
-        except (Exception, SystemExit) as raised:  # whatever a tool does, the message goes on: the model is told of it
+        except (Exception, SystemExit) as raised:  # whatever a tool raises, the message goes on: the model is told
             reason = str(raised) if isinstance(raised, ToolFailure) else f"{type(raised).__name__}: {raised}"
-            error, result = EXCEPTION, f"{found.name} failed: {reason[:_LONGEST_REASON]}"
+            error, result = EXCEPTION, f"{tool.name} failed: {reason[:_LONGEST_REASON]}"
         call = self.refuse(asked, id, error, result) if error else _recorded(asked, id, self.cut(result))
-        return replace(call, seconds=round(time.monotonic() - began, 4))
+        return replace(call, seconds=round(time.monotonic() - started, 4))
 
     def refuse(self, asked: AskedCall, id: str, error: str, reason: str) -> ToolCall:
-        """A call that failed or was not run, for this reason."""
+        """The record of a call that failed or was not run, for this reason."""
         return replace(_recorded(asked, id, self.cut(f"error: {reason}")), error=error)
 
     def cut(self, text: str) -> str:
-        """A result within the limit of characters; one that is cut says so."""
+        """A result within the character limit, with a note if it was cut."""
         return cut_text(without_surrogates(text), self.limits.characters)
 
 
 def cut_text(text: str, characters: int) -> str:
-    """The first characters of a text, and a note if there were more."""
+    """The text, cut to this many characters, with a note if it was longer."""
     return text if len(text) <= characters else f"{text[:characters]}… (cut: it has {len(text)} characters)"
 
 
 # Signatures ----------------------------------------------------------------------------------------------------------
 
 
-def _arguments_of(function: Callable[..., Any], name: str, about: Mapping[str, str]) -> type[BaseModel]:
-    """The arguments of a function as an object without further keys, in which nothing is converted. Its fields have
-    names of their own, since a parameter may have any; the parameters' names are their aliases."""
+def _arguments_of(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> type[BaseModel]:
+    """A pydantic model of a function's arguments: strict, and without further keys. Its fields are named argument_0,
+    argument_1 and so on, because pydantic does not allow every parameter name; the parameters' names are aliases."""
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for place, each in enumerate(inspect.signature(function).parameters.values()):
-        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            raise TypeError(f"The tool {name} has the parameter {each}; models give every argument by its name.")
-        if each.name not in hints:
-            raise TypeError(f"The tool {name} does not say of which type {each.name} is: write {each.name}: str.")
-        default = ... if each.default is each.empty else each.default
-        described = {"description": about[each.name].strip()} if each.name in about else {}
-        fields[f"argument_{place}"] = hints[each.name], Field(default, alias=each.name, **described)
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"The tool {name} has the parameter {parameter}; models give every argument by its name.")
+        key = parameter.name
+        if key not in hints:
+            raise TypeError(f"The tool {name} does not say of which type {key} is: write {key}: str.")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        description = {"description": descriptions[key].strip()} if key in descriptions else {}
+        fields[f"argument_{index}"] = hints[key], Field(default, alias=key, **description)
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return create_model("Arguments", __config__=config, **fields)
 
@@ -311,18 +312,19 @@ def _arguments_of(function: Callable[..., Any], name: str, about: Mapping[str, s
 def _without_titles(schema: Any) -> Any:
     """A JSON schema without pydantic's titles, which repeat the names."""
     if isinstance(schema, list):
-        return [_without_titles(each) for each in schema]
+        return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: value for name, value in schema.items() if not (name == "title" and isinstance(value, str))}
-    return {name: _without_titles(value) for name, value in kept.items()}
+    # Only text is a title: an object under this key is the schema of a parameter named `title`.
+    items = [(name, value) for name, value in schema.items() if not (name == "title" and isinstance(value, str))]
+    return {name: _without_titles(value) for name, value in items}
 
 
 # Running -------------------------------------------------------------------------------------------------------------
 
 
 async def _awaited(work: Any, seconds: float) -> Any:
-    """What a coroutine returns. After `seconds` it is cancelled, and not waited for any longer."""
+    """The result of a coroutine. After `seconds` it is cancelled, but its end is not awaited: it may ignore that."""
 
     async def guarded() -> Any:
         try:
@@ -337,14 +339,15 @@ async def _awaited(work: Any, seconds: float) -> Any:
         if not task.done():
             task.cancel()
     if not task.done():
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks
+        # Retrieve its exception, or asyncio warns that nobody did.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         raise TimeoutError
     if task.cancelled():
         raise ToolFailure("it was cancelled")
     return task.result()
 
 
-def _shown(result: Any) -> str:
+def _as_text(result: Any) -> str:
     if isinstance(result, str):
         return result
     try:
@@ -353,12 +356,12 @@ def _shown(result: Any) -> str:
         raise ToolFailure(f"its result, a {type(result).__name__}, is no text and no JSON") from error
 
 
-def _said_by(error: Exception) -> str:
-    """What is wrong with arguments, in a line."""
+def _reason(error: Exception) -> str:
+    """What is wrong with the arguments, in one line."""
     if not isinstance(error, ValidationError):
         return str(error)[:_LONGEST_REASON] or "the arguments are no JSON of a reasonable size"
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    parts = [f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in found[:3]]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    parts = [f"{'.'.join(map(str, entry['loc'])) or 'arguments'}: {entry['msg']}" for entry in errors[:3]]
     return "; ".join(parts)[:_LONGEST_REASON].rstrip(".")
 
 

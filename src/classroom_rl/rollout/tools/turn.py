@@ -1,8 +1,8 @@
-"""One message of a model that may call tools: it writes, its calls are run, their results enter its context, and it
-writes on, until a message without calls or a limit.
+"""Samples one message of a model that may call tools: the model writes, its calls are run, their results enter its
+context, and it goes on, until it makes no more calls or reaches a limit.
 
-Every sampled token is kept as the engine sampled it, with its log-prob; results are tokens that nobody trains on.
-`max_tokens` bounds all that is sampled for the message, `room` all that it adds to the context.
+Every sampled token is kept as the engine sampled it, with its log-prob; the tokens of results are never trained on.
+`max_tokens` limits all tokens that are sampled for the message, `room` all tokens that it adds to the context.
 """
 
 from collections.abc import Sequence
@@ -25,18 +25,20 @@ _NO_ROOM = "error: the context has no room for this result"
 
 @dataclass(frozen=True)
 class SampledMessage:
-    """A message with the calls in it. All lists have one entry per token, and are empty for a model without tokens.
+    """A message with its tool calls. `ids`, `mask` and `logprobs` have equal lengths; for a model without tokens they
+    are empty.
 
     Attributes:
-        ids: everything that the message adds to the context, sampled and given, without an end that the model left out.
+        ids: all tokens that the message adds to the context, sampled or not, without an end token that the model did
+            not write.
         mask: 1 for sampled tokens, 0 for results and the markup around them.
         logprobs: the engine's log-probs of sampled tokens, 0.0 for all others.
-        text: what was said and thought, without the calls.
-        calls: every call, run or not.
+        text: the text, thoughts included, without the calls.
+        calls: every call, whether it was run or not.
         ended: whether the model ended the message itself.
         sampled: the number of sampled tokens.
         policy, weights: as in `Completion`, of the last answer.
-        answers: the engine's answers, of which the message is put together.
+        answers: the engine's answers that make up the message.
     """
 
     ids: tuple[int, ...]
@@ -69,68 +71,70 @@ async def sample_with_tools(
 ) -> SampledMessage:
     """Sample a message from an engine that works on token ids.
 
-    Results may take half of the room that is left when they come; longer ones are cut, and say so. If not even that
-    leaves a token for the model to go on with, the calls are not run, and the message ends.
+    Results may take half of the room that is left at that time; longer ones are cut, with a note. If the context has no
+    room even for short results and one more token, the calls are not run, and the message ends.
 
     Args:
         room: how many tokens the message may add to the context.
-        opened: what the context ends with that belongs to the message, an opening `<think>`; the text begins with it.
-            One that the chat template opens is taken into account without it.
+        opened: an opening `<think>` at the end of the context that belongs to the message; the message's text begins
+            with it. A `<think>` of the chat template itself is handled without this argument.
 
     Raises:
         ContextOverflow, EngineFailure: as the engine does.
     """
-    written = _Written(toolbox, sampling)
+    draft = _Draft(toolbox, sampling)
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
+    # An opening tag that the template wrote is needed to tell thoughts from calls, but is no part of the text.
     hidden = _THOUGHT if frame.opens_thought and not opened else ""
     while True:
-        limit = min(written.budget, room - len(ids))
-        answer = await engine.generate([*context_ids, *ids], written.sampling(limit))
+        limit = min(draft.budget, room - len(ids))
+        answer = await engine.generate([*context_ids, *ids], draft.sampling(limit))
         ids += answer.ids
         mask += [1] * len(answer.ids)
         logprobs += answer.logprobs
-        found = frame.find_calls(hidden + opened + answer.text)
-        found = _without_beginning(found, hidden)
+        parsed = frame.find_calls(hidden + opened + answer.text)
+        parsed = _without_beginning(parsed, hidden)
         left = room - len(ids)
         end = [] if frame.ends(answer.ids) else [frame.turn_end_id]
-        may_go_on = len(end) + len(frame.results([_NO_ROOM] * _answers_to(found, written))) < left
-        results = await written.add(answer, found, may_go_on)
+        # The shortest possible results must fit, with at least one token after them.
+        may_go_on = len(end) + len(frame.results([_NO_ROOM] * _most_results(parsed, draft))) < left
+        results = await draft.add(answer, parsed, may_go_on)
         if results is None:
             break
         shown, framed = _framed(frame, results, left // 2, left - len(end) - 1)
-        written.show(shown)
-        given = [*end, *framed]
-        ids += given
-        mask += [0] * len(given)
-        logprobs += [0.0] * len(given)
+        draft.show(shown)
+        added = [*end, *framed]
+        ids += added
+        mask += [0] * len(added)
+        logprobs += [0.0] * len(added)
         hidden, opened = "", _THOUGHT if frame.opens_thought else ""
-    return written.message(ids, mask, logprobs)
+    return draft.message(ids, mask, logprobs)
 
 
 async def chat_with_tools(
     engine: ChatEngine, messages: Sequence[Message], sampling: Sampling, toolbox: Toolbox, prompt_first: bool = False
 ) -> SampledMessage:
     """Sample a message from a model that works on text, such as one behind an API: the tools are listed in the system
-    message, and results are messages of the user. Raises as the engine does.
+    message, and results are user messages. Raises as the engine does.
 
     Args:
-        prompt_first: whether the first message is the model's prompt and gets the list of tools, whatever its role is.
+        prompt_first: whether the first message is the model's prompt and gets the list of tools, whatever its role.
     """
-    written = _Written(toolbox, sampling)
+    draft = _Draft(toolbox, sampling)
     shown = with_tools_in_words(messages, toolbox.schemas(), prompt_first) if toolbox.tools else list(messages)
     while True:
-        answer = await engine.chat(shown, written.sampling(written.budget))
-        results = await written.add(answer, find_calls(answer.text), may_go_on=True)
+        answer = await engine.chat(shown, draft.sampling(draft.budget))
+        results = await draft.add(answer, find_calls(answer.text), may_go_on=True)
         if results is None:
-            return written.message()
+            return draft.message()
         shown += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": results_in_words(results)}]
 
 
 @dataclass
-class _Written:
-    """A message so far."""
+class _Draft:
+    """The message so far."""
 
     toolbox: Toolbox
     first: Sampling
@@ -150,7 +154,7 @@ class _Written:
         return max(0, self.toolbox.limits.calls - len(self.calls))
 
     def sampling(self, limit: int) -> Sampling:
-        """The sampling of the next answer, with a seed and a draw of its own."""
+        """The sampling of the next answer, with its own seed and draw."""
         number = len(self.answers)
         sampling = replace(self.first, max_tokens=limit)
         if number == 0:
@@ -161,28 +165,29 @@ class _Written:
         draw = (*self.first.draw, "segment", number) if self.first.draw else ()
         return replace(sampling, seed=seed, draw=draw)
 
-    async def add(self, answer: Completion, found: CallsInText, may_go_on: bool) -> list[str] | None:
-        """Add an answer, and run its calls; returns what the model is shown, or None if the message ends here.
+    async def add(self, answer: Completion, parsed: CallsInText, may_go_on: bool) -> list[str] | None:
+        """Add an answer, and run its calls; returns the results for the model, or None if the message ends here.
 
         Args:
-            may_go_on: whether the context has room for results, and for a token after them.
+            may_go_on: whether the context has room for results and for one token after them.
         """
         segment = len(self.answers)
         self.answers.append(answer)
-        start = self._append(found.text)
+        start = self._append(parsed.text)
         goes_on = may_go_on and answer.ended and self.budget >= 1 and not self.told_to_stop
         results: list[str] = []
-        for asked, position in found.calls:
-            call = await self._one(asked, goes_on, answer.ended)
-            if call.error != LIMIT or not self.told_to_stop:
+        for asked, position in parsed.calls:
+            call = await self._run(asked, goes_on, answer.ended)
+            if call.error != LIMIT or not self.told_to_stop:  # all calls above the limit get one result together
                 results.append(call.result)
             self.told_to_stop = self.told_to_stop or call.error == LIMIT
             self.calls.append(replace(call, at=start + position, segment=segment))
-        return results if found.calls and goes_on else None
+        return results if parsed.calls and goes_on else None
 
-    async def _one(self, asked: AskedCall, goes_on: bool, whole: bool) -> ToolCall:
+    async def _run(self, asked: AskedCall, goes_on: bool, complete: bool) -> ToolCall:
+        """Run one call, or refuse it; `complete` if the model ended the answer itself."""
         id = ":".join(map(str, (*self.first.draw, len(self.calls)))) if self.first.draw else uuid4().hex
-        if not goes_on and asked.error is not None and whole:  # it is no call that the limit cut
+        if not goes_on and asked.error is not None and complete:  # unreadable, but not because a limit cut it
             return self.toolbox.refuse(asked, id, asked.error, asked.reason)
         if not goes_on:
             return self.toolbox.refuse(asked, id, LIMIT, _TOO_MANY if self.told_to_stop else _NOT_RUN)
@@ -191,7 +196,7 @@ class _Written:
         return await self.toolbox.run(asked, id)
 
     def _append(self, text: str) -> int:
-        """Add what an answer said, as a paragraph of its own; returns where it begins."""
+        """Add the text of an answer as its own paragraph; returns where it begins."""
         if self.text and text and not (self.text[-1].isspace() or text[0].isspace()):
             self.text += "\n\n"
         start = len(self.text)
@@ -199,11 +204,11 @@ class _Written:
         return start
 
     def show(self, shown: Sequence[str]) -> None:
-        """Record what the model was shown of the results of its last calls; all above the limit share the last."""
+        """Record the results of the last calls as the model was shown them; all above the limit share the last one."""
         segment = len(self.answers) - 1
-        last = [place for place, call in enumerate(self.calls) if call.segment == segment]
-        for number, place in enumerate(last):
-            self.calls[place] = replace(self.calls[place], result=shown[min(number, len(shown) - 1)])
+        last_calls = [index for index, call in enumerate(self.calls) if call.segment == segment]
+        for number, index in enumerate(last_calls):
+            self.calls[index] = replace(self.calls[index], result=shown[min(number, len(shown) - 1)])
 
     def message(
         self, ids: Sequence[int] = (), mask: Sequence[int] = (), logprobs: Sequence[float] = ()
@@ -224,32 +229,32 @@ class _Written:
         )
 
 
-def _without_beginning(found: CallsInText, beginning: str) -> CallsInText:
-    """The text without a beginning that was put before it to be read."""
+def _without_beginning(parsed: CallsInText, beginning: str) -> CallsInText:
+    """The calls and the text without a beginning that was only put in front for parsing."""
     if not beginning:
-        return found
+        return parsed
     length = len(beginning)
     return replace(
-        found, text=found.text[length:], calls=tuple((asked, max(0, at - length)) for asked, at in found.calls)
+        parsed, text=parsed.text[length:], calls=tuple((asked, max(0, at - length)) for asked, at in parsed.calls)
     )
 
 
-def _answers_to(found: CallsInText, written: _Written) -> int:
-    """How many results the calls in an answer get at most: all calls above the limit get one together."""
-    return min(len(found.calls), written.calls_left + 1)
+def _most_results(parsed: CallsInText, draft: _Draft) -> int:
+    """The maximum number of results for the calls in an answer: all calls above the limit get one together."""
+    return min(len(parsed.calls), draft.calls_left + 1)
 
 
-def _framed(frame: ToolFrame, results: Sequence[str], wanted: int, most: int) -> tuple[list[str], list[int]]:
-    """The results as the model is shown them, and their framed ids: in `wanted` tokens, if halving the longest again
-    and again can do that, and in `most` at any rate."""
-    shown, lengths = list(results), [len(each) for each in results]
+def _framed(frame: ToolFrame, results: Sequence[str], target: int, limit: int) -> tuple[list[str], list[int]]:
+    """The results as the model is shown them, and their framed ids. The longest result is halved until all take at most
+    `target` tokens; if they still take more than `limit`, each is replaced by a note."""
+    shown, lengths = list(results), [len(result) for result in results]
     ids = frame.results(shown)
-    while len(ids) > wanted and max(lengths) > 1:
+    while len(ids) > target and max(lengths) > 1:
         longest = lengths.index(max(lengths))
         lengths[longest] //= 2
         shown[longest] = cut_text(results[longest], lengths[longest])
         ids = frame.results(shown)
-    if len(ids) > most:
+    if len(ids) > limit:
         shown = [_NO_ROOM] * len(results)
         ids = frame.results(shown)
     return shown, ids
