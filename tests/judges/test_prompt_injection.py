@@ -2,7 +2,7 @@
 
 import pytest
 
-from classroom_rl.judges.prompt_injection import MOST_WORDS, foul_play
+from classroom_rl.judges.prompt_injection import MOST_WORDS, find_injection
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from classroom_rl.judges.prompt_injection import MOST_WORDS, foul_play
     ],
 )
 def test_foul_play_is_named(text):
-    assert foul_play(text)
+    assert find_injection(text)
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_foul_play_is_named(text):
     ],
 )
 def test_ordinary_messages_may_count(text):
-    assert foul_play(text) == ""
+    assert find_injection(text) == ""

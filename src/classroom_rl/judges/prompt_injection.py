@@ -103,7 +103,7 @@ _TO_JUDGE = re.compile(
 )
 
 
-def foul_play(text: str) -> str:
+def find_injection(text: str) -> str:
     """Why nothing in a teacher's message counts; empty if it may count."""
     shown = visible_text(text)
     if len(shown.split()) > MOST_WORDS or len(shown) > MOST_CHARACTERS:

@@ -35,7 +35,7 @@ from classroom_rl.judges.messages import (
     reveals,
     spoken,
 )
-from classroom_rl.judges.prompt_injection import foul_play
+from classroom_rl.judges.prompt_injection import find_injection
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from classroom_rl.judges.toy_judge import (
     LONGEST_ACKNOWLEDGEMENT,
@@ -341,7 +341,7 @@ def _judge_message(place: int, follows: int | None, error: bool, text: str, less
 
 def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
     """Why nothing in the message counts; empty if it counts."""
-    if foul := foul_play(text):
+    if foul := find_injection(text):
         return foul
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:

@@ -27,7 +27,7 @@ from classroom_rl.environments.toy_language.grammar import (
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
-from classroom_rl.judges.prompt_injection import backwards, foul_play, hides, readings, undisguised
+from classroom_rl.judges.prompt_injection import backwards, find_injection, hides, readings, undisguised
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.thoughts import visible_text
@@ -301,7 +301,7 @@ def _kinds_named(text: str) -> set[str]:
 
 
 def _read_message(text: str) -> _TeacherMessage:
-    foul, shown = foul_play(text), undisguised(visible_text(text))
+    foul, shown = find_injection(text), undisguised(visible_text(text))
     spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(found.strip() for found in _SENTENCE.findall(spoken) if found.strip())
     return _TeacherMessage(
