@@ -1,4 +1,4 @@
-"""The turnstile lets everybody through, in order, and few in each pass of the event loop."""
+"""The gate lets everybody through, in order, and few in each pass of the event loop."""
 
 import asyncio
 import json
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from classroom_rl.environments.classroom.teacher import TeacherTools
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.scheduler import Turnstile
+from classroom_rl.rollout.scheduler import YieldGate
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.turned_clock import run
 
 
 async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]) -> list[tuple[int, int]]:
-    """Each of `count` coroutines goes through the turnstile `rounds` times. Returns (coroutine, pass) in order."""
-    turnstile, loop, now, seen = Turnstile(per_pass), asyncio.get_running_loop(), 0, []
+    """Each of `count` coroutines goes through the gate `rounds` times. Returns (coroutine, pass) in order."""
+    gate, loop, now, seen = YieldGate(per_pass), asyncio.get_running_loop(), 0, []
 
     def count_passes() -> None:
         nonlocal now
@@ -25,7 +25,7 @@ async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]
 
     async def walk(name: int) -> None:
         for _ in range(rounds):
-            await turnstile.go_through()
+            await gate.go_through()
             seen.append((name, now))
 
     loop.call_soon(count_passes)
@@ -54,11 +54,11 @@ def test_who_comes_first_goes_first(count, per_pass):
 
 def test_it_works_again_after_a_rest():
     async def twice() -> int:
-        turnstile = Turnstile(2)
+        gate = YieldGate(2)
         for _ in range(2):
-            await asyncio.gather(*(turnstile.go_through() for _ in range(7)))
+            await asyncio.gather(*(gate.go_through() for _ in range(7)))
             await asyncio.sleep(0.01)
-        return len(turnstile._waiting)
+        return len(gate._waiting)
 
     assert run(twice()) == 0
 

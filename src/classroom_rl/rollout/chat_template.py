@@ -2,9 +2,9 @@
 
 Each message's content is replaced by a placeholder, and the template is rendered. The rendered markup is split at its
 markers: the tokens that were added to the vocabulary, special ones such as `<|im_end|>` and others such as `<think>`.
-The text between two of them, markup and content, is encoded as plain text: a student who writes `<think>` writes seven
-characters, not a marker. For messages without such spellings, the ids are those that the tokenizer gives for the
-rendered text as a whole.
+The text between two markers, both markup and content, is encoded as plain text. So a student who writes `<think>`
+writes seven characters, not a marker. For messages that spell no marker, the ids are those that the tokenizer gives for
+the rendered text as a whole.
 """
 
 import json
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 Schema = dict[str, Any]
 _Part = int | str
-"""The id of a markup token, or plain text."""
+"""The id of a marker, or plain text."""
 _PLACEHOLDER = "\u2e22{}\u2e25"
 _PLACEHOLDER_PATTERN = re.compile("\u2e22(\\d+)\u2e25")
 _ANCHOR = "\u2e22"
-"""A character that merges with no other in any known vocabulary."""
+"""A character that is merged with no other in any known vocabulary."""
 RAISED_BY_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""What rendering a chat template may raise."""
 _THOUGHTS = re.compile(r"<think>(.*?</think>|\s*$)|\s+", re.DOTALL)
 _SAMPLE = "Ann's 3rd try:\nWhere does she go? To a café."
 
@@ -45,7 +46,7 @@ def encode_chat(
     message, or drop one that no user message follows.
 
     Args:
-        tools: the schemas of tools that the template is to list; they hold no markup (tool_frame.py).
+        tools: the schemas of tools that the template lists; they must not spell markup (tools/frame.py checks it).
 
     Raises:
         ConfigError: if the template rejects that form, too.
@@ -66,15 +67,19 @@ def encode_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
 
 @lru_cache(maxsize=8192)
 def _text_ids(tokenizer: "PreTrainedTokenizerBase", size: int, text: str) -> tuple[int, ...]:
-    """A student is shown the whole dialogue at each of its turns: what one turn encoded is there for the next."""
+    """Cached, because a student is shown the whole dialogue again at each of its turns.
+
+    Here and below, `size` is the length of the vocabulary. It is only part of the cache's key: tokens that are added to
+    a tokenizer change what it encodes.
+    """
     encode = _plain_encoder(tokenizer, size)
     ids = encode(text)
     # Vocabularies converted from SentencePiece may hold a marker as an ordinary piece, too. Some have thousands of
-    # markers, so they are looked for in the text only where an id is one of theirs.
+    # markers, so the text is only searched for them if one of its ids is a marker's.
     if not _marker_ids(tokenizer, size).isdisjoint(ids):
         markers = _markers(tokenizer, size)
-        spelled = [each for each in markers if len(each) > 1 and each in text]
-        if not {markers[each][0] for each in spelled}.isdisjoint(ids):
+        spelled = [marker for marker in markers if len(marker) > 1 and marker in text]
+        if not {markers[marker][0] for marker in spelled}.isdisjoint(ids):
             ids = _encode_cut(encode, text, spelled)
     return tuple(ids)
 
@@ -86,11 +91,11 @@ def _marker_ids(tokenizer: "PreTrainedTokenizerBase", size: int) -> frozenset[in
 
 @lru_cache(maxsize=8)
 def _plain_encoder(tokenizer: "PreTrainedTokenizerBase", size: int) -> Callable[[str], list[int]]:
-    """Encodes text with no marker in it. Where all markers are special tokens, the tokenizer does so itself; otherwise
-    a copy of it, in which all of them are."""
+    """A function that encodes text without turning any of it into a marker. If all markers are special tokens, the
+    tokenizer can do that itself; otherwise a copy of it does, in which all markers are special."""
     markers = _markers(tokenizer, size)
-    others = [token for token in tokenizer.added_tokens_decoder.values() if token.content in markers]
-    if all(token.special for token in others) or not tokenizer.is_fast:
+    tokens = [token for token in tokenizer.added_tokens_decoder.values() if token.content in markers]
+    if all(token.special for token in tokens) or not tokenizer.is_fast:
         return partial(tokenizer.encode, add_special_tokens=False, split_special_tokens=True)
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:
@@ -103,32 +108,34 @@ def _plain_encoder(tokenizer: "PreTrainedTokenizerBase", size: int) -> Callable[
 
 
 def _encode_cut(encode: Callable[[str], list[int]], text: str, markers: Iterable[str]) -> list[int]:
-    """Encode text that is cut behind the first character of each marker in it."""
-    spelled = "|".join(f"(?={re.escape(each)})" for each in markers)
-    cuts = [found.start() + 1 for found in re.finditer(spelled, text)]
-    ids, before = encode(text[: cuts[0]]), len(encode(_ANCHOR))
+    """Encode text that is cut after the first character of each marker in it."""
+    pattern = "|".join(f"(?={re.escape(marker)})" for marker in markers)
+    cuts = [match.start() + 1 for match in re.finditer(pattern, text)]
+    ids, anchor_length = encode(text[: cuts[0]]), len(encode(_ANCHOR))
     for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
-        ids += encode(_ANCHOR + text[start:end])[before:]
+        # The anchor keeps the tokenizer from encoding a piece as the beginning of a text.
+        ids += encode(_ANCHOR + text[start:end])[anchor_length:]
     return ids
 
 
 def encode_further_markup(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[int]:
-    """Token ids of markup that does not stand at the beginning of a prompt."""
+    """Token ids of markup that is not at the beginning of a prompt."""
     return _encode(tokenizer, _split(tokenizer, markup), further=True)
 
 
 def encode_further_text(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Token ids of plain text that does not stand at the beginning of a prompt."""
+    """Token ids of plain text that is not at the beginning of a prompt."""
     return _encode(tokenizer, [text], further=True)
 
 
 def encode_reply(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Token ids of an assistant's whole message: its text, and the token that ends it; raises as `ReplyFrame` does."""
+    """Token ids of a whole assistant message: its text and its end token; raises as `ReplyFrame` does."""
     return [*encode_further_text(tokenizer, text), ReplyFrame(tokenizer).turn_end_id]
 
 
 def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) -> list[str]:
-    """The roles that messages of these roles have in the rendered prompt; raises as `encode_chat` does."""
+    """The roles in the rendered prompt of messages with these roles (see `encode_chat`, which also says what is
+    raised)."""
     return [message["role"] for message in _arrange(tokenizer, [_message(role, role) for role in roles], True)[1]]
 
 
@@ -154,7 +161,7 @@ def _arrange(
     reply_follows: bool,
     tools: Sequence[Schema] | None = None,
 ) -> tuple[str, list[Message]]:
-    """The rendered template with placeholders, and the messages that the placeholders stand for."""
+    """The rendered template with placeholders, and the messages whose contents the placeholders stand for."""
     reasons = []
     for arranged in _arrangements(messages):
         roles = [message["role"] for message in arranged]
@@ -163,7 +170,7 @@ def _arrange(
         except RAISED_BY_TEMPLATES as error:
             reasons.append(f"The model's chat template takes no {', '.join(roles)}: {error}")
             continue
-        if [int(found) for found in _PLACEHOLDER_PATTERN.findall(rendered)] != list(range(len(roles))):
+        if [int(number) for number in _PLACEHOLDER_PATTERN.findall(rendered)] != list(range(len(roles))):
             reasons.append(
                 f"The model's chat template leaves out, repeats or moves what the {', the '.join(dict.fromkeys(roles))}"
                 " said"
@@ -179,17 +186,18 @@ def _arrange(
 
 
 def _arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yields equivalent forms of the messages: as they are, with consecutive messages of one role merged, and with the
-    system message as a user message besides."""
+    """Yields equivalent forms of the messages: as they are; with consecutive messages of one role merged; and with the
+    system message as a user message, and merged."""
     yield list(messages)
-    yield _without_neighbours(messages)
+    yield _merged(messages)
     if messages[0]["role"] == "system":
-        yield _without_neighbours([{**messages[0], "role": "user"}, *messages[1:]])
+        yield _merged([{**messages[0], "role": "user"}, *messages[1:]])
 
 
-def _without_neighbours(messages: Sequence[Message]) -> list[Message]:
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """The messages with consecutive ones of the same role joined by an empty line."""
     runs = groupby(messages, key=lambda message: message["role"])
-    return [_message(role, "\n\n".join(each["content"] for each in run)) for role, run in runs]
+    return [_message(role, "\n\n".join(message["content"] for message in run)) for role, run in runs]
 
 
 def _message(role: str, content: str) -> Message:
@@ -203,9 +211,9 @@ def _render(
     tools: Sequence[Schema] | None = None,
 ) -> str:
     messages = [_message(role, _PLACEHOLDER.format(i)) for i, role in enumerate(roles)]
-    # Llama 3 would list them in the user's first message, which a conversation that the assistant opens does not have.
-    listed = {} if tools is None else {"tools": list(tools), "tools_in_user_message": False}
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_follows, **listed)
+    # Llama 3 lists tools in the user's first message by default; a conversation that the assistant opens has none.
+    options = {} if tools is None else {"tools": list(tools), "tools_in_user_message": False}
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=reply_follows, **options)
 
 
 def markup_around(
@@ -217,12 +225,12 @@ def markup_around(
         rendered = _render(tokenizer, roles, True, tools)
     except RAISED_BY_TEMPLATES:
         return None
-    in_order = [int(found) for found in _PLACEHOLDER_PATTERN.findall(rendered)] == list(range(len(roles)))
+    in_order = [int(number) for number in _PLACEHOLDER_PATTERN.findall(rendered)] == list(range(len(roles)))
     return _PLACEHOLDER_PATTERN.split(rendered)[::2] if in_order else None
 
 
 def encode_between(tokenizer: "PreTrainedTokenizerBase", pieces: Sequence[str]) -> list[int]:
-    """Token ids of markup and plain text in turns, markup first, that do not stand at the beginning of a prompt."""
+    """Token ids of alternating markup and plain text, markup first, that are not at the beginning of a prompt."""
     parts: list[_Part] = []
     for i, piece in enumerate(pieces):
         parts += [piece] if i % 2 else _split(tokenizer, piece)
@@ -230,7 +238,7 @@ def encode_between(tokenizer: "PreTrainedTokenizerBase", pieces: Sequence[str]) 
 
 
 def holds_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
-    """Whether a text spells a marker, or what this module uses as a placeholder."""
+    """Whether a text spells a marker, or the beginning of this module's placeholders."""
     return _ANCHOR in text or any(content in text for content in _markers(tokenizer, len(tokenizer)))
 
 
@@ -247,34 +255,34 @@ def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 def _split(tokenizer: "PreTrainedTokenizerBase", markup: str) -> list[_Part]:
-    """Splits markup at its markers, as the tokenizer does: some of them absorb the white space around them."""
+    """Split markup at its markers, as the tokenizer does: some markers absorb the white space around them."""
     markers = {content: marker for content, marker in _markers(tokenizer, len(tokenizer)).items() if content in markup}
     if not markers:
         return [markup]
     longest_first = sorted(markers, key=len, reverse=True)
     parts: list[_Part] = []
     position = 0
-    for found in re.finditer("|".join(markers[content][1] for content in longest_first), markup):
-        parts += [markup[position : found.start()], markers[found[found.lastindex]][0]]
-        position = found.end()
+    for match in re.finditer("|".join(markers[content][1] for content in longest_first), markup):
+        parts += [markup[position : match.start()], markers[match[match.lastindex]][0]]
+        position = match.end()
     return [*parts, markup[position:]]
 
 
 @lru_cache(maxsize=8)
 def _markers(tokenizer: "PreTrainedTokenizerBase", size: int) -> dict[str, tuple[int, str]]:
-    """Maps the spelling of each added token to its id and a pattern that matches it, with the token itself as a group.
-    Runs of white space that are no special tokens are ordinary text, which the tokenizer handles."""
-    found = {}
+    """Map the spelling of each added token to its id and to a pattern that matches it, with the token itself as a
+    group. Runs of white space that are no special tokens count as ordinary text, which the tokenizer handles."""
+    markers = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
         if token.special or token.content.strip():
             before, after = (r"\s*" if strips else "" for strips in (token.lstrip, token.rstrip))
             edges = (r"(?<!\w)", r"(?!\w)") if token.single_word else ("", "")
-            found[token.content] = token_id, f"{before}{edges[0]}({re.escape(token.content)}){edges[1]}{after}"
-    return found
+            markers[token.content] = token_id, f"{before}{edges[0]}({re.escape(token.content)}){edges[1]}{after}"
+    return markers
 
 
 def _encode(tokenizer: "PreTrainedTokenizerBase", parts: Sequence[_Part], further: bool = False) -> list[int]:
-    """Token ids of markup and text; `further` if they do not stand at the beginning of a prompt."""
+    """Token ids of markers and text; `further` if they are not at the beginning of a prompt."""
     ids: list[int] = []
     for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
         if not is_text:
@@ -282,6 +290,7 @@ def _encode(tokenizer: "PreTrainedTokenizerBase", parts: Sequence[_Part], furthe
             continue
         text = "".join(run)
         if text and (ids or further) and _marks_beginnings(tokenizer, len(tokenizer)):
+            # Encoded behind an anchor, whose ids are cut off again, the text is not at a beginning.
             ids += encode_text(tokenizer, _ANCHOR + text)[len(encode_text(tokenizer, _ANCHOR)) :]
         elif text:
             ids += encode_text(tokenizer, text)
@@ -290,8 +299,8 @@ def _encode(tokenizer: "PreTrainedTokenizerBase", parts: Sequence[_Part], furthe
 
 @lru_cache(maxsize=8)
 def _marks_beginnings(tokenizer: "PreTrainedTokenizerBase", size: int) -> bool:
-    """Whether text at the beginning of a prompt gets other ids than after a markup token: for some models,
-    SentencePiece puts a space there."""
+    """Whether text gets other ids at the beginning of a prompt than after a marker: for some models, SentencePiece puts
+    a space there."""
     for content, (token_id, pattern) in _markers(tokenizer, size).items():
         if pattern.endswith(f"({re.escape(content)})"):
             return tokenizer.encode(content + "a", add_special_tokens=False) != [token_id, *encode_text(tokenizer, "a")]
@@ -304,12 +313,12 @@ def _marks_beginnings(tokenizer: "PreTrainedTokenizerBase", size: int) -> bool:
 class ReplyFrame:
     """The markup that the chat template puts around a user's reply between two assistant messages.
 
-    It is found once per tokenizer: system, user, assistant, user are rendered, and everything after the assistant's
-    content except the user's content is the frame. So templates that rewrite earlier messages (by dropping `<think>`
-    blocks, for example) cannot change the tokens of what was sampled already.
+    It is found once per tokenizer: a dialogue of system, user, assistant and user is rendered, and everything after the
+    assistant's content except the user's content is the frame. So templates that rewrite earlier messages (by dropping
+    `<think>` blocks, for example) cannot change tokens that were sampled already.
 
     Attributes:
-        turn_end_id: the token that ends an assistant's message.
+        turn_end_id: the id of the token that ends an assistant's message.
         opens_thought: whether the template begins each assistant message with `<think>`.
 
     Raises:
@@ -334,10 +343,10 @@ class ReplyFrame:
 
     def _refuse_changed_text(self) -> None:
         for ids in (encode_text(self._tokenizer, _SAMPLE), self.reply(_SAMPLE)):
-            found = self._tokenizer.decode(ids, skip_special_tokens=False)
-            if _SAMPLE not in found:
+            decoded = self._tokenizer.decode(ids, skip_special_tokens=False)
+            if _SAMPLE not in decoded:
                 raise ConfigError(
-                    f"The model's tokenizer changes what is said: of {_SAMPLE!r} it makes {found!r}. What a teacher "
+                    f"The model's tokenizer changes what is said: of {_SAMPLE!r} it makes {decoded!r}. What a teacher "
                     "says would reach the student in other words; take a model whose tokenizer keeps text as it is."
                 )
 
@@ -350,19 +359,20 @@ def _around_reply(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]) ->
 
 
 def _refuse_other_frames(tokenizer: "PreTrainedTokenizerBase", head: str, tail: str) -> None:
-    further = _around_reply(tokenizer, ["system", "user", "assistant", "user", "assistant", "user"])
-    if further[1:] != (head, tail):
+    """Refuse a template that puts other markup around a second reply of the user than around the first."""
+    _, second_head, second_tail = _around_reply(tokenizer, ["system", "user", "assistant", "user", "assistant", "user"])
+    if (second_head, second_tail) != (head, tail):
         raise ConfigError(
             f"The model's chat template frames a first reply of the user with {head!r} and {tail!r}, a second one with "
-            f"{further[1]!r} and {further[2]!r}. Give its tokenizer a chat template that treats all alike."
+            f"{second_head!r} and {second_tail!r}. Give its tokenizer a chat template that treats all alike."
         )
 
 
 def _refuse_unsampled_markup(before: str, tail: str) -> None:
     """Refuse a template whose earlier assistant messages begin with markup that its generation prompt lacks, other than
     thoughts: the model would have to write that markup itself."""
-    stands, given = _THOUGHTS.sub("", before), _THOUGHTS.sub("", tail)
-    if not given.startswith(stands):
+    in_history, in_prompt = _THOUGHTS.sub("", before), _THOUGHTS.sub("", tail)
+    if not in_prompt.startswith(in_history):
         raise ConfigError(
             f"The model's chat template begins an assistant's message with {before!r}, a prompt for one ends with "
             f"{tail!r}: the model is to write the rest of the markup (channels, recipients), which this project does "
@@ -371,7 +381,7 @@ def _refuse_unsampled_markup(before: str, tail: str) -> None:
 
 
 def _turn_end(head: Sequence[_Part]) -> tuple[int, list[_Part]]:
-    """The token that ends an assistant message, and the markup after it."""
+    """The id of the token that ends an assistant message, and the markup after it."""
     rest = list(head)
     while rest and isinstance(rest[0], str) and not rest[0].strip():  # the model writes white space before it itself
         rest.pop(0)

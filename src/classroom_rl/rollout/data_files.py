@@ -1,4 +1,4 @@
-"""Reads local data files. Values stay what the file says: CSV fields are text, and JSON numbers keep their digits."""
+"""Reads local data files. Values stay as the file has them: CSV fields are text, and JSON numbers keep their digits."""
 
 import csv
 import io
@@ -37,7 +37,8 @@ class Table:
     """The rows of a file, by column.
 
     Attributes:
-        read: returns the values of a column; None where a row has none.
+        count: the number of rows.
+        read: returns the values of a column; None where a row has no value.
     """
 
     column_names: list[str]
@@ -52,7 +53,7 @@ class Table:
 
 
 class WrittenNumber(float):
-    """A JSON number with a point or an exponent; its text is the one in the file, `1.000` for example."""
+    """A JSON number with a point or an exponent; `str` gives the text of the file, `1.000` for example."""
 
     def __new__(cls, text: str) -> "WrittenNumber":
         number = super().__new__(cls, text)
@@ -66,8 +67,8 @@ class WrittenNumber(float):
 
 
 class WrittenList(list):
-    """A list of a file. As text it is what the file holds, if that is JSON text; otherwise it has no text, and raises a
-    ValueError instead of giving Python's notation."""
+    """A list of a file. If the file holds it as JSON text, `str` gives that text. Otherwise `str` raises a ValueError,
+    because a prompt must not contain Python's notation."""
 
     text: str | None = None
 
@@ -76,7 +77,7 @@ class WrittenList(list):
 
 
 class WrittenObject(dict):
-    """An object of a file, with a text as a list has it."""
+    """An object of a file; `str` works as for `WrittenList`."""
 
     text: str | None = None
 
@@ -84,9 +85,9 @@ class WrittenObject(dict):
         return _text_of(self, "an object", "its values by their names")
 
 
-def _text_of(value: WrittenList | WrittenObject, kind: str, way: str) -> str:
+def _text_of(value: WrittenList | WrittenObject, kind: str, advice: str) -> str:
     if value.text is None:
-        raise ValueError(f"{kind}, {repr(value)[:60]}, has no form as text: write {way}")
+        raise ValueError(f"{kind}, {repr(value)[:60]}, has no form as text: write {advice}")
     return value.text
 
 
@@ -121,16 +122,16 @@ def as_text(value: Any, where: str) -> str | None:
 
 
 def as_cell(value: Any, where: str) -> Any:
-    """A cell for a template: lists and objects as they are, everything in them with a form as text.
+    """A cell for a template. Lists and objects keep their structure; every value in them must have a form as text.
 
     Raises:
-        DataError: if a value in it has none.
+        DataError: if a value in it has no form as text.
     """
     if isinstance(value, dict):
-        return WrittenObject({name: as_cell(each, where) for name, each in value.items()})
+        return WrittenObject({name: as_cell(item, where) for name, item in value.items()})
     if isinstance(value, list | tuple):
-        return WrittenList(as_cell(each, where) for each in value)
-    as_text(value, where)
+        return WrittenList(as_cell(item, where) for item in value)
+    as_text(value, where)  # raises if the value has no form as text
     return value
 
 
@@ -142,9 +143,9 @@ def parsed(text: str, where: str) -> Any:
         value = _from_json(text)
     except (ValueError, RecursionError):  # plain text that begins with a bracket
         return text
-    kept = as_cell(value, where)
-    kept.text = text
-    return kept
+    cell = as_cell(value, where)
+    cell.text = text
+    return cell
 
 
 def _checked_text(text: str, where: str) -> str:
@@ -180,9 +181,9 @@ def read_file(path: Path) -> Table:
     """The rows of a local JSONL, JSON, CSV or Parquet file, by its suffix.
 
     Raises:
-        DataError: if it is not there, holds something else, or has no rows; with the line, if it is text.
+        DataError: if it is missing, has another format, or has no rows; for text files, the message names the line.
     """
-    if not os.path.isfile(path):  # unlike Path.is_file false for a name that is too long
+    if not os.path.isfile(path):  # Path.is_file would raise an error for a name that is too long
         raise DataError(f"{path} is a folder, not a file." if os.path.isdir(path) else f"There is no file {path}.")
     suffix = path.suffix.lower()
     try:
@@ -194,9 +195,9 @@ def read_file(path: Path) -> Table:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not len(table):
         raise DataError(f"{path} cannot be read: it holds no rows.")
-    twice = sorted({name for name in table.column_names if name and table.column_names.count(name) > 1})
-    if twice:
-        raise DataError(f"{path} has two columns named {', '.join(twice)}: give each its own name.")
+    duplicates = sorted({name for name in table.column_names if name and table.column_names.count(name) > 1})
+    if duplicates:
+        raise DataError(f"{path} has two columns named {', '.join(duplicates)}: give each its own name.")
     return table
 
 
@@ -205,10 +206,10 @@ def _check_beginning(path: Path, suffix: str) -> None:
         beginning = file.read(64)
     if not beginning:
         raise DataError(f"The file {path} is empty.")
-    what = next((what for begins, what in _BEGINNINGS.items() if beginning.startswith(begins)), None)
-    if what is not None and not (suffix == ".parquet" and what == _BEGINNINGS[b"PAR1"]):
+    kind = next((kind for magic, kind in _BEGINNINGS.items() if beginning.startswith(magic)), None)
+    if kind is not None and not (suffix == ".parquet" and kind == _BEGINNINGS[b"PAR1"]):
         raise DataError(
-            f"{path} is not what its name says: it is {what}. Give a plain {suffix} file, or name "
+            f"{path} is not what its name says: it is {kind}. Give a plain {suffix} file, or name "
             "this one by what it is."
         )
     if suffix != ".parquet" and (beginning.startswith(_UTF_16_OR_32) or b"\0" in beginning):
@@ -222,12 +223,12 @@ def _read_csv(path: Path) -> Table:
         try:
             header = next((row for row in reader if row), [])
             _check_header(path, header)
-            rows, before = [], reader.line_num
+            rows, line_before = [], reader.line_num
             for row in reader:
                 if row and len(row) != len(header):
-                    lines = _lines(before + 1, reader.line_num)
+                    lines = _lines(line_before + 1, reader.line_num)  # a quoted field may hold line breaks
                     raise DataError(f"{path}: {lines}: {len(row)} fields, but the header has {len(header)}. {_QUOTING}")
-                before = reader.line_num
+                line_before = reader.line_num
                 rows += [row] if row else []
         except csv.Error as error:
             raise DataError(f"{path} cannot be read: line {reader.line_num}: {error}. {_QUOTING}") from error
@@ -242,7 +243,8 @@ def _lines(first: int, last: int) -> str:
 
 
 def _check_header(path: Path, header: list[str]) -> None:
-    separator = next((name for each, name in _OTHER_SEPARATORS.items() if len(header) == 1 and each in header[0]), None)
+    separators = _OTHER_SEPARATORS.items() if len(header) == 1 else ()
+    separator = next((name for character, name in separators if character in header[0]), None)
     if separator is not None:
         raise DataError(
             f"{path}: the header {header[0][:60]!r} has no commas, but {separator}: save the file with commas between "
@@ -263,7 +265,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8-sig")
     first, _, rest = text.lstrip().partition("\n")
     if first.startswith("[") and (not rest.strip() or not _is_json(first)):
-        return [_object(path, f"entry {number}", each) for number, each in enumerate(_loads(path, text), start=1)]
+        return [_object(path, f"entry {number}", entry) for number, entry in enumerate(_loads(path, text), start=1)]
     if path.suffix.lower() == ".json" and first.startswith("{") and not _is_json(first):
         return [_object(path, "the file", _loads(path, text))]
     rows = []
@@ -288,17 +290,17 @@ def _loads(path: Path, text: str, line: int | None = None) -> Any:
         number = line or getattr(error, "lineno", None)
         shown = text.split("\n")[0 if line else (number or 1) - 1].strip()[:60]
         reason = "it nests too deep" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
-        place = "it" if number is None else f"line {number}"
-        raise DataError(f"{path} cannot be read: {place} is not JSON ({reason}): {shown!r}.") from error
+        location = "it" if number is None else f"line {number}"
+        raise DataError(f"{path} cannot be read: {location} is not JSON ({reason}): {shown!r}.") from error
 
 
 def _from_json(text: str) -> Any:
     return json.loads(
         text,
         parse_float=WrittenNumber,
-        parse_int=lambda digits: WrittenNumber(digits) if digits == "-0" else int(digits),
+        parse_int=lambda digits: WrittenNumber(digits) if digits == "-0" else int(digits),  # int drops the sign of -0
         parse_constant=_refuse_constant,
-        object_pairs_hook=_without_repetition,
+        object_pairs_hook=_without_duplicates,
     )
 
 
@@ -306,18 +308,18 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"an object has the key {next(name for name in names if names.count(name) > 1)!r} twice")
-    return found
+    return value
 
 
-def _object(path: Path, place: str, value: Any) -> dict[str, Any]:
+def _object(path: Path, location: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         shown = json.dumps(value, ensure_ascii=False, default=str)[:60]
-        raise DataError(f"{path} cannot be read: {place} is no JSON object, but {shown!r}.")
+        raise DataError(f"{path} cannot be read: {location} is no JSON object, but {shown!r}.")
     return value
 
 
@@ -325,7 +327,7 @@ def _read_parquet(path: Path) -> Table:
     import pyarrow
     import pyarrow.parquet
 
-    try:  # not read_table, which makes columns of folders named like key=value
+    try:  # not read_table: it would add columns for parent folders that are named like key=value
         table = pyarrow.parquet.ParquetFile(path).read()
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} cannot be read: {error}") from error
@@ -344,10 +346,11 @@ def _python_values(column: "pyarrow.ChunkedArray") -> list[Any]:
     import pyarrow
 
     if pyarrow.types.is_float16(column.type) or pyarrow.types.is_float32(column.type):
-        written = column.cast(pyarrow.float32()).cast(pyarrow.string())  # 0.1, which Python makes 0.10000000149011612
-        return [None if each is None else float(each) for each in written.to_pylist()]
+        # By way of text, because as a Python float, a float32 of 0.1 would become 0.10000000149011612.
+        texts = column.cast(pyarrow.float32()).cast(pyarrow.string())
+        return [None if text is None else float(text) for text in texts.to_pylist()]
     return column.to_pylist()
 
 
 READERS = {".jsonl": _read_json, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
-"""Suffix → what reads such files."""
+"""Maps a suffix to the function that reads such files."""

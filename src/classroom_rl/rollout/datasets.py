@@ -1,4 +1,4 @@
-"""Reads datasets and makes problems of their rows."""
+"""Reads datasets and turns their rows into problems."""
 
 import os
 import random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DataSource(Protocol):
-    """One dataset: a Hub name or a local file, and the share of it to take, in (0, 1]."""
+    """One dataset: a Hub name or a local file, its split, and the share of its rows to take, in (0, 1]."""
 
     name_or_path: str
     split: str
@@ -43,7 +43,7 @@ _MATERIAL = TypeAdapter(PostTestMaterial)
 
 
 def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:
-    """The problems of all sources; see `gather`.
+    """Load the problems of all sources; see `gather`.
 
     Raises:
         DataError: if there is no source, a column is missing, a cell is empty, a row cannot be filled into its
@@ -55,8 +55,8 @@ def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int |
 def gather(
     sources: Sequence[Source], read: Callable[[Source], list[Row]], limit: int = -1, seed: int | None = None
 ) -> list[Row]:
-    """The rows that `read` finds in all sources. Each source is sampled down to its `ratio`, then all rows are shuffled
-    with `seed` (None: not shuffled) and cut to `limit` (−1: all).
+    """The rows that `read` returns for all sources. Each source is subsampled to its `ratio`, then all rows are
+    shuffled with `seed` (None: not shuffled) and cut to `limit` (−1: all).
 
     Raises:
         DataError: if there is no source, a ratio is out of range, or nothing is left.
@@ -90,8 +90,8 @@ def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int |
 def _read_problems(source: DatasetSource) -> list[Problem]:
     rows = load_rows(source)
     columns = _text_columns(source)
-    wanted = [*columns.values(), source.answer_column, source.sibling_problems_column, source.steps_column]
-    missing = [column for column in wanted if column not in (None, *rows.column_names)]
+    needed = [*columns.values(), source.answer_column, source.sibling_problems_column, source.steps_column]
+    missing = [column for column in needed if column not in (None, *rows.column_names)]
     if missing:
         renaming = "columns={variable: column}" if source.problem_template else "problem_column"
         raise DataError(
@@ -99,53 +99,53 @@ def _read_problems(source: DatasetSource) -> list[Problem]:
             f"Name yours with {renaming} and answer_column (null: the problems have no answer); leave out "
             "sibling_problems_column and steps_column where there are none."
         )
-    filled = source.problem_template is not None
-    texts = _fill_in(source, rows, columns) if filled else _texts(source, rows, source.problem_column)
+    has_template = source.problem_template is not None
+    texts = _fill_in(source, rows, columns) if has_template else _texts(source, rows, source.problem_column)
     answers = _texts(source, rows, source.answer_column) if source.answer_column else [None] * len(rows)
     return list(_to_problems(source, texts, answers, _material(source, rows)))
 
 
 def _texts(source: DataSource, rows: Rows, column: str) -> Iterator[str | None]:
     for number, value in enumerate(rows[column], start=1):
-        yield as_text(value, _place(source, number, column))
+        yield as_text(value, _location(source, number, column))
 
 
-def _place(source: DataSource, row: int, column: str) -> str:
+def _location(source: DataSource, row: int, column: str) -> str:
     return f"{source.name_or_path}: row {row}, column {column}"
 
 
 def _text_columns(source: DatasetSource) -> dict[str, str]:
-    """Maps each template variable to its column; without a template, `problem` to the column of the text."""
+    """Map each template variable to its column; without a template, `problem` to the column of the text."""
     if source.problem_template is None:
         return {"problem": source.problem_column}
     variables = sorted(variables_of(source.problem_template))
-    idle = sorted(set(source.columns) - set(variables))
-    if idle:
+    unused = sorted(set(source.columns) - set(variables))
+    if unused:
         raise DataError(
-            f"{source.name_or_path}: columns maps {', '.join(idle)}, but {source.problem_template} uses: "
+            f"{source.name_or_path}: columns maps {', '.join(unused)}, but {source.problem_template} uses: "
             f"{', '.join(variables)}."
         )
     return {variable: source.columns.get(variable, variable) for variable in variables}
 
 
 def _to_problems(source: DatasetSource, texts: Iterable, answers: Iterable, material: Iterable) -> Iterator[Problem]:
-    for number, (text, answer, given) in enumerate(zip(texts, answers, material, strict=True), start=1):
+    for number, (text, answer, row_material) in enumerate(zip(texts, answers, material, strict=True), start=1):
         if text is None or not text.strip():
             raise DataError(f"{source.name_or_path}: row {number} has no text in column {source.problem_column}.")
-        yield Problem.of(text, answer or "", given)
+        yield Problem.of(text, answer or "", row_material)
 
 
 def _material(source: DatasetSource, rows: Rows) -> Iterator[PostTestMaterial]:
-    """What post-tests need, from the columns that the source names for it."""
+    """The material for post-tests of each row, from the columns that the source names for it."""
     columns = {"siblings": source.sibling_problems_column, "steps": source.steps_column}
-    named = {name: column for name, column in columns.items() if column is not None}
-    if not named:
+    columns = {name: column for name, column in columns.items() if column is not None}
+    if not columns:
         yield from [PostTestMaterial()] * len(rows)
         return
-    for number, row in enumerate(_cells(source, rows, named), start=1):
+    for number, row in enumerate(_cells(source, rows, columns), start=1):
         cells = {name: _as_material(cell) for name, cell in row.items()}
         try:
-            # In a CSV file an empty field is all that a row without them can have.
+            # A CSV file cannot leave a field out of a row: an empty one means that there is none.
             yield _MATERIAL.validate_python({name: cell for name, cell in cells.items() if cell not in (None, "")})
         except ValidationError as error:
             first = error.errors()[0]
@@ -156,12 +156,12 @@ def _material(source: DatasetSource, rows: Rows) -> Iterator[PostTestMaterial]:
 
 
 def _as_material(value: Any) -> Any:
-    """JSON data with its numbers as text, and without the nulls that a table has where an object lacks a field of
-    another one."""
+    """JSON data with its decimal numbers as text, and without nulls: a table holds one where an object lacks a field
+    that another object has."""
     if isinstance(value, dict):
-        return {name: _as_material(each) for name, each in value.items() if each is not None}
+        return {name: _as_material(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_as_material(each) for each in value]
+        return [_as_material(item) for item in value]
     return str(value) if isinstance(value, float) else value
 
 
@@ -181,11 +181,11 @@ def _cells(source: DataSource, rows: Rows, columns: dict[str, str]) -> Iterator[
     numbers, values = range(1, len(rows) + 1), [rows[column] for column in columns.values()]
     for number, *row in zip(numbers, *values, strict=True):
         cells = zip(columns.items(), row, strict=True)
-        yield {name: cell_value(cell, _place(source, number, column)) for (name, column), cell in cells}
+        yield {name: cell_value(cell, _location(source, number, column)) for (name, column), cell in cells}
 
 
 def cell_value(value: Any, where: str) -> Any:
-    """A cell's value; a list or an object written as JSON text, as in CSV files, is parsed.
+    """The value of a cell; a list or an object that is written as JSON text, as in CSV files, is parsed.
 
     Args:
         where: file, row and column, for the error message.
@@ -198,7 +198,7 @@ def cell_value(value: Any, where: str) -> Any:
 
 
 def load_rows(source: DataSource) -> Rows:
-    """All rows of the dataset that a source names.
+    """Load all rows of a dataset, from a local file or from the Hub.
 
     Raises:
         DataError: if there is no such file, dataset or split, or it cannot be read.
@@ -223,11 +223,7 @@ def _load_from_hub(source: DataSource) -> "datasets.Dataset":
 
     try:
         return datasets.load_dataset(source.name_or_path, split=source.split)
-    except (
-        datasets.exceptions.DatasetsError,
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # RuntimeError: needs a script
+    # A RuntimeError says that the dataset needs a loading script.
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error.__cause__ or error)
         raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {reason}") from error

@@ -87,7 +87,7 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
     @classmethod
     @abstractmethod
     def first_messages(cls, problem: Problem, generation: Any) -> list[Message]:
-        """The messages of the policy's first prompt."""
+        """The messages of the policy's first prompt, in order."""
 
     @abstractmethod
     def reply(self, dialogue: Dialogue) -> str | None:
@@ -125,11 +125,11 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         return (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> Dialogue:
-        """An episode before the policy's first message."""
+        """Create an episode, in its state before the policy's first message."""
         return Dialogue(id, problem)
 
     def replay(self, episode: Dialogue, events: Iterable[dict[str, Any]], judge_again: bool) -> bool:
-        """Bring an episode to the point where the journal ends, and return whether the journal holds its record."""
+        """Replay an episode's events; returns whether the journal holds its finished record."""
         recorded = False
         for event in events:
             if event["event"] == "turn":
@@ -145,12 +145,12 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         return replayed
 
     async def advance(self, play: Play[Dialogue, bool]) -> None:
-        """Sample the policy's next message, or add the code's reply to it."""
+        """Sample the policy's next message, or add the code's reply."""
         dialogue = play.episode
         if dialogue.state == POLICY_TURN:
             await self._policy_turn(play)
             return
-        text = self.reply(dialogue) if self._goes_on(dialogue) else None
+        text = self.reply(dialogue) if self._may_continue(dialogue) else None
         if text is None:
             dialogue.rewards = {name: self.reward(name, dialogue) for name in self._rewards}
             dialogue.state = END
@@ -162,23 +162,24 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         self._add(dialogue, turn)
 
     async def _policy_turn(self, play: Play[Dialogue, bool]) -> None:
-        dialogue, policy, opened = play.episode, self.roles.policy, {}
+        dialogue, policy = play.episode, self.roles.policy
+        prompt_field = {}  # the event of the first message holds the prompt, too
         if dialogue.buffer is None:
             messages = self.first_messages(dialogue.problem, self.generation)
             dialogue.buffer = TokenBuffer(encode_chat(policy.tokenizer, messages))
-            opened = {"prompt_ids": dialogue.buffer.prompt_ids}
+            prompt_field = {"prompt_ids": dialogue.buffer.prompt_ids}
         sampling = replace(play.sampled_with(self._sampling), max_tokens=self._room(dialogue))
         if play.request.greedy:
             sampling = replace(sampling, temperature=0.0)
         answer = await policy.generate(dialogue.buffer.ids, sampling)
         check_answer(play, answer)
         end = policy.frame.turn_end_id
-        given = [] if answer.ids[-1:] == (end,) else [end]
+        missing_end = [] if answer.ids[-1:] == (end,) else [end]  # the policy did not write it itself
         span = dialogue.buffer.append_sampled(answer.ids, answer.logprobs)
-        dialogue.buffer.append_given(given)
+        dialogue.buffer.append_given(missing_end)
         turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
-        ids = [*answer.ids, *given]
-        self._journal.append("turn", conversation=dialogue.id, turn=turn, ids=ids, logprobs=answer.logprobs, **opened)
+        ids, logprobs = [*answer.ids, *missing_end], answer.logprobs
+        self._journal.append("turn", conversation=dialogue.id, turn=turn, ids=ids, logprobs=logprobs, **prompt_field)
         self._add(dialogue, turn)
 
     def _add(self, dialogue: Dialogue, turn: Turn) -> None:
@@ -186,10 +187,10 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         dialogue.state = REPLY if turn.role == POLICY_ROLE or self._room(dialogue) < 1 else POLICY_TURN
 
     def _room(self, dialogue: Dialogue) -> int:
-        """The most tokens of the policy's next message; one place is kept for an end token it may omit."""
+        """The token limit of the policy's next message; one token is reserved for an end token that it may omit."""
         return min(self.generation.max_tokens_per_turn, self._limit - len(dialogue.buffer) - 1)
 
-    def _goes_on(self, dialogue: Dialogue) -> bool:
+    def _may_continue(self, dialogue: Dialogue) -> bool:
         return len(dialogue.turns) < self.generation.max_turns and self._room(dialogue) >= 1
 
     def trajectory(self, play: Play[Dialogue, bool], reward: float | None) -> Trajectory:

@@ -11,19 +11,19 @@ from pydantic import BaseModel, Field
 from classroom_rl.models.policy_version import PolicyVersion
 
 BATCH: ContextVar[str] = ContextVar("batch", default="")
-"""The id of the batch or check that API requests belong to, for the metrics of a step; whoever starts one sets it."""
+"""The id of the batch or check that API requests belong to, for the metrics of a step; set where one is started."""
 
 
 @dataclass
 class Usage:
-    """What a batch used of one role's API.
+    """A batch's usage of one role's API.
 
     Attributes:
         calls, retries: requests sent, and those of them that repeated a failed one.
-        unusable: paid replies of no use, such as a judge's without a verdict.
+        unusable: replies that were paid for but cannot be used, such as a judge's without a verdict.
         failures: failures by kind.
         prompt_tokens, completion_tokens, cost_usd: by the provider's count.
-        reserved_usd: dollars reserved for requests of which it is unknown whether they were billed.
+        reserved_usd: US dollars reserved for requests that may or may not have been billed.
         run_cost_usd: the spending of the whole run so far.
     """
 
@@ -40,9 +40,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one answer is sampled. `seed` None means no fixed seed; the engine reduces `max_tokens` to the room in its
-    context. `draw` identifies this answer among others to the same prompt, for APIs whose replies are stored. Under a
-    JSON `schema`, an engine of the server samples nothing but an object of that form."""
+    """How one answer is sampled.
+
+    Attributes:
+        max_tokens: the token limit; an engine lowers it to what fits into its context.
+        seed: None for no fixed seed.
+        draw: identifies this answer among others to the same prompt, for APIs whose replies are stored.
+        schema: a JSON schema; an engine of the server then samples only JSON of this form.
+    """
 
     temperature: float
     top_p: float = 1.0
@@ -50,12 +55,12 @@ class Sampling:
     max_tokens: int = 1024
     seed: Optional[int] = None
     draw: tuple[str | int, ...] = ()
-    # Not in the repr, by which a batch in the journal is recognised: those of earlier versions are to go on.
+    # Not in the repr: a batch in the journal is recognised by it, and batches of earlier versions must stay valid.
     schema: Optional[dict[str, Any]] = field(default=None, repr=False)
 
     @classmethod
     def of(cls, options: Any, max_tokens: int) -> "Sampling":
-        """The sampling of a model's `vllm` block."""
+        """The sampling that a model's `vllm` block configures."""
         return cls(options.temperature, options.top_p, options.top_k, max_tokens)
 
 
@@ -64,13 +69,13 @@ class Completion:
     """One sampled answer.
 
     Attributes:
-        ids: the tokens; a model behind an API gives none.
-        logprobs: of a `TokenEngine`, the log-prob of each token under the distribution that was sampled from; a
-            `ChatEngine` need not give them.
-        text: the text with special tokens but without the end token.
+        ids: the token ids; empty for a model behind an API.
+        logprobs: for a `TokenEngine`, the log-prob of each token under the distribution that was sampled from; optional
+            for a `ChatEngine`.
+        text: the text, with special tokens but without the end token.
         ended: whether the model ended it itself.
         policy: the policy version that sampled it.
-        counted: the number of tokens by the provider's count, for a model behind an API.
+        counted: for a model behind an API, the number of tokens by the provider's count.
         weights: a fingerprint of the weights that sampled it.
     """
 
@@ -96,7 +101,7 @@ class TokenEngine(Protocol):
 
 
 class ChatEngine(Protocol):
-    """A model that is only talked to: messages in, text out."""
+    """A model that is not trained: messages in, text out."""
 
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion: ...
 
@@ -128,15 +133,15 @@ class RewardModel(Protocol):
 
 
 class CallAccounts(Protocol):
-    """The usage and the costs of requests to an API."""
+    """The usage and the cost of requests to an API."""
 
     def usage(self, batch: str) -> Usage: ...
     def close(self) -> None: ...
 
 
 class Api(Protocol):
-    """The client of a role behind an API. `trouble` says for how long it has had no answer, and why; None while it is
-    answered. `drain` waits for requests in flight."""
+    """The client of a role behind an API. `trouble` says for how long it has had no answer, and why; None while it
+    gets answers. `drain` waits for requests in flight."""
 
     model: str
     url: str
@@ -147,10 +152,10 @@ class Api(Protocol):
 
 
 class Judge(Protocol):
-    """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule and answers with JSON text.
+    """Judges a transcript of {"role": "teacher" | "student", "content"} by one rule, and answers with JSON text.
 
     `problem` is the problem's text; `attempt` counts from 0 within a panel. `judge_group` compares all `conversations`
-    on one problem in one call.
+    of a group (on one problem) in one call.
     """
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str: ...
@@ -184,7 +189,7 @@ NO_FACTS = ConversationFacts()
 
 
 class EmbeddedJudge(ABC):
-    """A judge without a model, which reads the facts of a conversation besides its messages."""
+    """A judge without a model; besides the messages, it gets the facts of the conversation."""
 
     @abstractmethod
     async def judge(
@@ -214,8 +219,8 @@ def ask_judge(
 
 class EngineHealth(BaseModel):
     """The health of one role: its model, its engine and version, the process ids of the workers and their GPUs, whether
-    the engine has a sleep mode, and whether it sleeps now. A role behind an API names the API's address as its version,
-    and in `trouble` for how long and why it has no answer from there (null while it is answered)."""
+    the engine has a sleep mode, and whether it sleeps now. For a role behind an API, the version is the API's address,
+    and `trouble` says for how long and why it has had no answer (null while it gets answers)."""
 
     model: str
     engine: str

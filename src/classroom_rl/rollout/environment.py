@@ -1,8 +1,8 @@
 """The protocol of environments: how a server opens one, how the runner plays its episodes, and how they are recorded.
 
-An environment is one folder and one line in `ENVIRONMENTS` (rollout/environment.py). It defines the states of its
-episodes, the model that each state asks, the journal's events, and the rewards. Requests, restarts, weights, schedules,
-and the way from tokens to tensors are the same for all environments. docs/environments.md shows an example.
+An environment is one folder and one line in `ENVIRONMENTS`, below. It defines the states of its episodes, the model
+that each state calls, the journal's events, and the rewards. Requests, restarts, weights, schedules, and the conversion
+of tokens to tensors are the same for all environments. docs/environments.md shows an example.
 """
 
 from abc import ABC, abstractmethod
@@ -26,11 +26,8 @@ from classroom_rl.rollout.tokens import TokenBuffer, Turn
 from classroom_rl.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from transformers import PreTrainedTokenizerBase
 
-    from classroom_rl.rollout.scheduler import Phase
     from classroom_rl.rollout.store.journal import Journal
 
 
@@ -39,7 +36,7 @@ POLICY_ROLE = "teacher"
 
 
 class LoadedModels:
-    """The interface of loaded models that a server needs, for every environment.
+    """The loaded models, as a server needs them for every environment.
 
     Attributes:
         engines: the vLLM engines of this server, by role.
@@ -56,7 +53,7 @@ class LoadedModels:
 
     @property
     def spent_usd(self) -> float | None:
-        """Dollars that this run spent on all roles behind an API; None if there are no such roles."""
+        """US dollars that this run spent on all roles behind an API; None if there are no such roles."""
         return sum(api.ledger.spent_usd for api in self.apis.values()) if self.apis else None
 
     def health(self) -> dict[str, EngineHealth]:
@@ -69,8 +66,9 @@ class LoadedModels:
             role: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[], trouble=api.trouble)
             for role, api in self.apis.items()
         }
-        own = {} if POLICY_ROLE in self.apis else {POLICY_ROLE: self.policy.health()}  # an engine's, or a script's
-        return own | {role: engine.health() for role, engine in self.engines.items()} | remote
+        # A script that plays the policy is in neither of the two mappings, but reports its health, too.
+        policy = {} if POLICY_ROLE in self.apis else {POLICY_ROLE: self.policy.health()}
+        return policy | {role: engine.health() for role, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
         """Raise an `EngineFailure` if an engine died."""
@@ -78,10 +76,10 @@ class LoadedModels:
             engine.check_alive()
 
     def shutdown(self) -> None:
-        """End the processes of all engines, at once because each takes seconds, and close the ledgers of the APIs."""
+        """End the processes of all engines in parallel, because each takes seconds; close the ledgers of the APIs."""
         with ThreadPoolExecutor(max(1, len(self.engines))) as pool:
             for _ in pool.map(lambda engine: engine.shutdown(), self.engines.values()):
-                pass  # an engine's error is raised here
+                pass  # iterating raises an engine's error
         for api in self.apis.values():
             api.ledger.close()
 
@@ -111,7 +109,7 @@ class Roles(LoadedModels):
 
 
 class Episode(Protocol):
-    """One episode of an environment: a conversation, a game.
+    """One episode of an environment, such as a conversation or a game.
 
     Attributes:
         turns: its messages.
@@ -139,7 +137,7 @@ class Episode(Protocol):
 
     @property
     def answers(self) -> int:
-        """The number of model answers so far."""
+        """The number of the models' answers so far."""
 
 
 E = TypeVar("E", bound=Episode)
@@ -147,9 +145,12 @@ R = TypeVar("R")
 
 
 @dataclass(eq=False)
-class Siblings:
-    """The episodes of one request on the same problem, in their order. Each request that is played has its own.
-    `meeting` is for what an environment keeps of them together."""
+class Group:
+    """The episodes of one request on the same problem, in order. Groups are not shared between requests.
+
+    Attributes:
+        meeting: for an environment's own use: state that the group's episodes share.
+    """
 
     episodes: list[Any] = field(default_factory=list)
     meeting: Any = None
@@ -160,36 +161,36 @@ class Play(Generic[E, R]):
     """One episode of a request, while it is played.
 
     Attributes:
-        index: its position in the request.
-        occurrence: the number of earlier episodes on the same problem in the request.
+        index: its index in the request.
+        sample_index: its index among the request's episodes on the same problem.
         weights: a fingerprint of the policy's weights when the request began.
         replayed: what `Environment.replay` returned for it.
-        registration: the episode's place in the schedule, which says when it may go on.
-        siblings: the episodes of the request on its problem, itself among them.
+        registration: its registration with the schedule, which decides when it may go on.
+        group: the request's episodes on its problem, including itself.
     """
 
     episode: E
     request: SampleRequest
     index: int
-    occurrence: int
+    sample_index: int
     weights: str
     replayed: R
     registration: Registration = field(default_factory=ConcurrentSchedule)
-    siblings: Siblings = field(default_factory=Siblings)
+    group: Group = field(default_factory=Group)
 
     def sampled_with(self, sampling: Sampling) -> Sampling:
-        """The sampling of the next answer, with a `draw` of its own, and with a seed of its own if the request fixes
+        """The sampling of the episode's next answer: with its own `draw`, and with its own seed if the request fixes
         seeds."""
         answers = self.episode.answers
         sampling = replace(sampling, draw=(self.episode.id, answers))
         if not self.request.fixed_seeds:
             return sampling
-        parts = (self.request.seed, self.episode.problem.id, self.request.step, self.occurrence, answers)
+        parts = (self.request.seed, self.episode.problem.id, self.request.step, self.sample_index, answers)
         digest = sha256("|".join(map(str, parts)).encode()).digest()
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
     def common_fields(self, reward: float | None) -> dict[str, Any]:
-        """The fields of the episode's trajectory that are the same for every environment.
+        """The fields of the episode's trajectory that every environment has.
 
         Args:
             reward: the weighted sum of its rewards.
@@ -240,7 +241,7 @@ class Environment(ABC, Generic[E, R]):
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The models that the roles need under this configuration, by role, in the order of loading."""
+        """The models that the roles need with this configuration, by role, in the order of loading."""
         return {POLICY_ROLE: config.teacher_model}
 
     @classmethod
@@ -248,7 +249,7 @@ class Environment(ABC, Generic[E, R]):
         """Check what an episode needs besides models, before any model is loaded.
 
         Args:
-            judge_reads_templates: whether the judge is a model, which gets prompt templates.
+            judge_reads_templates: whether the judge is a model, which is prompted with templates.
 
         Raises:
             DataError: if a prompt template is missing or wrong.
@@ -277,28 +278,30 @@ class Environment(ABC, Generic[E, R]):
     @property
     @abstractmethod
     def identity(self) -> tuple[Any, ...]:
-        """Everything that an episode depends on besides its request. If its `repr` changes, a batch begins anew."""
+        """Everything that an episode depends on besides its request. If its `repr` changes, a batch is played again
+        from the start."""
 
     @abstractmethod
     def open(self, id: str, problem: Problem, request: SampleRequest) -> E:
-        """An episode before its first state."""
+        """Create an episode, in its first state."""
 
     @abstractmethod
     def replay(self, episode: E, events: Iterable[dict[str, Any]], judge_again: bool) -> R:
-        """Bring an episode to the point where the journal's events end, and return what else they hold."""
+        """Replay the journal's events of an episode, and return what else these hold (`Play.replayed`)."""
 
     @abstractmethod
     def is_recorded(self, replayed: R) -> bool:
         """Whether the journal holds the finished episode."""
 
     def needs_policy(self, episode: E) -> bool:
-        """Whether the policy may still be asked in an episode. Once it may not, that stays so, and other
-        weights can be loaded while the rest of it goes on."""
+        """Whether the policy may still be called in an episode. Once this is False, it stays False, and other weights
+        may be loaded while the rest of the episode goes on."""
         return not episode.finished
 
     @abstractmethod
     async def advance(self, play: Play[E, R]) -> None:
-        """Do what the episode's state asks for, write it to the journal, and put the episode into the next state."""
+        """Play the episode's current state: call its model, write the result to the journal, and go to the next
+        state."""
 
     @abstractmethod
     def trajectory(self, play: Play[E, R], reward: float | None) -> Trajectory:
@@ -339,10 +342,10 @@ def module_of(environment: str, module: str) -> ModuleType:
     """
     package, cause = ENVIRONMENTS.get(environment, environment), None
     try:
-        there = find_spec(f"{package}.{module}") is not None
+        exists = find_spec(f"{package}.{module}") is not None
     except (ImportError, ValueError) as error:
-        there, cause = False, error
-    if not there:
+        exists, cause = False, error
+    if not exists:
         raise ConfigError(
             f"environment is {environment!r}; there are {', '.join(ENVIRONMENTS)}, and every package with the modules "
             "that docs/environments.md names, by its dotted name."
@@ -351,24 +354,27 @@ def module_of(environment: str, module: str) -> ModuleType:
 
 
 def most_rows(config: Any) -> int | None:
-    """The most messages of an episode, if every message of the configured environment has a prompt of its own and is a
-    training row; None if a whole episode is one row. A package says so in its module `config`, with
-    `rows_per_episode(generation)`; raises as `module_of` does."""
+    """The most training samples of an episode, if each of its messages has its own prompt and so is its own sample;
+    None if a whole episode is one sample.
+
+    An environment's package defines it as `rows_per_episode(generation)` in its module `config`; raises as `module_of`
+    does.
+    """
     count = getattr(module_of(config.environment, "config"), "rows_per_episode", None)
     return None if count is None else count(config.generation)
 
 
-def environment_of(config: Any) -> "type[Environment]":
+def environment_of(config: Any) -> type[Environment]:
     """The environment that a configuration names; raises as `module_of` does."""
     return module_of(config.environment, "environment").Environment
 
 
-def phases_of(config: Any) -> "Sequence[Phase]":
-    """The phases of the configured environment; none with `generation.schedule: concurrent`."""
+def phases_of(config: Any) -> Sequence[Phase]:
+    """The phases of the configured environment; empty with `generation.schedule: concurrent`."""
     return environment_of(config).phases if config.generation.schedule == PHASED else ()
 
 
-def models_on_engines(config: Any, reward_weights: "Mapping[str, float]") -> dict[str, Any]:
+def models_on_engines(config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
     """The models that the server loads into engines, by role, in the order of loading."""
     models = environment_of(config).models(config, reward_weights)
     return {role: model for role, model in models.items() if not model.is_remote}

@@ -1,4 +1,4 @@
-"""What a model sees at each step of a rollout, as tokens or as messages, with its earlier thoughts or without them."""
+"""What a model sees at each step of a rollout, as tokens or as messages, with or without its earlier thoughts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _UNLIMITED = 1_000_000
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a runner, and how its engine's chat template shows them; `frame` is None for an engine without
+    """The tools of a runner, and how its engine's chat template presents them; `frame` is None for an engine without
     tokens."""
 
     toolbox: Toolbox
@@ -54,17 +54,17 @@ class History(ABC):
 
     @abstractmethod
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The token ids that the model is given for the next prompt; empty for an engine without tokens. To be called
-        once for each step."""
+        """The model's token ids up to and including the next prompt; empty for an engine without tokens. Must be called
+        exactly once for each step."""
 
     @abstractmethod
     async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
-        """The model's next message, with its calls of tools; raises the engine's errors."""
+        """The model's next message, with its tool calls; raises the engine's errors."""
 
     def add(self, step: Step) -> None:
         """Add a finished step."""
-        said = step.text if self._keeps_thoughts else step.content
-        self._messages = [*step.messages, {"role": "assistant", "content": said}]
+        content = step.text if self._keeps_thoughts else step.content
+        self._messages = [*step.messages, {"role": "assistant", "content": content}]
 
 
 class ChatHistory(History):
@@ -79,7 +79,7 @@ class ChatHistory(History):
         return []
 
     async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
-        """The model's next message, with its calls of tools; raises the engine's errors."""
+        """The model's next message, with its tool calls; raises the engine's errors."""
         if self._tools is None:
             return without_tools(await self._engine.chat(self.messages(prompt), sampling))
         return await chat_with_tools(self._engine, self.messages(prompt), sampling, self._tools.toolbox)
@@ -99,17 +99,17 @@ class RenderedHistory(History):
         return encode_chat(self._engine.tokenizer, self.messages(prompt))
 
     async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
-        """The model's next message, with its calls of tools; raises the engine's errors."""
+        """The model's next message, with its tool calls; raises the engine's errors."""
         if self._tools is None:
             return without_tools(await self._engine.generate(prompt_ids, sampling))
         limit = getattr(self._engine, "max_length", _UNLIMITED)
-        room = max(1, limit - len(prompt_ids) - 1)  # one place is kept for an end token that the model may omit
+        room = max(1, limit - len(prompt_ids) - 1)  # one token is reserved for an end token that the model may omit
         frame, toolbox = self._tools.frame, self._tools.toolbox
         return await sample_with_tools(self._engine, frame, prompt_ids, sampling, toolbox, room)
 
 
 class ContinuedHistory(RenderedHistory):
-    """A history with thoughts: one buffer of tokens that only grows. What was sampled is never tokenized again."""
+    """A history with thoughts: one buffer of tokens that only grows. Sampled tokens are never tokenized again."""
 
     def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
         super().__init__(engine, rollout, tools)
@@ -124,7 +124,7 @@ class ContinuedHistory(RenderedHistory):
         return self._buffer.ids
 
     def add(self, step: Step) -> None:
-        """Add a finished step, and the end token that the model left out if the step was cut."""
+        """Add a finished step, and its end token if the model did not write one."""
         super().add(step)
         for sampled, run in groupby(zip(step.ids, step.mask, step.logprobs, strict=True), key=lambda token: token[1]):
             ids, _, logprobs = zip(*run, strict=True)

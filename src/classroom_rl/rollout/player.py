@@ -1,4 +1,4 @@
-"""Plays one rollout: asks the model, asks the user's functions what comes next, and says how it ended."""
+"""Plays one rollout: samples the model's messages, calls the user's functions between them, and records the end."""
 
 import inspect
 import json
@@ -55,7 +55,7 @@ _ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class Start:
-    """The messages before the first prompt, that prompt, and the meta of its rollouts."""
+    """The beginning of rollouts: the messages before the first prompt, the first prompt, and the rollouts' `meta`."""
 
     opening: tuple[Message, ...]
     prompt: str
@@ -66,22 +66,22 @@ def starts_of(prompts: Iterable[Prompt], system: str | None) -> list[Start]:
     """The beginnings of rollouts, one for each prompt.
 
     Args:
-        system: the system message of all prompts that bring none themselves; None for no system message.
+        system: the system message for all prompts without one; None for no system message.
 
     Raises:
         DataError: if there is no prompt, or one is malformed; the message names its position.
     """
     if isinstance(prompts, str | bytes | Mapping):
         raise DataError(f"prompts is a list of prompts, not one {type(prompts).__name__}: put it into [ ].")
-    found = []
-    for place, prompt in enumerate(prompts):
+    starts = []
+    for index, prompt in enumerate(prompts):
         try:
-            found.append(_start_of(prompt, system))
+            starts.append(_start_of(prompt, system))
         except ValueError as error:
-            raise DataError(f"Prompt {place} cannot be used: {error}.") from None
-    if not found:
+            raise DataError(f"Prompt {index} cannot be used: {error}.") from None
+    if not starts:
         raise DataError("There are no prompts: give at least one.")
-    return found
+    return starts
 
 
 def _start_of(prompt: Prompt, system: str | None) -> Start:
@@ -94,7 +94,7 @@ def _start_of(prompt: Prompt, system: str | None) -> Start:
             raise ValueError(f"it has no entry prompt, but {', '.join(map(str, prompt)) or 'none'}")
         meta = deepcopy({key: value for key, value in prompt.items() if key != "prompt"})
         prompt = prompt["prompt"]
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _checked(prompt)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _checked_messages(prompt)
     for message in messages:
         check_text(message["content"])
     if system is not None and messages[0]["role"] != "system":
@@ -102,13 +102,13 @@ def _start_of(prompt: Prompt, system: str | None) -> Start:
     return Start(tuple(messages[:-1]), messages[-1]["content"], meta)
 
 
-def _checked(messages: Any) -> list[Message]:
-    """The messages of a conversation that the user is about to continue."""
+def _checked_messages(messages: Any) -> list[Message]:
+    """The messages of a prompt, which end with the user's; raises a ValueError if they are malformed."""
     if not isinstance(messages, Sequence) or isinstance(messages, bytes) or not messages:
         raise ValueError(f"it is {messages!r}, and neither text, nor a problem, nor a list of messages")
     for message in messages:
-        whole = isinstance(message, Mapping) and set(message) == {"role", "content"}
-        if not whole or message["role"] not in _ROLES or not isinstance(message["content"], str):
+        complete = isinstance(message, Mapping) and set(message) == {"role", "content"}
+        if not complete or message["role"] not in _ROLES or not isinstance(message["content"], str):
             raise ValueError(
                 f"{message!r} is no message: it needs a role ({', '.join(_ROLES)}) and a content, both text"
             )
@@ -120,10 +120,10 @@ def _checked(messages: Any) -> list[Message]:
 
 
 def check_text(text: Any) -> str:
-    """A prompt's text, unchanged.
+    """Check a prompt's text, and return it unchanged.
 
     Raises:
-        ValueError: if it is no text, has no words, or cannot be stored.
+        ValueError: if it is no text, is empty, or cannot be stored.
     """
     if not isinstance(text, str):
         raise ValueError(f"it is {text!r}, which is no text")
@@ -137,21 +137,22 @@ def check_text(text: Any) -> str:
 def rollouts_of(starts: Sequence[Start], copies: int, seed: int, settings: Settings) -> Iterator[Rollout]:
     """The rollouts before their first steps: `copies` for each start, in order.
 
-    Each has a seed of its own, derived from (seed, prompt, copy). Equal prompts are told apart by their number among
-    each other, so a rollout's seed does not depend on the prompts beside it.
+    Each has its own seed, derived from (seed, prompt, copy). Equal prompts are numbered among themselves, so that a
+    rollout's seed does not depend on the other prompts.
     """
     seen: Counter[str] = Counter()
-    for place, start in enumerate(starts):
+    for index, start in enumerate(starts):
         text = json.dumps([start.opening, start.prompt])
         for copy in range(copies):
-            own = derive_seed(seed, text, seen[text], copy)
+            rollout_seed = derive_seed(seed, text, seen[text], copy)
             meta = deepcopy(start.meta)
-            yield Rollout(f"{place}-{copy}", place, copy, own, start.opening, start.prompt, settings, meta)
+            id = f"{index}-{copy}"
+            yield Rollout(id, index, copy, rollout_seed, start.opening, start.prompt, settings, meta)
         seen[text] += 1
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed of 32 bits that depends on the parts and nothing else; the same in every process and on every machine."""
+    """A seed of 32 bits that depends only on the parts; the same in every process and on every machine."""
     return int.from_bytes(sha256(json.dumps(parts).encode()).digest()[:4])
 
 
@@ -163,11 +164,11 @@ Reward = Callable[[Rollout], Score | Awaitable[Score]]
 
 @dataclass(frozen=True)
 class Functions:
-    """The user's functions; each may be plain or async. A plain one must not wait: it holds up all rollouts.
+    """The user's functions; each may be plain or async. A plain one must not block: it would hold up all rollouts.
 
     Attributes:
-        next_prompt: (rollout, number of the next step) → the next user message, or None if there is none.
-        stop: (rollout, its last step) → True, or the reason as text, if the rollout has come to its end.
+        next_prompt: (rollout, index of the next step) → the next user message, or None if there is none.
+        stop: (rollout, its last step) → True, or the reason as text, if the rollout is at its end.
         reward: (finished rollout) → a number, None (not scored), or a list with one of these for each step.
     """
 
@@ -185,7 +186,7 @@ class Player:
     """Plays one rollout.
 
     Args:
-        show: is called with the rollout after each of its steps, and when it has ended.
+        show: called with the rollout after each of its steps, and when it has ended.
         tools: what the model may call; None for no tools.
     """
 
@@ -207,7 +208,7 @@ class Player:
         """The finished rollout, scored.
 
         Raises:
-            RolloutsStopped: if a function of the user raised an error or returned something of no use, or if the engine
+            RolloutsStopped: if a function of the user raised an error or returned an invalid value, or if the engine
                 cannot go on at all.
         """
         prompt = self.rollout.first_prompt
@@ -228,19 +229,19 @@ class Player:
     # One message of the model ------------------------------------------------------------------------------------
 
     async def _step(self, prompt: str) -> bool:
-        """Ask the model; returns whether there is a new step. If not, the rollout has ended."""
+        """Sample the model's next message; returns whether there is one. If not, the rollout has ended."""
         number = len(self.rollout.steps)
         try:
             step = await self._sample(prompt, number)
         except (ContextOverflow, RequestTooLong) as error:
             self._end(TRUNCATED, CONTEXT_FULL, str(error), prompt)
             return False
-        except (ProviderFailure, ConfigError) as error:  # so it would be for every rollout
+        except (ProviderFailure, ConfigError) as error:  # every other rollout would fail in the same way
             raise self._stopped("The engine cannot go on", error) from error
         except Exception as error:
             self._refuse_dead_engine()
-            words = str(error) if isinstance(error, ClassroomError) else f"{type(error).__name__}: {error}"
-            self._end(FAILED, ERROR, words, prompt)
+            detail = str(error) if isinstance(error, ClassroomError) else f"{type(error).__name__}: {error}"
+            self._end(FAILED, ERROR, detail, prompt)
             return False
         self._history.add(step)
         self._change(steps=(*self.rollout.steps, step))
@@ -260,7 +261,7 @@ class Player:
         return _step_of(answer, number, prompt, messages, prompt_ids, seed, started, self._history.opens_thought)
 
     def _refuse_dead_engine(self) -> None:
-        """Stop all rollouts if the engine is dead: no other would fare better."""
+        """Stop all rollouts if the engine is dead."""
         check_alive = getattr(self._engine, "check_alive", None)
         if check_alive is None:
             return
@@ -274,52 +275,52 @@ class Player:
     async def _next(self) -> str | None:
         """The next prompt, unless the rollout has ended."""
         last, number = self.rollout.steps[-1], len(self.rollout.steps)
-        said = await self._ask("stop", self._functions.stop, last)
-        if not (said is None or isinstance(said, str) or said in (True, False)):
-            raise self._bad("stop", f"returned {said!r}; it must return True, False, None, or the reason as text")
-        if said:
-            return self._end(TERMINATED, BY_STOP, said if isinstance(said, str) else "")
+        stopped = await self._call("stop", self._functions.stop, last)
+        if not (stopped is None or isinstance(stopped, str) or stopped in (True, False)):
+            raise self._bad("stop", f"returned {stopped!r}; it must return True, False, None, or the reason as text")
+        if stopped:
+            return self._end(TERMINATED, BY_STOP, stopped if isinstance(stopped, str) else "")
         if self._functions.next_prompt is None:
-            ends = (TRUNCATED, MAX_TOKENS) if last.finish_reason == LENGTH else (TERMINATED, ONE_STEP)
-            return self._end(*ends)
-        found = await self._ask("next_prompt", self._functions.next_prompt, number)
-        if found is None:
+            end = (TRUNCATED, MAX_TOKENS) if last.finish_reason == LENGTH else (TERMINATED, ONE_STEP)
+            return self._end(*end)
+        prompt = await self._call("next_prompt", self._functions.next_prompt, number)
+        if prompt is None:
             return self._end(TERMINATED, NO_NEXT_PROMPT)
         try:
-            check_text(found)
+            check_text(prompt)
         except ValueError as error:
             raise self._bad("next_prompt", f"gave no prompt: {error}; None ends the rollout") from None
         if number >= self.rollout.settings.max_steps:
-            return self._end(TRUNCATED, MAX_STEPS, unanswered=found)
-        return found
+            return self._end(TRUNCATED, MAX_STEPS, unanswered=prompt)
+        return prompt
 
     async def _score(self) -> None:
         if self._functions.reward is None:
             return
-        value = await self._ask("reward", self._functions.reward)
+        value = await self._call("reward", self._functions.reward)
         try:
             self.rollout = self.rollout.scored(value)
         except ValueError as error:
             raise self._bad("reward", f"gave no reward: {error}") from None
         self._show(self.rollout)
 
-    async def _ask(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
-        """What a function of the user says; None without one."""
+    async def _call(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
+        """What a function of the user returns; None without one."""
         if function is None:
             return None
         try:
-            found = function(self.rollout, *arguments)
-            return await found if inspect.isawaitable(found) else found
+            value = function(self.rollout, *arguments)
+            return await value if inspect.isawaitable(value) else value
         except Exception as error:
             raise self._stopped(f"The function {name} raised an error", error) from error
 
     def _bad(self, name: str, fault: str) -> RolloutsStopped:
         return self._stopped(f"The function {name} {fault}", None)
 
-    def _stopped(self, what: str, error: Exception | None) -> RolloutsStopped:
-        number = len(self.rollout.steps)
-        words = "" if error is None else f": {type(error).__name__}: {error}"
-        return RolloutsStopped(f"{what} in rollout {self.rollout.id} at step {number}{words}", self.rollout.id, number)
+    def _stopped(self, cause: str, error: Exception | None) -> RolloutsStopped:
+        number, id = len(self.rollout.steps), self.rollout.id
+        detail = "" if error is None else f": {type(error).__name__}: {error}"
+        return RolloutsStopped(f"{cause} in rollout {id} at step {number}{detail}", id, number)
 
 
 def _step_of(
@@ -332,7 +333,7 @@ def _step_of(
     started: float,
     opens_thought: bool,
 ) -> Step:
-    if not all(math.isfinite(each) for each in answer.logprobs):
+    if not all(math.isfinite(logprob) for logprob in answer.logprobs):
         raise EngineFailure("The engine gave a log-prob that is infinite or NaN: the model's weights may be damaged.")
     text = without_surrogates(answer.text)
     split = split_message(text, opens_thought)

@@ -1,7 +1,7 @@
-"""The post-test of a dialogue: what the student may know by now, what it is asked, and what it answers.
+"""The post-test of a dialogue: a ledger of what the student has learned, the questions, and the student's answers.
 
-An environment asks an `Examiner` for the `Exam` on a problem. An exam is pure, save that maths answers are compared by
-an `AnswerChecker`. What the ledger counts as evidence: docs/trusting_rewards.md.
+An environment gets the `Exam` on a problem from an `Examiner`. An exam is pure, except that maths answers are compared
+by an `AnswerChecker`. docs/trusting_rewards.md says what the ledger counts as evidence.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from classroom_rl.grading.checker import AnswerChecker
 
 PRODUCED, GIVEN, MISSED = OUTCOMES = ("produced", "given", "missed")
-"""What became of an item in a lesson: the student produced it by itself, the teacher said it first, neither."""
+"""The outcome of an item in a lesson: the student produced it by itself, the teacher said it first, or neither."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What the ledger says of one item of a lesson: a phrase, a question of the plan, a quantity.
+    """The ledger's entry for one item of a lesson: a phrase, a question of the plan, a quantity.
 
     Attributes:
-        item: the item itself, as a student that knows it may be told.
-        cue: what the student is asked for; it gives nothing of the item away.
+        item: the item itself, as it is told to a student that knows it.
+        cue: what the student is asked for; it does not give the item away.
         outcome: one of `OUTCOMES`.
-        turn: the position of the message that is the evidence, or that gave the item away; None if it was missed.
+        turn: the index of the message that is the evidence, or that gave the item away; None if it was missed.
         knew: whether the student knew it before the lesson, as far as the program can tell; None if it cannot.
     """
 
@@ -45,7 +45,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class ExamQuestion:
-    """A question of a post-test: the place of its item in the ledger, its text, and for maths the right answer."""
+    """A question of a post-test: the index of its item in the ledger, its text, and for maths the right answer."""
 
     item: int
     text: str
@@ -54,8 +54,8 @@ class ExamQuestion:
 
 @dataclass(frozen=True)
 class ExamAnswer:
-    """An answer to a question of a post-test. `student` is `ledger` for the student that the program holds, `student`
-    for the student's model; `item` is the place of the question's item in the ledger."""
+    """An answer to a question of a post-test. `student` is `ledger` if the program answered from the ledger, `student`
+    if the student's model answered; `item` is the index of the question's item in the ledger."""
 
     student: str
     item: int
@@ -74,8 +74,7 @@ class PostTest:
     def score(self, student: str) -> Optional[float]:
         """The share of right answers among those of `student`, in [0, 1]; None if it was not asked.
 
-        For the student that the program holds, it is the share of items with evidence: there are as many questions on
-        each item as on any other.
+        For `ledger` it is the share of items with evidence, since there are equally many questions on each item.
         """
         answered = [answer.right for answer in self.answers if answer.student == student]
         return fmean(answered) if answered else None
@@ -91,7 +90,7 @@ class Exam(Protocol):
         """The questions, the same number for each item."""
 
     def recall(self, question: ExamQuestion, knows: bool) -> str:
-        """What the student that the program holds answers. It is the same each time."""
+        """The answer that the program gives from the ledger. It is deterministic."""
 
     async def is_right(self, question: ExamQuestion, text: str, answers: "AnswerChecker") -> bool:
         """Whether an answer is right; raises as `AnswerChecker.is_correct` does."""
@@ -104,5 +103,5 @@ class Examiner(Protocol):
         """The post-test on a problem.
 
         Raises:
-            DataError: if no program can ask about it.
+            DataError: if there is no post-test for such a problem.
         """

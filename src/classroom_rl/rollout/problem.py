@@ -12,7 +12,7 @@ _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 @dataclass(frozen=True)
 class Step:
-    """A quantity on the way to a problem's answer: its name, such as "the seats in total", and its value, in the
+    """An intermediate result of a problem's solution: its name, such as "the seats in total", and its value, in the
     notation of answers."""
 
     name: str
@@ -23,7 +23,7 @@ class Step:
 
 @dataclass(frozen=True)
 class SiblingProblem:
-    """A problem of the same structure with other numbers. Its `steps` have the names that the problem's own have."""
+    """A problem of the same structure with other numbers. Its `steps` have the same names as the problem's."""
 
     problem: str
     answer: str
@@ -37,8 +37,8 @@ class PostTestMaterial:
     """What a post-test on a maths problem needs besides its answer (docs/trusting_rewards.md).
 
     Raises:
-        ValueError: if a name, value, problem or answer is empty, two steps have the same name, or a sibling has other
-            steps than the problem.
+        ValueError: if a name, value, problem or answer is empty, two steps have the same name, or the steps of a
+            sibling problem have other names than the problem's.
     """
 
     steps: tuple[Step, ...] = ()
@@ -50,27 +50,28 @@ class PostTestMaterial:
         names = [step.name for step in self.steps]
         if len(set(names)) < len(names):
             raise ValueError(f"two steps have the same name: {', '.join(names)}")
-        everything = [*self.steps, *(step for each in self.siblings for step in each.steps)]
-        if not all(step.name.strip() and step.value.strip() for step in everything):
+        all_steps = [*self.steps, *(step for sibling in self.siblings for step in sibling.steps)]
+        if not all(step.name.strip() and step.value.strip() for step in all_steps):
             raise ValueError("a step has no name or no value")
         for sibling in self.siblings:
             if not sibling.problem.strip() or not sibling.answer.strip():
                 raise ValueError("a sibling problem has no text or no answer")
-            own = [step.name for step in sibling.steps]
-            if own != names:
+            sibling_names = [step.name for step in sibling.steps]
+            if sibling_names != names:
                 raise ValueError(
-                    f"a sibling problem has the steps {own}, and the problem has {names}: give the same names in the "
-                    "same order, or no steps at all"
+                    f"a sibling problem has the steps {sibling_names}, and the problem has {names}: give the same "
+                    "names in the same order, or no steps at all"
                 )
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A maths problem, a lesson plan, a game: a text, and an answer for rewards that need one.
+    """The problem of an episode: a maths problem, a lesson plan, a game. It has a text, and an answer for rewards that
+    need one.
 
     Attributes:
-        id: a hash of text and answer; it is the same on every rank and after a restart.
-        material: what a post-test asks in place of the problem itself; empty for most.
+        id: a hash of text and answer, the same on every rank and after a restart.
+        material: what a post-test asks instead of the problem itself; empty for most problems.
     """
 
     id: str
@@ -86,6 +87,6 @@ class Problem:
 
 
 def material_of(problems: Sequence[Problem]) -> list[PostTestMaterial] | None:
-    """The material of each problem; None if none has any."""
-    material = [problem.material for problem in problems]
-    return material if any(each != PostTestMaterial() for each in material) else None
+    """The material of each problem; None if no problem has any."""
+    materials = [problem.material for problem in problems]
+    return materials if any(material != PostTestMaterial() for material in materials) else None

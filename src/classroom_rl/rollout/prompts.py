@@ -1,5 +1,5 @@
 """Prompt templates: Jinja files in which an unknown variable is an error, never an empty string. They are rendered
-before a run begins, so that a mistake in one does not stop the run hours later.
+once before a run begins, so that a mistake in one does not stop the run hours later.
 """
 
 from collections.abc import Mapping
@@ -53,12 +53,12 @@ def _read(path: str) -> str:
 
 def _does_not_parse(path: str, error: Exception) -> str:
     if isinstance(error, jinja2.TemplateSyntaxError):
-        return f"The prompt template {path} does not parse: line {error.lineno}: {_described(error)}."
+        return f"The prompt template {path} does not parse: line {error.lineno}: {_reason(error)}."
     if isinstance(error, SyntaxError):  # from Python's compiler, about the code that Jinja generated
         return f"The prompt template {path} does not parse: {error.msg}: nest its loops and conditions less deep."
     if isinstance(error, RecursionError | MemoryError):
         return f"The prompt template {path} does not parse: it nests too deep."
-    return f"The prompt template {path} does not parse: {_described(error)}."
+    return f"The prompt template {path} does not parse: {_reason(error)}."
 
 
 def variables_of(path: str) -> set[str]:
@@ -90,15 +90,15 @@ def render(path: str, **variables: Any) -> str:
 
 def _cannot_be_filled_in(path: str, error: Exception, variables: dict[str, Any]) -> str:
     line = _line_of(path, error)
-    place = path if line is None else f"{path}, line {line}"
+    location = path if line is None else f"{path}, line {line}"
     if isinstance(error, jinja2.exceptions.SecurityError):
-        return f"{place}: the sandbox of prompt templates forbids it: {_described(error)}."
+        return f"{location}: the sandbox of prompt templates forbids it: {_reason(error)}."
     if isinstance(error, jinja2.UndefinedError):
-        return f"{place}: {error.message}. It may use: {', '.join(sorted(variables))}."
-    return f"{place} cannot be filled in: {_described(error)}."
+        return f"{location}: {error.message}. It may use: {', '.join(sorted(variables))}."
+    return f"{location} cannot be filled in: {_reason(error)}."
 
 
-def _described(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "a macro or a loop goes into itself without an end, or too deep"
     if isinstance(error, MemoryError):
@@ -113,53 +113,54 @@ def _line_of(path: str, error: Exception) -> int | None:
     """The line of the template that raised an error; the innermost one if macros called each other."""
     line, trace = None, error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == path:
+        if trace.tb_frame.f_code.co_filename == path:  # Jinja names the compiled code after the template
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
 
 
-def _transcript(said: str) -> list[Message]:
-    return [{"role": role, "content": f"{said} {number}"} for number in range(3) for role in ("teacher", "student")]
+def _transcript(text: str) -> list[Message]:
+    return [{"role": role, "content": f"{text} {number}"} for number in range(3) for role in ("teacher", "student")]
 
 
 _GROUP_SIZE = 3
 TRANSCRIPT, _OTHER_TRANSCRIPT = _transcript("How are you?"), _transcript("Where do you live?")
 OF_SUPERVISORS = {"conversation": TRANSCRIPT, "message": "Well?", "problem": "…", "answer": "…"}
-"""What the template of a supervisor may use."""
+"""The variables of a supervisor's template."""
 GROUP = [TRANSCRIPT] * _GROUP_SIZE
-"""Conversations on one problem, as the template of a judge of groups gets them."""
+"""The conversations of a group, as a group judge's template gets them."""
 
 
 def check_template(key: str, path: str, variables: Mapping[str, Any]) -> None:
-    """Render a template with the variables that it may use.
+    """Check a template by rendering it with the variables that it may use.
 
     Args:
         key: the configuration key of the template.
 
     Raises:
-        DataError: if the template is wrong or uses another variable, or if it does not show the conversation or the
-            message that it may use; the error names key and template.
+        DataError: if the template is wrong or uses another variable, or if the conversation or the message that it may
+            use does not appear in the prompt; the error names key and template.
     """
     try:
         unknown = sorted(variables_of(path) - set(variables))
-        if unknown:  # also in branches that are not taken with these values
+        if unknown:  # rendering would miss those in branches that are not taken with these values
             raise DataError(f"{path} uses {', '.join(unknown)}. It may use: {', '.join(sorted(variables))}.")
-        shown = render(path, **variables)
-        if "conversation" in variables and shown == render(path, **{**variables, "conversation": _OTHER_TRANSCRIPT}):
+        # If another conversation gives the same prompt, the template does not show the conversation.
+        prompt = render(path, **variables)
+        if "conversation" in variables and prompt == render(path, **{**variables, "conversation": _OTHER_TRANSCRIPT}):
             _refuse_blind_judge(path)
         if "conversations" in variables:
-            for place in range(_GROUP_SIZE):
-                other = [_OTHER_TRANSCRIPT if place == i else each for i, each in enumerate(GROUP)]
-                if shown == render(path, **{**variables, "conversations": other}):
-                    _refuse_blind_judge_of_groups(path)
+            for changed in range(_GROUP_SIZE):
+                other = [_OTHER_TRANSCRIPT if i == changed else transcript for i, transcript in enumerate(GROUP)]
+                if prompt == render(path, **{**variables, "conversations": other}):
+                    _refuse_blind_group_judge(path)
         if "message" in variables and "message" not in variables_of(path):
             raise DataError(f"{path} never uses message, the one that the supervisor is asked about.")
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
 
 
-def _refuse_blind_judge_of_groups(path: str) -> None:
+def _refuse_blind_group_judge(path: str) -> None:
     raise DataError(
         f"{path} does not show every one of conversations: the judge would rank lessons that it has not read. Write "
         "them out, for example {% for conversation in conversations %}Lesson {{ loop.index }}: {% for message in "
@@ -169,8 +170,8 @@ def _refuse_blind_judge_of_groups(path: str) -> None:
 
 def _refuse_blind_judge(path: str) -> None:
     used = "conversation" in variables_of(path)
-    what = "uses conversation, but what was said does not get into the prompt" if used else "never uses conversation"
+    fault = "uses conversation, but what was said does not get into the prompt" if used else "never uses conversation"
     raise DataError(
-        f"{path} {what}: the judge would give its verdict without having read the lesson. Write the messages out, for "
+        f"{path} {fault}: the judge would give its verdict without having read the lesson. Write the messages out, for "
         "example {% for message in conversation %}{{ message.role }}: {{ message.content }}{% endfor %}."
     )

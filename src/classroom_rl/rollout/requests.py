@@ -24,14 +24,14 @@ class StrictModel(BaseModel):
 class SampleRequest(StrictModel):
     """Body of `POST /sample_conversations`: one entry of `problems` per conversation, repeated for each in a group.
 
-    `request_id` makes the request idempotent: sent again with the same body it returns the same answer and is not run
+    `request_id` makes the request idempotent: sent again with the same body, it returns the same answer and is not run
     again. With `run_id` and `policy_version` null, any loaded weights are accepted (evaluation). `greedy` samples the
-    teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, position), so that
-    tutors can be compared; training leaves it off. `supervised` has the supervisor read the policy's messages, as in
-    training; without it, the policy plays alone. `meta` (one mapping per conversation, nested at most 20 levels deep)
-    is stored with the record. `post_test_material` (one entry per conversation) is what post-tests on maths problems
-    need; conversations on the same problem have the same. `judge_again` repeats judge attempts without a verdict in a
-    request that was answered before.
+    teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, sample index, number
+    of answers so far), so that tutors can be compared; training leaves it off. `supervised` turns the supervisor on, as
+    in training; without it, no message is reviewed. `meta` (one mapping per conversation, nested at most 20 levels
+    deep) is stored with the record. `post_test_material` (one entry per conversation) is what post-tests on maths
+    problems need; it is the same for all conversations on a problem. `judge_again` repeats judge attempts without a
+    verdict in a request that was answered before.
     """
 
     problems: list[str] = Field(min_length=1)
@@ -51,17 +51,17 @@ class SampleRequest(StrictModel):
     @field_validator("meta")
     @classmethod
     def _meta_is_flat_enough(cls, meta: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        for place, each in enumerate(meta or ()):
-            if nests_deeper(each, _LEVELS_OF_META):
-                raise ValueError(f"entry {place} holds values within values on more than {_LEVELS_OF_META} levels")
+        for index, entry in enumerate(meta or ()):
+            if nests_deeper(entry, _LEVELS_OF_META):
+                raise ValueError(f"entry {index} holds values within values on more than {_LEVELS_OF_META} levels")
         return meta
 
     @model_validator(mode="after")
     def _lengths_agree(self) -> "SampleRequest":
         counts = {"problems": len(self.problems), "answers": len(self.answers)}
         for name in ("meta", "post_test_material"):
-            if (given := getattr(self, name)) is not None:
-                counts[name] = len(given)
+            if (entries := getattr(self, name)) is not None:
+                counts[name] = len(entries)
         if len(set(counts.values())) > 1:
             raise ValueError(f"{', '.join(counts)} must have one entry per conversation each, but hold {counts}")
         if (self.run_id is None) != (self.policy_version is None):
@@ -71,17 +71,19 @@ class SampleRequest(StrictModel):
     @property
     def digest(self) -> str:
         """A hash of the body without `judge_again`: requests with the same digest ask for the same work."""
-        without = {"judge_again"} if self.supervised else {"judge_again", "supervised"}
-        without |= set() if self.post_test_material is not None else {"post_test_material"}
-        return hashlib.sha256(self.model_dump_json(exclude=without).encode()).hexdigest()
+        # Newer fields count only where they are used: a request from before they existed keeps its digest.
+        excluded = {"judge_again"} if self.supervised else {"judge_again", "supervised"}
+        excluded |= set() if self.post_test_material is not None else {"post_test_material"}
+        return hashlib.sha256(self.model_dump_json(exclude=excluded).encode()).hexdigest()
 
     def all_problems(self) -> list[Problem]:
-        """The problem of each conversation; conversations on the same one share the object."""
+        """The problem of each conversation; conversations on the same problem share one object."""
         material = self.post_test_material or [None] * len(self.problems)
-        asked = list(zip(self.problems, self.answers, strict=True))
-        first = dict(reversed(list(zip(asked, material, strict=True))))
-        made = {pair: Problem.of(*pair, given) for pair, given in first.items()}
-        return [made[pair] for pair in asked]
+        pairs = list(zip(self.problems, self.answers, strict=True))
+        # Reversed, so that the first entry for a pair is the one that stays in the dict.
+        material_of = dict(reversed(list(zip(pairs, material, strict=True))))
+        problems = {pair: Problem.of(*pair, entry) for pair, entry in material_of.items()}
+        return [problems[pair] for pair in pairs]
 
     @property
     def wanted_policy(self) -> PolicyVersion | None:
@@ -93,8 +95,8 @@ class SampleRequest(StrictModel):
 class SampleResponse(BaseModel, Generic[T]):
     """Answer of `/sample_conversations` and `/wait_batch`: one trajectory per entry of the request, in its order.
 
-    `reward_weights` are the weights in each trajectory's `reward`. `usage` is what the batch used of the roles behind
-    an API, by role. `plays` is a fingerprint of the configuration that the server plays by, empty if it gives none.
+    `reward_weights` are the weights in each trajectory's `reward`. `usage` maps each role behind an API to what the
+    batch used of it. `plays` is a fingerprint of the server's configuration; empty if it gives none.
     """
 
     request_id: str
@@ -105,11 +107,12 @@ class SampleResponse(BaseModel, Generic[T]):
     plays: str = ""
 
     async def as_json(self) -> bytes:
-        """The response as JSON. The event loop goes on between two conversations."""
+        """The response as JSON. Between two conversations it yields to the event loop, since a large batch takes long
+        to serialise."""
         whole = self.model_copy(update={"conversations": []}).model_dump_json().encode()
         before, empty, after = whole.rpartition(b'"conversations":[]')
         parts = []
-        for each in self.conversations:
-            parts.append(each.model_dump_json().encode())
+        for conversation in self.conversations:
+            parts.append(conversation.model_dump_json().encode())
             await asyncio.sleep(0)
         return before + empty[:-1] + b",".join(parts) + b"]" + after

@@ -1,7 +1,7 @@
-"""Reviews of single messages: what a supervisor says about a message as it is written.
+"""Reviews: a supervisor's verdict on a single message, right after it was written.
 
-A supervisor that gives no answer, or one that cannot be read, gives *no verdict*: the message then has no penalty and
-no correction, and does not count as invalid.
+If a supervisor gives no answer, or one that cannot be parsed, there is *no verdict*: the message then has no penalty
+and no correction, and does not count as invalid.
 """
 
 import logging
@@ -22,11 +22,11 @@ class Review:
     """A supervisor's review of one message.
 
     Attributes:
-        valid: whether the message is right; None without a verdict.
-        category: what is wrong with it, a key of `generation.supervisor.penalties`; "" if it is valid.
-        penalty: the price of that category, at most 0; 0 for a valid message; None without a verdict.
-        critique: what is wrong, in words, for people to read.
-        correction: the message that would have been right; None if there is none, or if it fails the rules itself.
+        valid: whether the message is valid; None without a verdict.
+        category: the category of the mistake, a key of `generation.supervisor.penalties`; "" for a valid message.
+        penalty: the value of that category there, at most 0; 0 for a valid message; None without a verdict.
+        critique: what is wrong, in words for people.
+        correction: the message that would have been valid; None if there is none, or if it breaks the rules itself.
         refused_correction: why a correction was not accepted; None if it was, or if there was none.
         source: `rules`, `model` or `human`.
         error: why there is no verdict.
@@ -47,8 +47,7 @@ class Review:
 @left_out_when_empty("tool_calls")
 @dataclass(frozen=True)
 class Draft:
-    """A message that the policy sampled and that did not enter the conversation, with its review, and the tools that
-    were called for it."""
+    """A message that the policy sampled and that did not enter the conversation, with its review and its tool calls."""
 
     text: str
     tokens: int
@@ -64,7 +63,7 @@ class MessageToReview:
         conversation: the messages before it, as the student sees them: {"role": "teacher" | "student", "content"}.
         message: the message, without thoughts.
         problem, answer: the problem's text and its reference answer ("" without one).
-        facts: what the program knows for certain. Embedded supervisors use it; models never see it.
+        facts: what the program knows for certain. Embedded supervisors may use it; models never see it.
         cut: whether the message was cut at its token limit.
     """
 
@@ -94,13 +93,14 @@ def no_verdict(error: Exception, source: str = "rules", raw: str = "") -> Review
     Args:
         raw: the supervisor's answer, if it gave one.
     """
-    said = without_surrogates(f"{type(error).__name__}: {error}")
-    logger.warning("no review of a message: %s", said)
-    return Review(source=source, error=said, raw=without_surrogates(raw))
+    message = without_surrogates(f"{type(error).__name__}: {error}")
+    logger.warning("no review of a message: %s", message)
+    return Review(source=source, error=message, raw=without_surrogates(raw))
 
 
 async def reviewed(supervisor: Supervisor, about: MessageToReview, penalties: Mapping[str, float]) -> Review:
-    """The supervisor's priced review of a message. Whatever goes wrong with this message alone is no verdict on it.
+    """The supervisor's review of a message, with its penalty. An error that concerns this message alone gives a review
+    without a verdict.
 
     Raises:
         EngineFailure, ProviderFailure, StorageError: if no message can be reviewed until a user fixes the cause.
@@ -114,10 +114,10 @@ async def reviewed(supervisor: Supervisor, about: MessageToReview, penalties: Ma
 
 
 def priced(review: Review, penalties: Mapping[str, float]) -> Review:
-    """The review with its penalty, by its category.
+    """The review with the penalty of its category.
 
     Raises:
-        KeyError: if the table has no such category.
+        KeyError: if `penalties` lacks the category.
     """
     if review.valid is None:
         return replace(review, penalty=None)

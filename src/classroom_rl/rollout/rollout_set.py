@@ -1,4 +1,4 @@
-"""A set of recorded rollouts: a list that can be summed up, scored again, made training rows of, drawn, and saved."""
+"""A set of recorded rollouts: a sequence that can be summarised, rescored, plotted, saved, and trained on."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -17,26 +17,26 @@ class RolloutSet(Sequence[Rollout]):
     """Recorded rollouts, in order. Two sets are equal if all fields of their rollouts are.
 
     Raises:
-        DataError: if something in it is no rollout.
+        DataError: if an entry is no rollout.
     """
 
     def __init__(self, rollouts: Iterable[Rollout] = ()):
         self._rollouts = tuple(rollouts)
-        for place, rollout in enumerate(self._rollouts):
+        for index, rollout in enumerate(self._rollouts):
             if not isinstance(rollout, Rollout):
-                raise DataError(f"A RolloutSet holds rollouts; entry {place} is {rollout!r:.100}.")
+                raise DataError(f"A RolloutSet holds rollouts; entry {index} is {rollout!r:.100}.")
 
     def __len__(self) -> int:
         return len(self._rollouts)
 
     @overload
-    def __getitem__(self, place: int) -> Rollout: ...
+    def __getitem__(self, index: int) -> Rollout: ...
 
     @overload
-    def __getitem__(self, place: slice) -> "RolloutSet": ...
+    def __getitem__(self, index: slice) -> "RolloutSet": ...
 
-    def __getitem__(self, place):
-        return RolloutSet(self._rollouts[place]) if isinstance(place, slice) else self._rollouts[place]
+    def __getitem__(self, index):
+        return RolloutSet(self._rollouts[index]) if isinstance(index, slice) else self._rollouts[index]
 
     def __eq__(self, other: object) -> bool:
         return self._rollouts == other._rollouts if isinstance(other, RolloutSet) else NotImplemented
@@ -59,7 +59,7 @@ class RolloutSet(Sequence[Rollout]):
         return sum_up(self._rollouts)
 
     def rescore(self, reward: Reward) -> Self:
-        """The set with the rewards of another function; no model is asked.
+        """The set with the rewards of another function; no model is called.
 
         Raises:
             ConfigError: if the function is async; `rescore_async` takes it.
@@ -67,23 +67,23 @@ class RolloutSet(Sequence[Rollout]):
         """
         if inspect.iscoroutinefunction(reward):
             raise ConfigError("The reward function is async: use await rescore_async(reward).")
-        return type(self)(_scored(rollout, lambda each=rollout: reward(each)) for rollout in self)
+        return type(self)(_scored(rollout, lambda rollout=rollout: reward(rollout)) for rollout in self)
 
     async def rescore_async(self, reward: Reward) -> Self:
         """As `rescore`, for async functions; they are awaited one after the other."""
-        found = []
+        rescored = []
         for rollout in self:
             try:
                 value = reward(rollout)
                 value = await value if inspect.isawaitable(value) else value
             except Exception as error:
-                raise _refused(rollout, error) from error
-            found.append(_scored(rollout, lambda value=value: value))
-        return type(self)(found)
+                raise _reward_error(rollout, error) from error
+            rescored.append(_scored(rollout, lambda value=value: value))
+        return type(self)(rescored)
 
     def rows(self) -> list[TrainingRow]:
-        """The training rows of all rollouts, those that failed or were not scored included: one per rollout with the
-        history `with_thinking`, one per step with `without_thinking`.
+        """The training samples of all rollouts, including those that failed or were not scored: one per rollout with
+        the history `with_thinking`, one per step with `without_thinking`.
 
         Raises:
             DataError: if the engine gave no tokens.
@@ -91,7 +91,7 @@ class RolloutSet(Sequence[Rollout]):
         return [row for rollout in self for row in rows_of_rollout(rollout)]
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Draw the set as PNG files into a folder; returns their paths.
+        """Plot the set into PNG files in a folder; returns their paths.
 
         Raises:
             DataError: if the set is empty.
@@ -102,13 +102,13 @@ class RolloutSet(Sequence[Rollout]):
         return draw(self._rollouts, Path(folder))
 
     def save(self, path: str | Path) -> Path:
-        """Write a .jsonl or .parquet file, which is replaced atomically; raises as `set_files.write` does."""
+        """Write a .jsonl or .parquet file; an existing one is replaced atomically. Raises as `set_files.write` does."""
         write(Path(path), self._rollouts)
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file of `save`; the set is equal to the saved one. Raises as `set_files.read` does."""
+        """Load a file that `save` wrote; the set is equal to the saved one. Raises as `set_files.read` does."""
         return cls(read(Path(path)))
 
 
@@ -116,8 +116,8 @@ def _scored(rollout: Rollout, reward: Callable[[], object]) -> Rollout:
     try:
         return rollout.scored(reward())
     except Exception as error:
-        raise _refused(rollout, error) from error
+        raise _reward_error(rollout, error) from error
 
 
-def _refused(rollout: Rollout, error: Exception) -> DataError:
+def _reward_error(rollout: Rollout, error: Exception) -> DataError:
     return DataError(f"The reward of rollout {rollout.id} cannot be computed: {type(error).__name__}: {error}")

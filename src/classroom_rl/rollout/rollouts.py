@@ -1,9 +1,9 @@
-"""Rollouts of a model: prompts in, every step recorded, rewards out.
+"""Multi-turn rollouts of a model: prompts in, every step recorded, rewards out.
 
     runner = Rollouts(engine, max_steps=50, history="without_thinking", seed=0)
     done = await runner.run(prompts, next_prompt=f, stop=g, reward=h, copies=8)
 
-Every rollout is a coroutine of its own: none waits for another one's step. docs/rollouts.md is the guide.
+Each rollout is its own coroutine, and none waits for another one's step. docs/rollouts.md is the guide.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ class Rollouts:
 
     Args:
         engine: an `HfEngine`, an `ApiEngine`, a vLLM engine, or any other with `generate`, `tokenizer` and `frame`
-            (token ids in and out), or with `chat` (text alone).
-        max_steps: the most messages of the model in a rollout. A rollout that reaches it is truncated.
+            (token ids in and out), or with `chat` (text only).
+        max_steps: the maximum number of the model's messages in a rollout. A rollout that reaches it is truncated.
         history: what the model sees of its earlier messages: `without_thinking` drops its thoughts and renders each
-            prompt anew (a training row for each step); `with_thinking` keeps them and continues one list of tokens (one
-            row for the rollout).
-        seed: equal seeds give equal rollouts, if the engine samples equal tokens for equal seeds.
-        system: a system message for all prompts that bring none.
-        temperature, top_p, top_k, max_tokens: how each message is sampled; top_k −1 takes all tokens.
-        concurrency: the most rollouts in play at a time.
+            prompt anew (one training sample for each step); `with_thinking` keeps them and continues one list of tokens
+            (one training sample for the rollout).
+        seed: equal seeds give equal rollouts if the engine samples equal tokens for equal seeds.
+        system: a system message for all prompts without one.
+        temperature, top_p, top_k, max_tokens: how each message is sampled; top_k −1 allows all tokens.
+        concurrency: the maximum number of rollouts in play at a time.
         tools: what the model may call in its messages: `Tool`s, or functions to make tools of.
-        tool_limits: the limits of the calls in one message.
+        tool_limits: the limits of the tool calls in one message.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -79,8 +79,8 @@ class Rollouts:
 
     @property
     def so_far(self) -> RolloutSet:
-        """All rollouts of the current or last call as far as they are, also after it was interrupted. One that is not
-        finished has no `end`."""
+        """All rollouts of the current or last call as far as they were played, also after it was interrupted. An
+        unfinished one has no `end`."""
         return RolloutSet(self._played)
 
     async def run(
@@ -94,8 +94,8 @@ class Rollouts:
     ) -> RolloutSet:
         """Play `copies` rollouts on each prompt; they are returned in the order of the prompts.
 
-        After each message `stop` is asked first, then `next_prompt`. Without `next_prompt`, a rollout has one step.
-        An error of the engine with one rollout is recorded as its end.
+        After each message `stop` is called first, then `next_prompt`. Without `next_prompt`, a rollout has one step.
+        An error of the engine in one rollout is recorded as the end of that rollout.
 
         Args:
             prompts: texts, problems of a dataset, {"prompt": text, …} with further entries for the rollout's `meta`, or
@@ -105,8 +105,8 @@ class Rollouts:
 
         Raises:
             DataError: if a prompt is malformed.
-            RolloutsStopped: if a function raises an error or returns something of no use, or the engine is dead. All
-                rollouts end; its attribute `done` holds them as far as they came.
+            RolloutsStopped: if a function raises an error or returns an invalid value, or the engine is dead. All
+                rollouts end; its attribute `done` holds them as far as they were played.
         """
         if not _is_count(copies):
             raise ConfigError(f"copies is {copies!r}; it must be an integer of at least 1.")
@@ -122,42 +122,47 @@ class Rollouts:
         reward: Reward | None = None,
         progress: bool = True,
     ) -> RolloutSet:
-        """Play recorded rollouts again with their seeds, sampling and history. With an equal engine the tokens are
-        equal; this runner's own settings do not count.
+        """Play recorded rollouts again with their own seeds, sampling and history. With an equal engine the tokens are
+        equal; this runner's own settings are not used.
 
-        Without `next_prompt` and `stop`, each rollout gets the prompts that it got before, and ends where it ended;
-        one without a step stays as it is. With one of them, the functions decide as in `run`.
+        Without `next_prompt` and `stop`, each rollout gets its recorded prompts, and ends where it ended; one without a
+        step stays as it is. With one of them, the functions decide as in `run`.
 
         Raises:
             RolloutsStopped: as `run` does.
         """
         recorded, functions = list(recorded), Functions(next_prompt, stop, reward)
-        given = next_prompt is not None or stop is not None
+        with_functions = next_prompt is not None or stop is not None
         plays = [
-            (_before_its_steps(each), functions if given else replace(functions, next_prompt=_as_recorded(each)))
-            for each in recorded
-            if given or each.steps
+            (
+                _before_its_steps(rollout),
+                functions if with_functions else replace(functions, next_prompt=_recorded_prompts(rollout)),
+            )
+            for rollout in recorded
+            if with_functions or rollout.steps
         ]
         played = await self._play(plays, progress)
-        if given:
+        if with_functions:
             return played
-        again = iter(played)
-        return RolloutSet(_with_recorded_end(each, next(again)) if each.steps else each for each in recorded)
+        replays = iter(played)
+        return RolloutSet(
+            _with_recorded_end(rollout, next(replays)) if rollout.steps else rollout for rollout in recorded
+        )
 
     async def _play(self, plays: Sequence[tuple[Rollout, Functions]], progress: bool) -> RolloutSet:
         self._played = [rollout for rollout, _ in plays]
         slots = asyncio.Semaphore(self._concurrency)
         with _progress_bar(len(plays), progress) as count:
 
-            async def play(place: int, rollout: Rollout, functions: Functions) -> None:
+            async def play(index: int, rollout: Rollout, functions: Functions) -> None:
                 def show(changed: Rollout) -> None:
-                    count(self._played[place], changed)
-                    self._played[place] = changed
+                    count(self._played[index], changed)
+                    self._played[index] = changed
 
                 async with slots:
                     await Player(self._engine, rollout, functions, show, self._tools).play()
 
-            tasks = [asyncio.create_task(play(place, *each)) for place, each in enumerate(plays)]
+            tasks = [asyncio.create_task(play(index, *arguments)) for index, arguments in enumerate(plays)]
             try:
                 await asyncio.gather(*tasks)
             except RolloutsStopped as error:
@@ -209,13 +214,13 @@ def _before_its_steps(recorded: Rollout) -> Rollout:
     return replace(recorded, notes={}, steps=(), end=None, unanswered=None, step_rewards=(), reward=None)
 
 
-def _as_recorded(recorded: Rollout) -> NextPrompt:
+def _recorded_prompts(recorded: Rollout) -> NextPrompt:
     prompts = [step.prompt for step in recorded.steps]
     return lambda _, number: prompts[number] if number < len(prompts) else None
 
 
 def _with_recorded_end(recorded: Rollout, played: Rollout) -> Rollout:
-    """A rollout that was played to its recorded length ends as it ended then."""
+    """The played rollout; if it has its recorded length, with its recorded end."""
     if played.end is None or played.end.reason != NO_NEXT_PROMPT or len(played.steps) != len(recorded.steps):
         return played
     return replace(played, end=recorded.end, unanswered=recorded.unanswered)
@@ -223,7 +228,7 @@ def _with_recorded_end(recorded: Rollout, played: Rollout) -> Rollout:
 
 @contextmanager
 def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[Rollout, Rollout], None]]:
-    """A progress bar over rollouts; yields a function that is told of each change of one: (before, after)."""
+    """A progress bar over rollouts; yields a function to call with (before, after) for each change of a rollout."""
     from tqdm import tqdm
 
     steps = failed = 0
@@ -241,7 +246,7 @@ def _progress_bar(total: int, shown: bool) -> Iterator[Callable[[Rollout, Rollou
 
 
 def _check(settings: Settings) -> None:
-    """Refuse settings that no rollout can have."""
+    """Refuse settings that are out of range."""
     if settings.history not in HISTORIES:
         raise ConfigError(f"history is {settings.history!r}; it must be {' or '.join(HISTORIES)}.")
     for name in ("max_steps", "max_tokens"):

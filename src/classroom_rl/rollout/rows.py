@@ -1,16 +1,15 @@
-"""Training rows: the stretches of tokens of an episode that are trained on.
+"""Turns episodes into training samples: `TrainingRow`s of a prompt, a completion, and masks for the losses.
 
-Most episodes are one row. Drafts that a supervisor rejected, messages that were written in another context, and
-corrections are rows of their own. They begin with the episode's own prompt, and the conversation before them stands in
-the completion, where it is not trained on: so no row of a batch is longer than a conversation, however it is padded.
+Most episodes give one sample. Drafts that a supervisor rejected, messages that were written in another context, and
+corrections are samples of their own. They begin with the episode's prompt, and the conversation before them is part of
+the completion, with mask 0. So no sample of a batch is longer than a conversation, however the batch is padded.
 
-In an environment that poses a new prompt for every message, such as a game, each message is a row behind its own
-prompt: the first one is the row of the episode, and the others stand beside it.
+In an environment with a new prompt for every message, such as a game, each message is a sample with its own prompt. The
+first message is the episode's main sample, the others are branches.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from os.path import commonprefix
 
 from classroom_rl.errors import DataError
@@ -24,19 +23,19 @@ NO_MESSAGE = -1
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """One row. All lists after `prompt_ids` have one entry per completion token.
+    """One training sample. All lists after `prompt_ids` have one entry per completion token.
 
     Attributes:
         kind: `policy` (sampled, and part of the conversation), `draft` (sampled and rejected), or `correction` (a
             checked target that nobody sampled).
-        message: the number of the policy's message that the row is about, from 0; None for a whole conversation.
-        mask: 1 for tokens that the policy sampled; only they get a policy gradient.
-        target: 1 for tokens of a correction; only they get a gradient of the cross-entropy.
+        message: the index of the policy's message that the sample is about; None for a whole conversation.
+        mask: 1 for tokens that the policy sampled; only these get a policy gradient.
+        target: 1 for tokens of a correction; only these get a gradient of the cross-entropy.
         logprobs: the engine's log-probs of sampled tokens, 0.0 for all others.
-        messages: the number of the policy's message that each sampled token belongs to, `NO_MESSAGE` for all others.
-        reward: the process reward of a draft, or of a message in another context; None for other rows of an episode.
-            Rows of the library's rollouts have the step's reward or the rollout's (set_rows.py).
-        unchanged: of a correction, the number of its first target tokens that the policy wrote itself.
+        messages: the index of the policy's message that each sampled token belongs to, `NO_MESSAGE` for all others.
+        reward: the process reward of a draft, or of a message in another context; None for other samples of an episode.
+            Samples of the library's rollouts have the reward of the step or of the rollout (`rows_of_rollout`).
+        unchanged: for a correction, how many of its first target tokens the policy wrote itself.
     """
 
     conversation_id: str
@@ -53,24 +52,24 @@ class TrainingRow:
 
 
 def rows_of(record: Trajectory) -> list[TrainingRow]:
-    """The rows of an episode: that of the whole conversation first."""
+    """The samples of an episode: first that of the whole conversation, then the branches."""
     numbers = message_numbers(record)
     messages = [NO_MESSAGE] * len(record.completion_ids)
-    for place, number in numbers.items():
-        if (span := record.turns[place].span) is not None:
+    for turn_index, number in numbers.items():
+        if (span := record.turns[turn_index].span) is not None:
             messages[slice(*span)] = [number if bit else NO_MESSAGE for bit in record.mask[slice(*span)]]
-    none = [0] * len(messages)
-    tokens = (record.prompt_ids, record.completion_ids, record.mask, none, record.logprobs, messages)
+    target = [0] * len(messages)
+    tokens = (record.prompt_ids, record.completion_ids, record.mask, target, record.logprobs, messages)
     whole = TrainingRow(record.id, POLICY, None, *tokens)
     return [whole, *(_row_of(record, branch, numbers[branch.turn]) for branch in record.branches)]
 
 
 def message_numbers(record: Trajectory) -> dict[int, int]:
-    """The number of each of the policy's messages, from 0, by its position among the turns. Students, and messages from
-    the prompt template, have none."""
-    own = count()
+    """Maps the index of a turn to the number of the policy's message in it, from 0. The turns of other roles, and
+    messages from the prompt template, are left out."""
     policy = _policy_role(record)
-    return {place: next(own) for place, turn in enumerate(record.turns) if turn.role == policy and not turn.given}
+    policy_turns = [index for index, turn in enumerate(record.turns) if turn.role == policy and not turn.given]
+    return {turn_index: number for number, turn_index in enumerate(policy_turns)}
 
 
 def _policy_role(record: Trajectory) -> str | None:
@@ -80,7 +79,7 @@ def _policy_role(record: Trajectory) -> str | None:
 def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
     prompt, context = context_of(record, branch)
     length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
-    mask = list(branch.mask) or [sampled] * length
+    mask = list(branch.mask) or [sampled] * length  # a branch without a mask is all sampled, or all target
     return TrainingRow(
         record.id,
         branch.kind,
@@ -97,40 +96,41 @@ def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
 
 
 def context_of(record: Trajectory, branch: Branch) -> tuple[list[int], list[int]]:
-    """The prompt of a branch, and the tokens between that and its own."""
+    """The prompt of a branch, and the tokens between the prompt and the branch."""
     if branch.prompt_ids:
         return list(branch.prompt_ids), list(branch.hint_ids)
     return record.prompt_ids, [*record.completion_ids[: branch.start], *branch.hint_ids]
 
 
 def sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[float]]:
-    """The tokens of the message that a correction is about, as they were sampled, and their log-probs."""
-    place = (branch.turn, branch.draft)
-    for each in record.branches:
-        if each.kind != CORRECTION and (each.turn, each.draft) == place:
-            return list(each.ids), list(each.logprobs)
+    """The sampled tokens of the message that a correction is about, and their log-probs."""
+    message = (branch.turn, branch.draft)
+    for other in record.branches:
+        if other.kind != CORRECTION and (other.turn, other.draft) == message:
+            return list(other.ids), list(other.logprobs)
     span = record.turns[branch.turn].span or (0, 0)
     return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
 
 
 def unchanged_tokens(record: Trajectory, branch: Branch) -> int:
-    """The number of a correction's first tokens that the policy wrote itself, behind the same context; at least one
-    token of a correction counts as changed."""
+    """How many of a correction's first tokens the policy wrote itself, after the same context; at least one token of a
+    correction counts as changed."""
     sampled, thoughts = sampled_tokens(record, branch)[0], list(branch.hint_ids)
-    behind = sampled[len(thoughts) :] if sampled[: len(thoughts)] == thoughts else []
-    return min(equal_tokens(behind, branch.ids), len(branch.ids) - 1)
+    after_thoughts = sampled[len(thoughts) :] if sampled[: len(thoughts)] == thoughts else []
+    return min(equal_tokens(after_thoughts, branch.ids), len(branch.ids) - 1)
 
 
 def equal_tokens(left: Sequence[int], right: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
+    """The length of the common prefix."""
     return len(commonprefix([list(left), list(right)]))
 
 
 def rows_of_rollout(rollout: Rollout) -> list[TrainingRow]:
-    """The rows of a rollout, in the order of its steps; none if it has no step.
+    """The samples of a rollout, in the order of its steps; none if it has no step.
 
-    The reward of a row for a step is the step's, or the rollout's if its steps were not scored. The reward of a row for
-    a whole rollout is the rollout's. Both are None if it was not scored.
+    With the history `with_thinking` there is one sample for the whole rollout, otherwise one for each step. A step's
+    sample has the reward of the step, or that of the rollout if its steps were not scored. The sample of a whole
+    rollout has the rollout's reward. Both are None if it was not scored.
 
     Raises:
         DataError: if the engine gave no tokens.

@@ -1,6 +1,6 @@
-"""The runner: moves the episodes of a batch through their states concurrently, with one coroutine per episode.
+"""The runner: plays the episodes of a batch concurrently, with one coroutine per episode.
 
-The engines batch whatever is ready to be sampled. An episode is scored as soon as it ends, while others go on.
+The engines batch all requests that are ready. An episode is scored as soon as it ends, while others go on.
 """
 
 import asyncio
@@ -13,17 +13,17 @@ from typing import Any, Generic
 from classroom_rl.errors import PolicyMismatch
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import BATCH, Completion
-from classroom_rl.rollout.environment import E, Environment, Play, R, Siblings
+from classroom_rl.rollout.environment import E, Environment, Group, Play, R
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, Schedule, Turnstile
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, Schedule, YieldGate
 from classroom_rl.rollout.store.journal import Journal, conversation_id
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 8192
-"""The number of episodes whose rewards stay in memory, at half a kilobyte each: the largest batch twice, since the
-next one may be played while a trainer asks for this one's. The journal has the others."""
+"""The number of episodes whose rewards stay in memory, at half a kilobyte each: twice the largest batch, since a
+trainer may ask for the rewards of one batch while the next is played. All others are in the journal."""
 
 
 class Runner(Generic[E, R]):
@@ -36,8 +36,8 @@ class Runner(Generic[E, R]):
         schedule: decides when episodes may go on; None lets each go on at once.
 
     Attributes:
-        running, finished: the numbers of episodes that are being played, and that finished since the start.
-        rewards: the rewards of the last finished episodes, by id and name.
+        running, finished: the number of episodes in play, and of those that finished since the start.
+        rewards: the rewards of the last finished episodes: by id, then by name.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Runner(Generic[E, R]):
         self.environment = environment
         self.schedule = schedule or ConcurrentSchedule()
         self._journal = journal
-        self._turnstile = Turnstile()
+        self._yield_gate = YieldGate()
         self.reward_weights = dict(reward_weights)
         self.running = self.finished = 0
         self.rewards: dict[str, Mapping[str, float | None]] = {}
@@ -60,11 +60,11 @@ class Runner(Generic[E, R]):
         replayed, not repeated.
 
         Args:
-            when_played: called once the policy is not needed any more: other weights may be loaded from then on.
+            when_played: called once the policy is no longer needed: from then on other weights may be loaded.
 
         Raises:
-            PolicyMismatch: if the loaded weights are not those that the request names, or change while it is played,
-                also if other weights get the same policy version.
+            PolicyMismatch: if the loaded weights are not those that the request names, or if they change while it is
+                played, even if the new ones have the same policy version.
             DataError: if a problem does not fit into the policy's context. (If an episode's messages outgrow a model's
                 context, only that episode ends.)
             EngineFailure: if an engine died.
@@ -84,24 +84,25 @@ class Runner(Generic[E, R]):
             **_problems_once(request),
         )
         plays = await self._open(request, weights)
-        dialogues = _UnfinishedDialogues(environment, plays, when_played)
-        if dialogues.open:
+        awaiting_policy = _AwaitingPolicy(environment, plays, when_played)
+        if awaiting_policy.indices:
+            # `policy` may be the one that was loaded before, which can no longer be called.
             check_policy(request, environment.roles.policy.policy)
         played: list[Trajectory | None] = [None] * len(plays)
         try:
             with self.schedule.register(len(plays)) as registration:
-                async with asyncio.TaskGroup() as group:
+                async with asyncio.TaskGroup() as tasks:
                     for index in range(len(plays)):
-                        await self._turnstile.go_through()
-                        play, plays[index] = plays[index], None  # so that each is freed as it ends, not all at once
-                        own = replace(play, registration=registration)
-                        group.create_task(self._play_into(played, own, dialogues))
-                        del play, own
+                        await self._yield_gate.go_through()
+                        # The task holds the only reference, so that each play is freed as it ends, not all at once.
+                        play, plays[index] = replace(plays[index], registration=registration), None
+                        tasks.create_task(self._play_into(played, play, awaiting_policy))
+                        del play
         except BaseExceptionGroup as failures:
             for api in environment.roles.apis.values():
-                await api.drain()
+                await api.drain()  # requests in flight are paid for: let them end
             first, *others = _errors_in(failures)
-            for message in dict.fromkeys(str(each) for each in others if str(each) != str(first)):
+            for message in dict.fromkeys(str(error) for error in others if str(error) != str(first)):
                 logger.warning("another episode of request %s failed, too: %s", request.request_id, message)
             raise first from None
         return SampleResponse(
@@ -113,49 +114,49 @@ class Runner(Generic[E, R]):
         )
 
     def weights_for(self, request: SampleRequest) -> tuple[PolicyVersion | None, str]:
-        """The policy that a request is played with, and the fingerprint of its weights: what is loaded, or what was
-        loaded before, if the request began with that."""
+        """The policy that a request is played with, and the fingerprint of its weights: those that are loaded now, or
+        those that were loaded before if the request began with them."""
         begun = self._journal.begun(request.request_id)
         if begun is not None and begun["body"] == self._body(request) and self.began_before(request, begun["weights"]):
             return request.wanted_policy, begun["weights"]
         return self.environment.roles.policy.policy, self.environment.roles.policy.weights
 
     def began_before(self, request: SampleRequest, weights: str) -> bool:
-        """Whether a request asks for the policy that was loaded before the present one, and these were its weights. It
-        may still wait for its judge; the policy answers no more in it."""
+        """Whether a request asks for the policy that was loaded before the current one, and these were its weights.
+        Such a request may still wait for its judge, but the policy is not called any more."""
         wanted = request.wanted_policy
         if wanted is None or wanted == self.environment.roles.policy.policy:
             return False
         return self._journal.earlier_weights() == (wanted, weights)
 
     async def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
-        siblings: dict[str, Siblings] = {}
+        groups: dict[str, Group] = {}
         plays = []
         for index, problem in enumerate(request.all_problems()):
-            await self._turnstile.go_through()
+            await self._yield_gate.go_through()
             episode = self.environment.open(conversation_id(request.request_id, index), problem, request)
-            self.rewards.pop(episode.id, None)  # it is played again, perhaps with other weights
+            self.rewards.pop(episode.id, None)  # from an earlier try, perhaps with other weights
             replayed = self.environment.replay(episode, self._journal.events(episode.id), request.judge_again)
-            group = siblings.setdefault(problem.id, Siblings())
-            play = Play(episode, request, index, len(group.episodes), weights, replayed, siblings=group)
+            group = groups.setdefault(problem.id, Group())
+            play = Play(episode, request, index, len(group.episodes), weights, replayed, group=group)
             group.episodes.append(episode)
             plays.append(play)
         return plays
 
     async def _play_into(
-        self, played: list[Trajectory | None], play: Play[E, R], dialogues: "_UnfinishedDialogues"
+        self, played: list[Trajectory | None], play: Play[E, R], awaiting_policy: "_AwaitingPolicy"
     ) -> None:
-        played[play.index] = await self._play(play, dialogues)
+        played[play.index] = await self._play(play, awaiting_policy)
 
-    async def _play(self, play: Play[E, R], dialogues: "_UnfinishedDialogues") -> Trajectory:
+    async def _play(self, play: Play[E, R], awaiting_policy: "_AwaitingPolicy") -> Trajectory:
         episode = play.episode
         self.running += 1
         try:
             while not episode.finished:
                 await play.registration.wait_for_phase(episode.state)
-                await self._turnstile.go_through()
+                await self._yield_gate.go_through()
                 await self.environment.advance(play)
-                dialogues.update(play)
+                awaiting_policy.update(play)
         finally:
             self.running -= 1
             play.registration.deregister_one()
@@ -173,31 +174,32 @@ class Runner(Generic[E, R]):
             del self.rewards[next(iter(self.rewards))]
 
     def _body(self, request: SampleRequest) -> str:
-        """A hash of the request and the environment's identity: if it changes, the batch begins anew."""
+        """A hash of the request and the environment's identity: if it changes, the batch is played again from the
+        start."""
         return hashlib.sha256(repr((request.digest, *self.environment.identity)).encode()).hexdigest()
 
 
-class _UnfinishedDialogues:
-    """The episodes of a request in which the policy may still be asked.
+class _AwaitingPolicy:
+    """The episodes of a request in which the policy may still be called.
 
     Args:
-        when_played: called once, when there are none.
+        when_played: called once, when no such episode is left.
 
     Attributes:
-        open: their positions in the request.
+        indices: their indices in the request.
     """
 
     def __init__(self, environment: Environment, plays: Sequence[Play], when_played: Callable[[], None]):
         self._needs_policy, self._when_played = environment.needs_policy, when_played
-        self.open = {play.index for play in plays if environment.needs_policy(play.episode)}
-        if not self.open:
+        self.indices = {play.index for play in plays if environment.needs_policy(play.episode)}
+        if not self.indices:
             when_played()
 
     def update(self, play: Play) -> None:
-        """Look at an episode again."""
-        if play.index in self.open and not self._needs_policy(play.episode):
-            self.open.discard(play.index)
-            if not self.open:
+        """Check an episode again after one of its steps."""
+        if play.index in self.indices and not self._needs_policy(play.episode):
+            self.indices.discard(play.index)
+            if not self.indices:
                 self._when_played()
 
 
@@ -220,7 +222,7 @@ def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
 
 
 def check_answer(play: Play[Any, Any], answer: Completion) -> None:
-    """Check that an answer was sampled with the weights that its batch began with. A restarted trainer may publish
+    """Check that an answer was sampled with the weights that its batch began with: a restarted trainer may publish
     other weights under the same policy version.
 
     Raises:
@@ -237,14 +239,14 @@ def check_answer(play: Play[Any, Any], answer: Completion) -> None:
 def _problems_once(request: SampleRequest) -> dict[str, list]:
     """The distinct (problem, answer) pairs of a batch in `problems`, and the index of each episode's pair in
     `problem_of`."""
-    asked = list(zip(request.problems, request.answers, strict=True))
-    places = {problem: place for place, problem in enumerate(dict.fromkeys(asked))}
-    return {"problems": list(places), "problem_of": [places[problem] for problem in asked]}
+    pairs = list(zip(request.problems, request.answers, strict=True))
+    index_of = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
+    return {"problems": list(index_of), "problem_of": [index_of[pair] for pair in pairs]}
 
 
 def _errors_in(failures: BaseExceptionGroup) -> list[BaseException]:
     """The errors in an exception group, at any depth, in order."""
-    found: list[BaseException] = []
-    for each in failures.exceptions:
-        found += _errors_in(each) if isinstance(each, BaseExceptionGroup) else [each]
-    return found
+    errors: list[BaseException] = []
+    for failure in failures.exceptions:
+        errors += _errors_in(failure) if isinstance(failure, BaseExceptionGroup) else [failure]
+    return errors

@@ -1,17 +1,17 @@
-"""When the episodes of a server may go on: each for itself, or all through the same phase at a time.
+"""Schedules: when the episodes of a server may go on, each by itself or all in the same phase.
 
-`generation.schedule: phased` is the latter. Only the engines of the current phase are awake; the others sleep, so
-models that do not fit on the GPU side by side can take turns.
+With `generation.schedule: phased`, all are in the same phase. Only the engines of the current phase are awake; the
+others sleep, so models that do not fit on the GPU together can take turns.
 
 One schedule serves the whole server. A request registers its episodes when it begins, and each episode deregisters when
 it ends. An episode that needs another phase than the current one waits. Once all registered episodes wait, the schedule
 switches to the next phase in the table that any of them waits for. Concurrent requests (one for each rank of a trainer,
 sixteen of an evaluation) therefore share their phases. They cannot deadlock, because no request holds a lock while it
 waits. A request that begins in the middle joins the current phase if it needs that one, and otherwise waits for its
-phase to come round. When no episode is registered, the schedule returns to the first phase.
+phase. When no episode is registered, the schedule returns to the first phase.
 
-When thousands of episodes become ready at once, the event loop would run all of them before it looks at anything else,
-and the server would answer nobody for seconds. An episode goes through a turnstile before each of its steps.
+When thousands of episodes become ready at once, the event loop would run all of them before anything else, and the
+server would not answer for seconds. An episode therefore passes a yield gate before each of its steps.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 _PER_PASS = 8
 
 
-class Turnstile:
+class YieldGate:
     """Lets about `per_pass` coroutines through in each pass of the event loop, never more than twice as many, in the
-    order in which they come."""
+    order of their arrival."""
 
     def __init__(self, per_pass: int = _PER_PASS):
         self._per_pass = per_pass
@@ -40,23 +40,23 @@ class Turnstile:
         self._counting = False
 
     async def go_through(self) -> None:
-        """Go on now, or in a later pass."""
+        """Go on at once, or in a later pass of the event loop."""
         if not self._counting:
             self._counting = True
             asyncio.get_running_loop().call_soon(self._begin_pass)
         if self._passed < self._per_pass and not self._waiting:
             self._passed += 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        await place
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
 
     def _begin_pass(self) -> None:
         self._passed = 0
         while self._waiting and self._passed < self._per_pass:
-            place = self._waiting.popleft()
-            if not place.done():  # else its coroutine was cancelled
-                place.set_result(None)
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # else its coroutine was cancelled
+                waiter.set_result(None)
                 self._passed += 1
         self._counting = self._passed > 0
         if self._counting:
@@ -69,7 +69,7 @@ PHASED = "phased"
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: the states of an episode that belong to it, and the roles whose engines it needs."""
+    """A phase: the states of an episode that belong to it, and the roles whose engines it needs."""
 
     name: str
     states: tuple[Hashable, ...]
@@ -82,7 +82,7 @@ def phase_of(phases: Sequence[Phase], state: Hashable) -> Phase:
 
 
 class Registration(Protocol):
-    """The registered episodes of one request; a context manager that deregisters what is left of them."""
+    """The registered episodes of one request; as a context manager, it deregisters those that are left at its end."""
 
     def __enter__(self) -> Self: ...
 
@@ -177,7 +177,7 @@ class PhasedSchedule:
 
     def _switch_if_due(self) -> None:
         if self._switch is None and (phase := self._due_phase()) is not None:
-            # A task of its own: an episode that is cancelled while it waits does not interrupt the switch.
+            # In its own task, so that the cancellation of a waiting episode does not interrupt the switch.
             self._switch = asyncio.create_task(self._switch_to(phase))
 
     async def _switch_to(self, phase: Phase) -> None:
@@ -195,14 +195,14 @@ class PhasedSchedule:
         """Wake the episodes that wait for the phase; if its engines could not be woken, with that failure."""
         self._phase, self._switch = (phase if failure is None else None), None
         waiting, self._waiting[phase] = self._waiting[phase], []
-        for entered in (each for each in waiting if not each.done()):
+        for entered in (future for future in waiting if not future.done()):
             if failure is None:
                 entered.set_result(None)
             else:
                 entered.set_exception(failure)
         if failure is None or waiting:
             self._switch_if_due()
-        elif isinstance(failure, ClassroomError):  # no episode waits to raise it; the next one that comes tries again
+        elif isinstance(failure, ClassroomError):  # no episode waits that could raise it; the next one tries again
             logger.error("the engines of the phase %s are not ready: %s", phase.name, failure)
 
 

@@ -1,4 +1,4 @@
-"""The record of one rollout: every message of the model with the tokens, thoughts and history that belong to it."""
+"""The record of one rollout: every message of the model, with its tokens, its thoughts and what the model saw."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,10 @@ from classroom_rl.rollout.tools.tool import ToolCall
 
 WITH_THINKING, WITHOUT_THINKING = "with_thinking", "without_thinking"
 HISTORIES = (WITH_THINKING, WITHOUT_THINKING)
-"""What a model sees of its earlier messages: all of them, or their content without thoughts."""
+"""What a model sees of its earlier messages: their whole text, or only their content without thoughts."""
 
 STOP, LENGTH = "stop", "length"
-"""Why a message ended: the model ended it, or it was cut at a limit of tokens."""
+"""Why a message ended: the model ended it, or it was cut at a token limit."""
 
 TERMINATED, TRUNCATED, FAILED = "terminated", "truncated", "failed"
 ENDS = (TERMINATED, TRUNCATED, FAILED)
@@ -31,10 +31,10 @@ class End:
     Attributes:
         state: `terminated` (it came to its end), `truncated` (it ran out of steps or tokens, so its last message is no
             answer), or `failed` (the engine could not answer).
-        reason: of `terminated`: `stop` (the stop function said so), `no next prompt` (there was none after the last
-            message), `one step` (there is no next_prompt function). Of `truncated`: `max_steps`, `context full`, or
-            `max_tokens` (the only message was cut). Of `failed`: `error`.
-        detail: what the stop function or the error said; may be empty.
+        reason: for `terminated`: `stop` (the stop function said so), `no next prompt` (next_prompt returned None), or
+            `one step` (there is no next_prompt function). For `truncated`: `max_steps`, `context full`, or `max_tokens`
+            (the only message was cut). For `failed`: `error`.
+        detail: the text of the stop function or of the error; may be empty.
     """
 
     state: str
@@ -47,22 +47,26 @@ class Step:
     """One prompt and the model's message that answers it.
 
     Attributes:
-        index: its position in the rollout, from 0.
+        index: its index in the rollout, from 0.
         prompt: the user message.
         messages: what the model saw, the prompt included: {"role", "content"}, in order.
-        text: what the model wrote, with thoughts and special tokens, without the end token and the calls of tools.
-        content: what it said: the text without thoughts. A thought that was never closed is no part of it.
-        thought: what it thought, without tags; None if it did not think.
+        text: what the model wrote, with thoughts and special tokens, without the end token and tool calls.
+        content: the text without thoughts, also without one that was never closed.
+        thought: the thoughts, without tags; None if there are none.
         thought_state: `closed`, `opened` (by the prompt, closed by the model), `cut` (never closed), or `absent`.
-        prompt_ids: the token ids that the model was given; empty for an engine without tokens.
-        ids: the token ids after them; `mask` is 1 for those that the model sampled, 0 for others, such as the results
-            of tools; `logprobs` are the engine's log-probs of sampled tokens, 0.0 for others. Equal lengths.
-        tokens: the number of sampled tokens; by the provider's count for an engine without tokens.
+        prompt_ids: the token ids of the model's prompt; empty for an engine without tokens.
+        ids: the token ids after the prompt.
+        mask: as long as `ids`: 1 for tokens that the model sampled, 0 for others, such as the results of tools.
+        logprobs: as long as `ids`: the engine's log-probs of sampled tokens, 0.0 for others.
+        tokens: the number of sampled tokens; for an engine without tokens, by the provider's count.
         finish_reason: `stop` if the model ended the message, `length` if it was cut.
         policy: the version of the weights; None if the engine has none.
-        seed: the seed that it was sampled with.
-        started, finished: in seconds since 1970, UTC.
-        tool_calls: the calls of tools in it, in order.
+        seed: the seed of its sampling.
+        started, finished: times in seconds since 1970, UTC.
+        tool_calls: its tool calls, in order.
+
+    Raises:
+        ValueError: if `ids`, `mask` and `logprobs` differ in length.
     """
 
     index: int
@@ -94,13 +98,13 @@ class Step:
 
     @property
     def cut(self) -> bool:
-        """Whether the message was cut at a limit of tokens, or inside of a thought: it is no whole answer."""
+        """Whether the message is incomplete: it was cut at a token limit, or inside a thought."""
         return self.finish_reason == LENGTH or self.thought_state == CUT
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a rollout was sampled: what replaying it needs.
+    """How a rollout was sampled; a replay needs these settings.
 
     Attributes:
         engine: the name of the engine's class, and the model's name.
@@ -120,24 +124,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One rollout: prompts and the model's messages in turn. Functions of a user get the rollout so far.
+    """One rollout: prompts and the model's messages, alternating. The user's functions get the rollout so far.
 
     Attributes:
-        id: its name in the set: the number of its prompt and of its copy.
-        prompt_index: the position of its first prompt among the prompts.
+        id: "<prompt_index>-<copy>".
+        prompt_index: the index of its first prompt among the prompts.
         copy: its number among the rollouts on this prompt, from 0.
-        seed: the seed that those of its steps are derived from.
-        opening: the messages before the first prompt: the system message, earlier messages.
+        seed: the seed from which the seeds of its steps are derived.
+        opening: the messages before the first prompt: the system message and earlier messages.
         first_prompt: the first user message.
         settings: how it was sampled.
-        meta: what the prompt brought besides its text, such as an answer.
-        notes: what the user's functions note about the rollout, such as the state of a game; empty at first. Like
-            `meta` it must be JSON to be saved.
+        meta: the prompt's further entries, such as an answer.
+        notes: a dict for the user's functions, such as for the state of a game; empty at first. Like `meta`, it can
+            only be saved if it is JSON.
         steps: all steps so far.
         end: how it ended; None while it is played, and for one that was interrupted.
-        unanswered: the prompt that was next when the rollout ended, and that no message answers; None if there is none.
+        unanswered: the next prompt at the time the rollout ended, which has no answer; None if there is none.
         step_rewards: a reward for each step, None for one that was not scored; empty if steps were not scored.
-        reward: the reward; with rewards for steps their sum. None if it was not scored.
+        reward: the reward of the rollout; the sum of the steps' rewards if steps were scored. None if not scored.
     """
 
     id: str
@@ -162,7 +166,7 @@ class Rollout:
 
     @property
     def terminated(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it came to its own end."""
         return self.end is not None and self.end.state == TERMINATED
 
     @property
@@ -177,8 +181,8 @@ class Rollout:
 
     @property
     def answer(self) -> str | None:
-        """What the last message said, if the rollout terminated with a message that is whole; None otherwise. The last
-        message of a truncated or failed rollout is not an answer."""
+        """The content of the last message, if the rollout terminated and that message is complete; None otherwise. The
+        last message of a truncated or failed rollout is not an answer."""
         if not self.terminated or self.last is None or self.last.cut:
             return None
         return self.last.content
@@ -190,16 +194,16 @@ class Rollout:
 
     def messages(self, thoughts: bool = False) -> list[Message]:
         """The whole rollout as messages, with the model's thoughts or without them."""
-        found = list(self.opening)
+        messages = list(self.opening)
         for step in self.steps:
-            found += [
+            messages += [
                 {"role": "user", "content": step.prompt},
                 {"role": "assistant", "content": step.text if thoughts else step.content},
             ]
-        return found
+        return messages
 
     def scored(self, value: Any) -> Self:
-        """The rollout with what a reward function returned for it.
+        """The rollout with the value that a reward function returned for it.
 
         Args:
             value: a number, None (not scored), or a sequence with a number or None for each step.
@@ -211,13 +215,13 @@ class Rollout:
             return replace(self, step_rewards=(), reward=None if value is None else finite(value))
         if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
             raise ValueError(f"a reward is a number, None, or a list of these for the steps, not {value!r}")
-        rewards = tuple(None if each is None else finite(each) for each in value)
+        rewards = tuple(None if reward is None else finite(reward) for reward in value)
         if len(rewards) != len(self.steps):
             raise ValueError(
                 f"it gave {len(rewards)} rewards for {len(self.steps)} steps: each step needs one, or None"
             )
-        given = [each for each in rewards if each is not None]
-        return replace(self, step_rewards=rewards, reward=sum(given) if given else None)
+        known = [reward for reward in rewards if reward is not None]
+        return replace(self, step_rewards=rewards, reward=sum(known) if known else None)
 
 
 def finite(value: Any) -> float:
@@ -229,11 +233,11 @@ def finite(value: Any) -> float:
     if not _is_number(value):
         raise ValueError(f"a reward is a number, not {value!r}")
     number = float(value)
-    if number - number != 0:
+    if number - number != 0:  # infinite or NaN
         raise ValueError(f"a reward is {number}; it must be finite, or None for what is not scored")
     return number
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one number: Python's, NumPy's, or a tensor of one element without a dimension."""
+    """Whether a value is a single number: Python's, NumPy's, or a tensor without dimensions."""
     return hasattr(value, "__float__") and not getattr(value, "shape", ())

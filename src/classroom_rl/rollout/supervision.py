@@ -1,5 +1,5 @@
-"""Supervision of the policy's messages: which episodes are supervised, what follows from a review, and which tokens a
-reviewed message leaves in the policy's context and beside it. Pure: no model, no tokenizer, no I/O."""
+"""Supervision of the policy's messages: which episodes are supervised, what a review leads to, and which tokens of a
+reviewed message enter the policy's context or become branches. Pure functions: no model, no tokenizer, no I/O."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from classroom_rl.rollout.text import left_out_when_empty
 from classroom_rl.rollout.tokens import Branch, Turn
 
 OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")
-"""What may follow from an invalid message."""
+"""What an invalid message may lead to."""
 ACCEPT = "accept"
 THE_TURN = -1
 """The index of the message itself, among the drafts of a turn."""
@@ -22,10 +22,10 @@ class SupervisionOptions(Protocol):
     """How an environment is supervised (`classroom_rl.config.base.SupervisionConfig`).
 
     Attributes:
-        on_invalid: what follows from an invalid message: one of `ON_INVALID`.
-        max_retries: how often a message is written again.
-        share: the share of the problems whose episodes are supervised.
-        anneal_steps: the steps over which that falls to 0; 0 if it stays.
+        on_invalid: what an invalid message leads to: one of `ON_INVALID`.
+        max_retries: how often a message may be written again.
+        share: the share of problems whose episodes are supervised.
+        anneal_steps: the number of training steps over which the share falls to 0; 0 for a constant share.
     """
 
     on_invalid: str
@@ -41,10 +41,10 @@ class SampledDraft:
 
     Attributes:
         turn: the message.
-        ids, logprobs: its tokens, sampled but for the results of tools.
+        ids, logprobs: its tokens, all of them sampled except the results of tools.
         given: the tokens that the program adds after them.
         hint_ids: tokens between the episode's context and the message: a critique of an earlier draft.
-        review: None before the supervisor has read it.
+        review: the supervisor's review; None before it.
         mask, prompt_ids: as in `Branch`.
     """
 
@@ -59,7 +59,7 @@ class SampledDraft:
 
     @property
     def rejected(self) -> Draft:
-        """The draft as it is kept for people to read."""
+        """The draft as it is stored with the turn, for people to read."""
         return Draft(self.turn.text, self.turn.tokens, self.review, self.turn.tool_calls)
 
 
@@ -70,8 +70,8 @@ class ReviewedMessage:
     Attributes:
         turn: the message; its `span` is set when its tokens are appended.
         ids: all tokens that it adds to the policy's context; the first `len(logprobs)` of them count as sampled.
-        branches: the tokens beside the context that are trained on.
-        in_context: whether the policy sampled it in the context that it stands in.
+        branches: its branches: tokens outside of the context that are trained on.
+        in_context: whether the policy sampled it in the episode's own context.
         mask: as in `Branch`, for the tokens that count as sampled.
     """
 
@@ -84,8 +84,8 @@ class ReviewedMessage:
 
 
 def is_supervised(supervision: SupervisionOptions, problem: Problem, seed: int, step: int) -> bool:
-    """Whether the episodes of a problem are supervised in this step: drawn for the whole group, so that its episodes
-    differ by what the policy did. The share falls to 0 over `anneal_steps`."""
+    """Whether the episodes of a problem are supervised in this step. Drawn once for the whole group, so that only the
+    policy makes its episodes differ. The share falls linearly to 0 over `anneal_steps`."""
     share = supervision.share
     if supervision.anneal_steps > 0:
         share *= max(0.0, 1 - step / supervision.anneal_steps)
@@ -93,10 +93,10 @@ def is_supervised(supervision: SupervisionOptions, problem: Problem, seed: int, 
 
 
 def decide(review: Review, supervision: SupervisionOptions, drafts: int) -> str:
-    """What follows from a review: `accept`, `retry` or `replace`. Without a verdict, a message is accepted.
+    """What a review leads to: `accept`, `retry` or `replace`. Without a verdict, a message is accepted.
 
     Args:
-        drafts: the number of drafts of this message so far, with the reviewed one.
+        drafts: the number of drafts of this message so far, including the reviewed one.
     """
     if review.valid is not False:
         return ACCEPT
@@ -107,9 +107,9 @@ def decide(review: Review, supervision: SupervisionOptions, drafts: int) -> str:
     return ACCEPT
 
 
-def unreviewed(draft: SampledDraft, place: tuple[int, int]) -> ReviewedMessage:
-    """A message as it enters an episode that nobody supervises; `place` as for `settle`."""
-    message = settle([draft], Review(), False, place, lambda *_: None)
+def unreviewed(draft: SampledDraft, position: tuple[int, int]) -> ReviewedMessage:
+    """A message as it enters an episode without supervision; `position` as for `settle`."""
+    message = settle([draft], Review(), False, position, lambda *_: None)
     return replace(message, turn=replace(message.turn, review=None))
 
 
@@ -117,18 +117,18 @@ def settle(
     drafts: Sequence[SampledDraft],
     review: Review,
     replaced: bool,
-    place: tuple[int, int],
+    position: tuple[int, int],
     encode: Callable[[SampledDraft, str], tuple[tuple[int, ...], tuple[int, ...]] | None],
 ) -> ReviewedMessage:
     """The message that enters the episode after a review.
 
     Args:
-        drafts: all drafts of the message; the review is that of the last one.
-        replaced: whether the correction takes the place of the last draft.
-        place: the position of the message among the turns, and the number of completion tokens before it.
-        encode: the hint ids and the target ids of a correction of a draft; None if it cannot be a target.
+        drafts: all drafts of the message, in order; the review is that of the last one.
+        replaced: whether the correction replaces the last draft.
+        position: the index of the message among the turns, and the number of completion tokens before it.
+        encode: (draft, correction) → the correction's hint ids and target ids; None if it cannot be a target.
     """
-    turn_index, start = place
+    turn_index, start = position
     *earlier, last = [*drafts[:-1], replace(drafts[-1], review=review)]
 
     def sampled(kind: str, draft: SampledDraft, index: int) -> Branch:
@@ -137,18 +137,20 @@ def settle(
 
     rejected = [*earlier, last] if replaced else earlier
     branches = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
-    targets: dict[tuple, Branch] = {}
+    targets: dict[tuple, Branch] = {}  # by their tokens, so that equal corrections of two drafts count once
     for index, draft in [*enumerate(rejected), *([] if replaced else [(THE_TURN, last)])]:
-        found = encode(draft, draft.review.correction) if draft.review.correction is not None else None
-        if found is not None:
-            tokens = (found[1], (), found[0])
-            own = Branch("correction", turn_index, start, *tokens, None, index, prompt_ids=draft.prompt_ids)
-            targets.setdefault(found, own)
+        encoded = encode(draft, draft.review.correction) if draft.review.correction is not None else None
+        if encoded is not None:
+            hint, target = encoded
+            branch = Branch("correction", turn_index, start, target, (), hint, None, index, prompt_ids=draft.prompt_ids)
+            targets.setdefault(encoded, branch)
     turn = replace(last.turn, review=review, drafts=tuple(draft.rejected for draft in rejected))
     if replaced:
         hint, target = encode(last, review.correction) or ((), ())
         turn = replace(turn, text=review.correction, tokens=0, ended=True, replaced=True, tool_calls=())
         return ReviewedMessage(turn, (*hint, *target), (), (*branches, *targets.values()), in_context=False)
+    # Sampled in another context, the message enters the episode's context without a policy gradient (no log-probs), and
+    # is trained on in a branch, behind the context that it was sampled in.
     in_context = not (last.hint_ids or last.prompt_ids)
     if not in_context and last.ids:
         branches.append(sampled("policy", last, THE_TURN))

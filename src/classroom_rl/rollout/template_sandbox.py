@@ -2,7 +2,7 @@
 
 Templates may come from strangers. Jinja's sandbox keeps them from reaching other objects and from changing their
 variables. The limits here stop a template that would run forever or fill the memory. They are counts, not times, so
-they are the same on every machine.
+that they are the same on every machine.
 """
 
 import functools
@@ -22,9 +22,9 @@ from jinja2.visitor import NodeTransformer
 MOST_CHARACTERS = 1_000_000
 """Limit of a prompt's length, of the total text that a template writes, and of any intermediate string or list."""
 MOST_STEPS = 100_000
-"""Limit of loop passes, calls, and list entries that filters process, together."""
+"""Limit of steps: loop passes, calls, and list entries that filters process, together."""
 _MOST_BITS = 10_000  # of an integer
-_COUNTED, _JOINED = "counted passes", "joined texts"  # names of filters that no template can write
+_COUNTED, _JOINED = "counted passes", "joined texts"  # names of filters; with a space, so no template can use them
 # A width or precision of six digits, or one that is an argument, in a format of the % kind and of the {} kind.
 _WIDE_PERCENT = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(?:\*|\d{6}|\d*\.(?:\*|\d{6}))")
 _WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(?:\{|\d{6})")
@@ -42,7 +42,8 @@ class _Budget:
     characters: int = MOST_CHARACTERS
 
 
-_budget: ContextVar[_Budget] = ContextVar("what is left to the template that is being filled in")
+_budget: ContextVar[_Budget] = ContextVar("template_budget")
+"""What is left of the limits for the template that is being rendered."""
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def _refuse_large(size: float) -> None:
 
 
 def _work(value: Any) -> int:
-    """The number of steps that processing a value counts as."""
+    """The number of steps that processing a value costs."""
     if isinstance(value, str):
         return len(value) // _CHARACTERS_PER_STEP
     return len(value) if isinstance(value, Sized) else 0
@@ -78,7 +79,7 @@ def _work(value: Any) -> int:
 
 @jinja2.pass_context  # keeps Jinja from calling it at compile time, when there is no budget yet
 def _write(_: Any, value: Any) -> str:
-    """A value as the text to write into the prompt. A null is an error, because the prompt would say "None"."""
+    """The text of a value, as it is written into the prompt. A null is an error: the prompt would say "None"."""
     if value is None:
         raise jinja2.UndefinedError("a value that it writes out is null; ask for it with an if")
     text = str(value)
@@ -99,7 +100,7 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 def _limited(function: Callable[..., Any], first: int) -> Callable[..., Any]:
-    """Wraps a filter with the limits; `first` is the index of the filtered value among its arguments."""
+    """Wrap a filter with the limits; `first` is the index of the filtered value among its arguments."""
 
     @functools.wraps(function)
     def keep_to_the_limits(*arguments: Any, **named: Any) -> Any:
@@ -114,7 +115,7 @@ def _limited(function: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 
 def _check_arguments(arguments: Iterable[Any], named: dict[str, Any]) -> None:
-    """Refuse large integers: as arguments they are widths or counts."""
+    """Refuse large integers: as arguments they are usually widths or counts."""
     for value in (*arguments, *named.values()):
         if isinstance(value, int) and abs(value) > MOST_CHARACTERS:
             raise TemplateLimit(f"it asks for {_shown(value)} of something; {MOST_CHARACTERS} is the most")
@@ -130,8 +131,8 @@ def _shown(number: int) -> str:
     return str(number) if number.bit_length() < 64 else "more than 2^63"
 
 
-class _CountPasses(NodeTransformer):
-    """Rewrites a template so that loop passes are counted and the results of `~` are measured."""
+class _CountSteps(NodeTransformer):
+    """Rewrites a template so that loop passes are counted and the lengths of `~` results are checked."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -148,8 +149,8 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
 
 
 class PromptEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja for prompt templates. A template is one file; an unknown variable and a null are errors. It has no random
-    functions, because every process and every restart has to render the same prompt."""
+    """Jinja for prompt templates. A template is one file; unknown variables and nulls are errors. There are no random
+    functions, because every process and every restart must render the same prompt."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -168,7 +169,11 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {_COUNTED: _counted, _JOINED: _joined}
 
     def refuse_other_files(self, tree: nodes.Template) -> None:
-        """Raise a `TemplateSyntaxError` if a template includes, imports or extends another file."""
+        """Refuse a template that includes, imports or extends another file.
+
+        Raises:
+            TemplateSyntaxError: if it does.
+        """
         for node in tree.find_all(tuple(_OTHER_FILES)):
             raise jinja2.TemplateSyntaxError(
                 f"{_OTHER_FILES[type(node)]} takes in another file, but a prompt template is one file: copy what it "
@@ -178,7 +183,7 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
 
     def compile_prompt(self, tree: nodes.Template, filename: str) -> jinja2.Template:
         """Compile a parsed template; raises the errors of Jinja and of Python's compiler."""
-        code = self.compile(_CountPasses().visit(tree), filename=filename)
+        code = self.compile(_CountSteps().visit(tree), filename=filename)
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def fill_in(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
@@ -190,16 +195,17 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         pieces: list[str] = []
         size = 0
         with _fresh_budget():
-            writing = template.generate(**variables)
-            for piece in writing:
+            rendering = template.generate(**variables)
+            for piece in rendering:
                 size += len(piece)
-                if size > MOST_CHARACTERS:  # raised inside the template, so that the error has its line
-                    writing.throw(TemplateLimit(f"it writes more than {MOST_CHARACTERS} characters"))
+                if size > MOST_CHARACTERS:  # raised inside the template, so that the traceback has its line
+                    rendering.throw(TemplateLimit(f"it writes more than {MOST_CHARACTERS} characters"))
                 pieces.append(piece)
         return "".join(pieces)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """Jinja's hook for calls of macros, recursive loops and methods: checks the limits."""
+        # The text of a call such as text.format(…): Jinja wraps the method, so it may be on `__wrapped__`.
         text = getattr(function, "__self__", getattr(getattr(function, "__wrapped__", None), "__self__", None))
         if isinstance(text, str) and getattr(function, "__name__", "").startswith("format"):
             _refuse_wide_format(_WIDE_BRACES, text)
@@ -217,9 +223,9 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             _refuse_large(len(left) + len(right))
         elif operator == "*":
-            size, times = (left, right) if isinstance(left, Sized) else (right, left)
-            if isinstance(size, Sized) and isinstance(times, int):
-                _refuse_large(len(size) * times)
+            value, times = (left, right) if isinstance(left, Sized) else (right, left)
+            if isinstance(value, Sized) and isinstance(times, int):
+                _refuse_large(len(value) * times)
         return super().call_binop(context, operator, left, right)
 
 

@@ -1,7 +1,7 @@
 """Cleans text and JSON from outside that could not be stored or shown.
 
-JSON can hold half of a character, `"\ud800"`: a lone surrogate. Python parses it, but UTF-8 cannot encode it, so no
-file, no database and no HTTP response can hold it.
+JSON can hold half of a character, `"\ud800"`: a lone surrogate. Python parses it, but UTF-8 cannot encode it, so it
+fits into no file, no database and no HTTP response.
 """
 
 import re
@@ -30,13 +30,13 @@ def nests_deeper(value: Any, levels: int) -> bool:
     """Whether JSON data nests lists and objects more than `levels` deep."""
     level = [value]
     for _ in range(levels + 1):
-        level = [inner for each in level for inner in _held(each)]
+        level = [inner for outer in level for inner in _values_in(outer)]
         if not level:
             return False
     return True
 
 
-def _held(value: Any) -> Iterable[Any]:
+def _values_in(value: Any) -> Iterable[Any]:
     """The values in a list or object; none for any other value."""
     if isinstance(value, dict):
         return value.values()
@@ -49,23 +49,24 @@ UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]")
 
 @lru_cache(maxsize=512)
 def normal(text: str) -> str:
-    """The text in a form for comparing phrases: letters and digits only, in lower case and in one spelling of each
-    (NFKC), with single spaces between words, or none in scripts without spaces. Invisible characters are left out."""
-    kept = unicodedata.normalize("NFKC", without_invisible(text).casefold())
-    letters = [each if each.isalnum() or unicodedata.category(each)[0] == "M" else " " for each in kept]
+    """The text normalised for comparing phrases: only letters and digits, in lower case and in Unicode's NFKC form,
+    with single spaces between words, or none in scripts without spaces. Invisible characters are left out."""
+    folded = unicodedata.normalize("NFKC", without_invisible(text).casefold())
+    # Marks (category M) are kept: Thai and others write vowels as marks.
+    letters = [letter if letter.isalnum() or unicodedata.category(letter)[0] == "M" else " " for letter in folded]
     plain = " ".join("".join(letters).replace("_", " ").split())
     return plain.replace(" ", "") if UNSPACED.search(plain) else plain
 
 
 _FILLERS = frozenset("\u034f\u115f\u1160\u2800\u3164\uffa0")
-"""Characters without a shape that Unicode counts as letters, marks or symbols."""
+"""Invisible characters that Unicode counts as letters, marks or symbols."""
 
 
 def without_invisible(text: str) -> str:
-    """The text without characters that nobody sees: joiners, direction marks, soft hyphens, variation selectors."""
+    """The text without invisible characters: joiners, direction marks, soft hyphens, variation selectors."""
     if text.isascii():
         return text
-    return "".join(each for each in text if not _is_invisible(each))
+    return "".join(letter for letter in text if not _is_invisible(letter))
 
 
 def _is_invisible(letter: str) -> bool:
@@ -76,16 +77,16 @@ T = TypeVar("T", bound=type)
 
 
 def left_out_when_empty(*names: str) -> Callable[[T], T]:
-    """Decorates a dataclass: pydantic writes it without these fields where they are empty. They need a default, which
-    they have again when they are read."""
+    """Decorates a dataclass: pydantic serialises it without these fields where they are empty. They need a default,
+    which is used when the object is parsed again."""
 
-    def decorate(kind: T) -> T:
-        def written(self: Any, handler: SerializerFunctionWrapHandler) -> Any:
+    def decorate(cls: T) -> T:
+        def serialised(self: Any, handler: SerializerFunctionWrapHandler) -> Any:
             fields = handler(self)
             return {name: value for name, value in fields.items() if value or name not in names}
 
-        kind._written = model_serializer(mode="wrap")(written)
-        kind.__pydantic_serializer__ = TypeAdapter(kind).serializer  # `to_jsonable_python` asks the class for it
-        return kind
+        cls._serialised = model_serializer(mode="wrap")(serialised)
+        cls.__pydantic_serializer__ = TypeAdapter(cls).serializer  # `to_jsonable_python` looks it up on the class
+        return cls
 
     return decorate

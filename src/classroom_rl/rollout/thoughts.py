@@ -1,4 +1,4 @@
-"""Thoughts in a message: what stands between `<think>` and `</think>` is for the model alone."""
+"""Thoughts in a message: text between `<think>` and `</think>`, which only the model itself may see."""
 
 import re
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 _CLOSED_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _TAG = re.compile("</?think>")
 ABSENT, CLOSED, OPENED, CUT = "absent", "closed", "opened", "cut"
-"""The states of a message's thought. `absent`: there is none. `closed`: the model opened and closed it. `opened`: the
-prompt opened it, as some chat templates do, and the model closed it. `cut`: it was never closed."""
+"""The states of a message's thought. `absent`: there is no thought. `closed`: the model opened and closed it. `opened`:
+the prompt opened it, as some chat templates do, and the model closed it. `cut`: it was never closed."""
 
 
 @dataclass(frozen=True)
 class SplitMessage:
-    """A message, split into what was thought and what was said.
+    """A message, split into its content and its thoughts.
 
     Attributes:
-        content: what was said, without thoughts; empty if the message ended inside of its thought.
-        thought: what was thought, without tags; None if there is no thought. Several thoughts are joined by a newline.
+        content: the text outside of thoughts; empty if the message ended inside its thought.
+        thought: the thoughts, without tags, joined by newlines; None if there are none.
         state: one of `ABSENT`, `CLOSED`, `OPENED` and `CUT`. With several thoughts, `CUT` if one was never closed.
     """
 
@@ -31,8 +31,8 @@ class SplitMessage:
 
 
 def visible_text(text: str) -> str:
-    """A message without thoughts, as the other models see it. An unclosed `<think>` hides the rest of the message; a
-    `</think>` whose opening tag is in the prompt hides everything before it."""
+    """A message without its thoughts, as the other models see it. An unclosed `<think>` hides the rest of the message;
+    a `</think>` whose opening tag is in the prompt hides everything before it."""
     text = _CLOSED_THOUGHT.sub("", text)
     text = text.split("<think>", 1)[0]
     return text.rsplit("</think>", 1)[-1].strip()
@@ -40,7 +40,7 @@ def visible_text(text: str) -> str:
 
 def thoughts_in(text: str) -> list[str]:
     """The texts of a message's closed thoughts, without the tags."""
-    return [re.sub("</?think>", "", found) for found in _CLOSED_THOUGHT.findall(text)]
+    return [_TAG.sub("", thought) for thought in _CLOSED_THOUGHT.findall(text)]
 
 
 def split_message(text: str, opened: bool = False) -> SplitMessage:
@@ -52,15 +52,15 @@ def split_message(text: str, opened: bool = False) -> SplitMessage:
     """
     whole = f"<think>{text}" if opened else text
     outside = _CLOSED_THOUGHT.sub("", whole)
-    said, cut, unclosed = outside.partition("<think>")
-    before, stray, _ = said.rpartition("</think>")
-    pieces = [before] if stray else []
+    content, cut, unclosed = outside.partition("<think>")
+    thought_before, stray_close, _ = content.rpartition("</think>")
+    pieces = [thought_before] if stray_close else []
     pieces += _CLOSED_THOUGHT.findall(whole)
     pieces += [unclosed] if cut else []
     thoughts = [_TAG.sub("", piece).strip() for piece in pieces]
     if cut:
         state = CUT
-    elif opened or stray:
+    elif opened or stray_close:
         state = OPENED
     else:
         state = CLOSED if pieces else ABSENT

@@ -27,20 +27,19 @@ class Turn:
 
     Attributes:
         role: "teacher" or "student".
-        text: the message with special tokens, without the end-of-turn token.
+        text: the message, with special tokens but without the end-of-turn token.
         persona: the student's persona drawn for this turn; None for the teacher.
         tokens: the number of tokens that the model sampled for it, its end token included.
         ended: True if the model ended the turn itself, False if it was cut at its token limit.
-        span: [start, end) of its tokens among the completion tokens of the teacher's context; the results of tools are
-            the only tokens in it that were not sampled. None for student turns.
+        span: [start, end) of its tokens among the completion tokens of the teacher's context. All of them were sampled
+            except the results of tools. None for student turns.
         policy: the policy version that sampled it; None for student turns.
         given: True for a message from the teacher's prompt template, which was not sampled.
-        review: the supervisor's review of the message; None without a supervisor. Of a replaced message, the review of
-            the draft in whose place it stands.
-        drafts: what the teacher wrote before and what the supervisor rejected, in order.
+        review: the supervisor's review of the message; None without a supervisor. For a replaced message, the review
+            of the draft that it replaces.
+        drafts: the teacher's earlier drafts of the message, which the supervisor rejected, in order.
         replaced: True if the message is the supervisor's correction, which the teacher did not sample.
-        tool_calls: the tools that the teacher called while it wrote the message, and their results, which nobody else
-            sees.
+        tool_calls: the teacher's tool calls in the message, and their results; only the teacher sees them.
     """
 
     role: str
@@ -60,21 +59,21 @@ class Turn:
 @left_out_when_empty("mask", "prompt_ids")
 @dataclass(frozen=True)
 class Branch:
-    """Tokens that branch off from the policy's context: they are trained on, and the conversation went on without them.
+    """Tokens that are trained on in a sample of their own: they branch off from the policy's context.
 
     Attributes:
-        kind: `draft` (the policy sampled it, and it was rejected), `policy` (the policy sampled it in another context
-            than the conversation's, and it entered the episode), or `correction` (a checked target that nobody
-            sampled).
-        turn: the position of its message among the conversation's messages.
-        start: the number of completion tokens before it; 0 behind a prompt of its own.
+        kind: `draft` (sampled and rejected), `policy` (sampled and accepted, but in another context than the
+            conversation's, for example after a critique), or `correction` (a checked target that nobody sampled).
+        turn: the index of its message among the conversation's messages.
+        start: the number of the conversation's completion tokens before it; 0 if it has a prompt of its own.
         hint_ids: tokens between those and its own, such as a critique; they are not trained on.
-        ids, logprobs: its tokens, and the engine's log-prob of each; a correction has none.
+        ids, logprobs: its tokens, and the engine's log-prob of each; a correction has no log-probs.
         reward: the process reward of the message; None without one.
-        draft: the position of its message among the drafts of the turn; -1 for the message itself.
-        mask: 0 for results of tools among its tokens, whose log-probs are 0.0, and 1 for all others; () if it has none.
-        prompt_ids: the prompt that it stands behind, in environments that pose a new one for every message; () if it
-            stands behind the conversation's.
+        draft: the index of its message among the drafts of the turn; -1 for the message itself.
+        mask: 0 for results of tools among its tokens, whose log-probs are 0.0, and 1 for all others; () if no tool was
+            called.
+        prompt_ids: its own prompt, in environments that write a new prompt for every message; () if it continues the
+            conversation's prompt.
     """
 
     kind: str
@@ -99,7 +98,7 @@ class TokenBuffer:
     """The teacher's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
 
     `mask` is 1 for tokens that the policy sampled and 0 for all others; `logprobs` are the engine's, 0.0 where the
-    mask is 0. `branches` are stretches of tokens beside the conversation.
+    mask is 0. `branches` are the tokens to train on that branch off from this context.
     """
 
     def __init__(self, prompt_ids: Sequence[int]):
@@ -130,7 +129,7 @@ class TokenBuffer:
         return start, len(self.completion_ids)
 
     def append_given(self, ids: Sequence[int]) -> None:
-        """Append tokens that the policy did not sample: they are context and never trained on."""
+        """Append tokens that the policy did not sample. They are context only, and never trained on."""
         self._extend(ids, [0.0] * len(ids), 0)
 
     def _extend(self, ids: Sequence[int], logprobs: Sequence[float], mask: int) -> None:
@@ -143,10 +142,10 @@ _BRANCHES = TypeAdapter(list[Branch])
 
 
 def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
-    """The policy's context after an episode's events; None if the policy never had one."""
+    """Rebuild the policy's context from an episode's events; None if the policy never had one."""
     buffer = None
     for event in events:
-        if event["event"] == "failure" and event["prompt_ids"]:
+        if event["event"] == "failure" and event["prompt_ids"]:  # it failed before the policy's first message
             buffer = TokenBuffer(event["prompt_ids"])
             buffer.append_given(event["end_ids"])
         if event["event"] == "turn":
@@ -158,13 +157,13 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
 
 
 def add_turn(buffer: TokenBuffer, event: dict[str, Any]) -> None:
-    """Append the tokens of a `turn` event, and what branches off before it."""
+    """Append the tokens of a `turn` event, and its branches."""
     buffer.branches += _BRANCHES.validate_python(event.get("branches", []))
     add_tokens(buffer, event["ids"], event["logprobs"], event.get("mask", ()))
 
 
 def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float], mask: Sequence[int] = ()) -> None:
-    """Append a turn's tokens: the first `len(logprobs)` ids as sampled, save where `mask` is 0, and the others as
+    """Append a turn's tokens: the first `len(logprobs)` ids as sampled, except where `mask` is 0, and the others as
     given.
 
     Args:

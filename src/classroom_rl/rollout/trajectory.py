@@ -1,4 +1,4 @@
-"""The record of a finished episode, for training, the journal and the page."""
+"""The record of a finished episode, for training, the journal and the web page."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +8,17 @@ from pydantic import BaseModel, Field
 from classroom_rl.rollout.tokens import Branch, Turn
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
-"""The fields that make up most of a trajectory; the journal stores them with the turns instead."""
+"""The largest fields of a trajectory; the journal stores them with the turns instead."""
 
 
 @dataclass(frozen=True)
 class PlayerOutcome:
-    """What one of several players had of an episode in which the policy played them all.
+    """The outcome for one of several players, in an episode in which the policy played them all (self-play).
 
     Attributes:
-        role: players of one role share a baseline, and players of different roles do not.
+        role: its role; players of the same role share a baseline, players of different roles do not.
         reward: the weighted sum of the player's rewards; None if it could not be scored.
-        messages: the numbers of its messages among all of the policy's.
+        messages: the indices of its messages among all of the policy's messages.
     """
 
     role: str
@@ -28,16 +28,16 @@ class PlayerOutcome:
 
 class Trajectory(BaseModel):
     """A finished episode; environments add fields of their own. The fields are the columns of the Parquet files, and
-    the page reads them.
+    the web page reads them.
 
     `turns` are its messages, each with the role that wrote it; `state` is its final state. `prompt_ids` is the policy's
     first prompt. `completion_ids`, `mask` and `logprobs` have equal lengths; mask 1 marks tokens that the policy
-    sampled. All four are empty for a policy without tokens. `branches` are tokens beside the conversation that are
-    trained on, too. `turn_rewards` holds, by name, a value for each of the policy's messages, in order; null for one
-    that was not scored. `rewards` holds the value of each reward, and `reward` their weighted sum; both are null for an
-    episode that could not be scored. So they are for one with a `failure`: the reason why it could not go on, a model's
-    refusal or a full context. `overflow` says which context was full, also for an episode that ended early and was
-    scored as it was. `meta` is the request's entry for it.
+    sampled. All four are empty for a policy without tokens. `branches` holds further tokens to train on, which are not
+    part of this context. `turn_rewards` holds, by name, a value for each of the policy's messages, in order; null for
+    one that was not scored. `rewards` holds the value of each reward, and `reward` their weighted sum; both are null
+    for an episode that could not be scored. This includes every episode with a `failure`: the reason why it could not
+    go on, a model's refusal or a full context. `overflow` says which context was full, also for an episode that ended
+    early for it and was scored all the same. `meta` is the request's entry for the episode.
     """
 
     id: str
@@ -69,13 +69,13 @@ class Trajectory(BaseModel):
 
     @property
     def unrewarded(self) -> bool:
-        """Whether nothing of the episode could be scored, so that nothing can be learned from it."""
+        """Whether nothing in the episode could be scored, so that it cannot be trained on."""
         return self.reward is None and all(player.reward is None for player in self.players)
 
     @property
     def players(self) -> list[PlayerOutcome]:
-        """The players, if the policy played several against or beside each other; [] if all messages are one's, whose
-        reward is the episode's."""
+        """The players, if the policy played several (self-play); [] if it played only one, whose reward is the
+        episode's."""
         return []
 
     @property

@@ -28,7 +28,7 @@ from classroom_rl.judges.model_judge import ChatEngineJudge
 from classroom_rl.judges.verdicts import Verdict, contradictions, group_schema, parse_group, read_again
 from classroom_rl.rollout import runner
 from classroom_rl.rollout.engine import Completion, Sampling
-from classroom_rl.rollout.environment import Siblings
+from classroom_rl.rollout.environment import Group
 from classroom_rl.rollout.store.journal import read_journal
 from tests.conftest import ROOT
 from tests.support.judge_endpoint import Behaviour, fails, judge_endpoint, says
@@ -391,7 +391,7 @@ def test_half_a_character_in_a_reason_stops_nothing(numbered, short, options):
 
 def test_a_group_is_forgotten_when_it_was_judged(numbered, short, options, monkeypatch):
     seen: list[weakref.ref] = []
-    monkeypatch.setattr(runner, "Siblings", lambda: seen.append(weakref.ref(made := Siblings())) or made)
+    monkeypatch.setattr(runner, "Group", lambda: seen.append(weakref.ref(made := Group())) or made)
     with judge_endpoint(fair) as endpoint:
         Server(numbered, short, endpoint.url, **options).sample(["a"] * 3 + ["b"] * 3, **TRAINING)
     gc.collect()

@@ -18,7 +18,7 @@ from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ReplayedState
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.verdicts import STOPS, Verdict, ask_for_verdict, failed_verdict, parse_group
-from classroom_rl.rollout.environment import Play, Siblings
+from classroom_rl.rollout.environment import Play, Group
 from classroom_rl.rollout.store.journal import Journal
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class JudgePanel:
 
     def left(self, play: ConversationPlay) -> None:
         """Note that a conversation failed: its group no longer waits for it."""
-        self._release_if_complete(play.siblings)
+        self._release_if_complete(play.group)
 
     def _is_in_group(self, play: ConversationPlay) -> bool:
         """Whether a conversation is judged with its group: in training it is, in an evaluation it is not."""
@@ -105,17 +105,17 @@ class JudgePanel:
 
     async def _wait_for_group(self, play: ConversationPlay) -> _GroupBarrier:
         """Wait until all conversations of the group have arrived or failed."""
-        siblings = play.siblings
-        if siblings.meeting is None:
-            siblings.meeting = _GroupBarrier()
-        siblings.meeting.plays[play.episode.id] = play
-        self._release_if_complete(siblings)
-        await siblings.meeting.complete.wait()
-        return siblings.meeting
+        group = play.group
+        if group.meeting is None:
+            group.meeting = _GroupBarrier()
+        group.meeting.plays[play.episode.id] = play
+        self._release_if_complete(group)
+        await group.meeting.complete.wait()
+        return group.meeting
 
-    def _release_if_complete(self, siblings: Siblings) -> None:
-        barrier = siblings.meeting
-        if barrier and all(episode.id in barrier.plays or episode.failure is not None for episode in siblings.episodes):
+    def _release_if_complete(self, group: Group) -> None:
+        barrier = group.meeting
+        if barrier and all(episode.id in barrier.plays or episode.failure is not None for episode in group.episodes):
             barrier.complete.set()
 
     async def _in_group(self, barrier: _GroupBarrier, play: ConversationPlay, rule: str) -> list[Verdict] | None:
