@@ -1,7 +1,8 @@
-"""What readers find in a single message of a tutor: the labels, and what a reader is shown.
+"""The labels of tutor moves, such as "gives a hint", and the input and interface of move classifiers.
 
-The labels are those that people gave to messages of real tutors (docs/classroom.md). Rules read them without any data
-(judges/moves/rules.py); readers that were trained on labelled messages can be named in their place.
+A move classifier ("reader" in the configuration) says whether a label holds for a single message of a tutor. Human
+annotators gave these labels to messages of real tutors (docs/classroom.md). Rules predict them without any training
+data (judges/moves/rules.py); classifiers that were trained on labelled messages can replace the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,21 +33,21 @@ LABELS = {
     ACTIONABLE: "makes clear what the student is to do next",
     MISTAKE_IDENTIFIED: "shows that the tutor has noticed the student's mistake",
 }
-"""Each label, and when it holds."""
+"""Each label, and the condition under which it holds."""
 
 READ_ALONE = frozenset({TREATS_AS_WRONG})
-"""Labels that are read in the message alone."""
+"""Labels that are predicted from the message alone, without the conversation before it."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A tutor's message and what came before it.
+    """A tutor's message with its context: the input of a move classifier.
 
     Attributes:
         message: the tutor's message, as the student reads it.
-        student: the student's message before it; "" without one.
-        target: what the student is to say: a phrase, or a problem's answer; "" if unknown.
-        before: what was said before `student`, in order, a maths problem's text first.
+        student: the student's message before it; "" if there is none.
+        target: what the student should say: a phrase, or the answer to a problem; "" if unknown.
+        before: the earlier messages, before `student`, in order; for a maths problem, its text comes first.
     """
 
     message: str
@@ -56,21 +57,21 @@ class Exchange:
 
 
 def interval_text(ends: Sequence[float]) -> str:
-    """An interval of a kappa, as it is printed."""
+    """A confidence interval of a kappa, formatted for output."""
     return f"[{ends[0]:.2f}, {ends[1]:.2f}]"
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How far a reader agreed with people, measured on messages that it was not trained on.
+    """Agreement of a move classifier with human annotators, measured on messages that it was not trained on.
 
     Attributes:
         kappa: Cohen's kappa.
-        ci95: its 95 % interval over lessons; None if they were too few for one.
-        base_rate: the share of the messages that people gave the label.
-        messages, lessons: how many there were.
+        ci95: the 95 % confidence interval of kappa over lessons; None if there were too few lessons.
+        base_rate: the share of the messages that annotators gave the label.
+        messages, lessons: the numbers of messages and lessons.
         data: the data set.
-        by: what reads: `rules`, `classifier`, or `rules_with_target`.
+        by: what predicts the label: `rules`, `classifier`, or `rules_with_target`.
     """
 
     kappa: float
@@ -82,12 +83,12 @@ class Trust:
     by: str
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """The fields as JSON values; see `of_json`."""
         return asdict(self) | {"ci95": self.ci95 and list(self.ci95)}
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> "Trust":
-        """Trust from the values of `as_json`."""
+        """Restore an instance from the values of `as_json`."""
         return cls(**{**fields, "ci95": fields["ci95"] and tuple(fields["ci95"])})
 
     def __str__(self) -> str:
@@ -96,18 +97,18 @@ class Trust:
 
 
 class MessageReaders(Protocol):
-    """Readers of some of `LABELS`."""
+    """Move classifiers for some of `LABELS`."""
 
     @property
     def version(self) -> str:
-        """Which readers these are; recorded with every figure and verdict that they take part in."""
+        """An identifier of these classifiers, recorded with every metric and verdict that depends on them."""
         ...
 
     @property
     def trust(self) -> dict[str, Trust]:
-        """Each label that can be read, and how far to trust the reading."""
+        """The labels that can be predicted, each with the measured agreement with annotators."""
         ...
 
-    def reads(self, label: str, about: Exchange) -> bool:
-        """Whether the label holds for the message. The label must be one of those in `trust`."""
+    def reads(self, label: str, exchange: Exchange) -> bool:
+        """Whether the label, which must be a key of `trust`, holds for the message."""
         ...

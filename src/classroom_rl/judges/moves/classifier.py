@@ -1,5 +1,6 @@
-"""A linear classifier of one label: n-grams of the message and of the student's, figures from the rules, and logistic
-regression on them. scikit-learn fits it; what was fitted is kept as plain arrays (judges/moves/stored.py).
+"""A linear classifier for one label: logistic regression on tf-idf n-grams of the tutor's and the student's message and
+on numeric features from the rules. scikit-learn fits it; the fitted weights are stored as plain arrays
+(judges/moves/stored.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
 WORDS, LETTERS, STUDENT = TEXTS = ("words", "letters", "student")
-"""The texts that n-grams are taken of: the message's words, its letters, the words of the student before it."""
+"""The texts that n-grams are taken from: the words of the tutor's message, its letters, and the words of the student's
+message before it."""
 
 FIGURES = "figures"
 
@@ -27,7 +29,7 @@ _OPTIONS = {
     STUDENT: {"preprocessor": student_tokens, "tokenizer": str.split, "ngram_range": (1, 3), "min_df": 2},
 }
 _REGULARISATION = 1.0
-"""scikit-learn's `C`. It was fixed before anything was measured with it."""
+"""scikit-learn's `C`. It was fixed before any measurement, so no figure is tuned by it."""
 
 
 def require_sklearn() -> None:
@@ -42,7 +44,12 @@ def require_sklearn() -> None:
 
 @dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of one text: the column of each, and the weight of each column (inverse document frequency)."""
+    """The n-grams of one text.
+
+    Attributes:
+        vocabulary: the n-grams, in the order of their columns.
+        idf: the inverse document frequency of each n-gram, of shape (n-grams,).
+    """
 
     vocabulary: tuple[str, ...]
     idf: np.ndarray
@@ -50,104 +57,121 @@ class Ngrams:
 
 @dataclass(frozen=True)
 class Linear:
-    """A fitted classifier: a weight for each n-gram of each text and for each figure, and a constant. A message's score
-    is the sum over what it has."""
+    """A fitted linear classifier. The score of a message is the weighted sum of its features plus the intercept.
+
+    Attributes:
+        weights: for each text, the weights of its n-grams, of shape (n-grams,).
+        figure_weights: the weights of the numeric features, of shape (features,).
+        intercept: the constant.
+    """
 
     weights: Mapping[str, np.ndarray]
     figure_weights: np.ndarray
     intercept: float
 
     def scores(self, tables: Mapping[str, Any]) -> np.ndarray:
-        """The score of each message in `Vectoriser.tables`."""
-        found = tables[FIGURES] @ self.figure_weights + self.intercept
+        """The score of each message, of shape (messages,), from the tables of `Vectoriser.tables`."""
+        scores = tables[FIGURES] @ self.figure_weights + self.intercept
         for text, weights in self.weights.items():
-            found = found + tables[text] @ weights
-        return found
+            scores = scores + tables[text] @ weights
+        return scores
 
 
 def texts_of(label: str) -> tuple[str, ...]:
-    """The texts whose n-grams a label is read by."""
+    """The texts whose n-grams are used to predict a label."""
     return (WORDS, LETTERS) if label in READ_ALONE else TEXTS
 
 
-def seen(label: str, about: Exchange) -> Exchange:
-    """What a reader of this label is shown: of those in `READ_ALONE` the message alone."""
-    return Exchange(about.message) if label in READ_ALONE else about
+def seen(label: str, exchange: Exchange) -> Exchange:
+    """The part of an exchange that the classifier of a label sees: for labels in `READ_ALONE`, the message alone."""
+    return Exchange(exchange.message) if label in READ_ALONE else exchange
 
 
 class Vectoriser:
-    """Turns messages into numbers: tf-idf of the n-grams of each text, and figures."""
+    """Turns messages into features: tf-idf weights of the n-grams of each text, and the numeric features."""
 
     def __init__(self, ngrams: Mapping[str, Ngrams]):
         self.ngrams = dict(ngrams)
-        self.fitted = {text: _restored(text, each) for text, each in self.ngrams.items()}
+        self.fitted = {text: _restored(text, text_ngrams) for text, text_ngrams in self.ngrams.items()}
 
     @classmethod
-    def fit(cls, rows: Sequence[Exchange], texts: Sequence[str]) -> "Vectoriser":
-        """Collect the n-grams of messages to learn from."""
-        found = {}
+    def fit(cls, exchanges: Sequence[Exchange], texts: Sequence[str]) -> "Vectoriser":
+        """Build the vocabulary and its weights from training messages.
+
+        Raises:
+            DataError: if no n-gram of a text occurs often enough.
+        """
+        ngrams = {}
         for text in texts:
             try:
-                fitted = _vectorizer(text).fit(rows)
+                fitted = _vectorizer(text).fit(exchanges)
             except ValueError as error:  # nothing occurs often enough
-                raise _too_few(text, len(rows)) from error
+                raise _too_few(text, len(exchanges)) from error
             names = fitted.get_feature_names_out()
-            found[text] = Ngrams(tuple(map(str, names)), fitted.idf_)
-        return cls(found)
+            ngrams[text] = Ngrams(tuple(map(str, names)), fitted.idf_)
+        return cls(ngrams)
 
-    def tables(self, rows: Sequence[Exchange]) -> dict[str, Any]:
-        """For each text a sparse matrix, a row for each message and a column for each n-gram; and their figures."""
-        return {text: each.transform(rows) for text, each in self.fitted.items()} | {FIGURES: table_of_figures(rows)}
+    def tables(self, exchanges: Sequence[Exchange]) -> dict[str, Any]:
+        """For each text a sparse matrix of shape (messages, n-grams), and under `FIGURES` the numeric features."""
+        tables = {text: vectorizer.transform(exchanges) for text, vectorizer in self.fitted.items()}
+        return tables | {FIGURES: table_of_figures(exchanges)}
 
 
 class Counted:
-    """The n-grams of all messages of a data set, counted once. A cross-validation fits dozens of classifiers to parts
-    of it, and counting takes nearly all of the time; what a part gets is what `Vectoriser.fit` gives it."""
+    """The n-gram counts of all messages of a data set, computed once.
 
-    def __init__(self, rows: Sequence[Exchange], texts: Sequence[str]):
+    Cross-validation fits dozens of classifiers to parts of a data set, and counting takes nearly all of the time. The
+    tables of a part are the same as those of a `Vectoriser` that is fitted to this part.
+    """
+
+    def __init__(self, exchanges: Sequence[Exchange], texts: Sequence[str]):
         plain = {"min_df": 1, "use_idf": False, "norm": None, "sublinear_tf": False}
-        self._counts = {text: _vectorizer(text, **plain).fit_transform(rows) for text in texts}
-        self._figures = table_of_figures(rows)
+        self._counts = {text: _vectorizer(text, **plain).fit_transform(exchanges) for text in texts}
+        self._figures = table_of_figures(exchanges)
 
     def tables(self, train: np.ndarray, test: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The tables of `Vectoriser.tables` of the messages at `train`, and of those at `test`, with the n-grams and
-        weights of the former."""
+        """The tables of the messages at the indices `train` and `test`, as `Vectoriser.tables` returns them. Vocabulary
+        and idf weights come from the training messages alone.
+
+        Raises:
+            DataError: if no n-gram of a text occurs often enough.
+        """
         from sklearn.feature_extraction.text import TfidfTransformer
 
-        found: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        tables: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         for text, counts in self._counts.items():
-            learned = counts[train]
-            frequent = np.flatnonzero(learned.getnnz(axis=0) >= _OPTIONS[text]["min_df"])
+            train_counts = counts[train]
+            frequent = np.flatnonzero(train_counts.getnnz(axis=0) >= _OPTIONS[text]["min_df"])
             if not len(frequent):
                 raise _too_few(text, len(train))
-            fitted = TfidfTransformer(sublinear_tf=True).fit(learned[:, frequent])
-            for side, part in zip(found, (learned, counts[test]), strict=True):
-                side[text] = fitted.transform(part[:, frequent])
-        for side, places in zip(found, (train, test), strict=True):
-            side[FIGURES] = self._figures[places]
-        return found
+            fitted = TfidfTransformer(sublinear_tf=True).fit(train_counts[:, frequent])
+            for table, part in zip(tables, (train_counts, counts[test]), strict=True):
+                table[text] = fitted.transform(part[:, frequent])
+        for table, indices in zip(tables, (train, test), strict=True):
+            table[FIGURES] = self._figures[indices]
+        return tables
 
 
 def _too_few(text: str, messages: int) -> DataError:
     return DataError(f"In the {text} of {messages} messages no n-gram is frequent enough: give more data.")
 
 
-def table_of_figures(rows: Sequence[Exchange]) -> np.ndarray:
-    """The figures of messages as a table (messages, figures)."""
-    return np.array([list(figures(each).values()) for each in rows], dtype=float)
+def table_of_figures(exchanges: Sequence[Exchange]) -> np.ndarray:
+    """The numeric features of messages, of shape (messages, features)."""
+    return np.array([list(figures(exchange).values()) for exchange in exchanges], dtype=float)
 
 
 def figure_names() -> tuple[str, ...]:
-    """The names of a table's columns."""
+    """The names of the columns of `table_of_figures`."""
     return tuple(figures(Exchange("")))
 
 
 def fit_linear(tables: Mapping[str, Any], labels: Sequence[bool]) -> Linear:
-    """Fit a classifier to messages and what people said of them. The same input always gives the same weights.
+    """Fit a linear classifier. The same input always gives the same weights.
 
     Args:
-        tables: of the messages, as `Vectoriser.tables` has them.
-        labels: both values have to occur.
+        tables: the features of the messages, from `Vectoriser.tables`.
+        labels: the annotators' label of each message. Both values must occur.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import FeatureUnion
@@ -155,22 +179,23 @@ def fit_linear(tables: Mapping[str, Any], labels: Sequence[bool]) -> Linear:
 
     texts = [text for text in tables if text != FIGURES]
     model = LogisticRegression(C=_REGULARISATION, solver="liblinear", random_state=0, max_iter=1000)
-    beside = FeatureUnion([(name, FunctionTransformer(itemgetter(name))) for name in (*texts, FIGURES)])
-    model.fit(beside.transform(tables), np.asarray(labels, bool))
+    # Joins the tables column by column; `FunctionTransformer` picks one table from the dictionary.
+    columns = FeatureUnion([(name, FunctionTransformer(itemgetter(name))) for name in (*texts, FIGURES)])
+    model.fit(columns.transform(tables), np.asarray(labels, bool))
     sizes = [tables[text].shape[1] for text in texts]
-    *weights, of_figures = np.split(model.coef_[0], np.cumsum(sizes))
-    return Linear(dict(zip(texts, weights, strict=True)), of_figures, float(model.intercept_[0]))
+    *weights, figure_weights = np.split(model.coef_[0], np.cumsum(sizes))
+    return Linear(dict(zip(texts, weights, strict=True)), figure_weights, float(model.intercept_[0]))
 
 
-def _vectorizer(text: str, **more) -> "TfidfVectorizer":
+def _vectorizer(text: str, **overrides) -> "TfidfVectorizer":
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     options = {"token_pattern": None, "lowercase": False, "sublinear_tf": True} | _OPTIONS[text]
-    return TfidfVectorizer(**options | more)
+    return TfidfVectorizer(**options | overrides)
 
 
 def _restored(text: str, ngrams: Ngrams) -> "TfidfVectorizer":
-    """A fitted vectoriser of scikit-learn with these n-grams."""
-    found = _vectorizer(text, vocabulary={each: place for place, each in enumerate(ngrams.vocabulary)})
-    found.idf_ = np.asarray(ngrams.idf, float)
-    return found
+    """A fitted vectorizer of scikit-learn with these n-grams and weights."""
+    vectorizer = _vectorizer(text, vocabulary={ngram: column for column, ngram in enumerate(ngrams.vocabulary)})
+    vectorizer.idf_ = np.asarray(ngrams.idf, float)
+    return vectorizer

@@ -1,10 +1,11 @@
-"""Measures rules and classifiers on messages that they were not fitted to: Cohen's kappa with people, with an interval
-from a bootstrap over lessons.
+"""Evaluates rules and classifiers on held-out messages: Cohen's kappa with human annotators, and its bootstrap
+confidence interval over lessons.
 
-Messages of one lesson resemble each other, so each resample draws lessons, and takes all messages of each.
+Messages of one lesson resemble each other, so each bootstrap resample draws whole lessons, and all messages of a lesson
+are in the same fold.
 
-All messages of a lesson are in one fold. A classifier's threshold is chosen inside of the training part, by a second
-cross-validation there; its other settings are fixed. So nothing is tuned on the fold that is measured.
+The cross-validation is nested: an inner cross-validation on the training part chooses the threshold of a classifier;
+its other hyperparameters are fixed. So nothing is tuned on the held-out fold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +25,16 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Agreement:
-    """A reader's agreement with people on some messages.
+    """Agreement of predicted labels with those of human annotators.
 
     Attributes:
-        kappa: Cohen's kappa, 0 by chance and 1 in full agreement; 0 if one side always says the same.
-        ci95: its 95 % interval; None for fewer than 30 lessons (`classroom_rl.rollout.intervals`).
-        precision: of the messages that the reader gave the label, the share that people gave it, too; None without any.
-        recall: of the messages that people gave the label, the share that the reader gave it, too; None without any.
-        base_rate: the share of the messages that people gave the label.
-        messages, lessons: how many there were.
+        kappa: Cohen's kappa: 1 in full agreement, 0 at chance level. Defined as 0 where chance agreement is 1, because
+            both sides always give the same label.
+        ci95: the 95 % confidence interval of kappa; None for fewer than 30 lessons (`classroom_rl.rollout.intervals`).
+        precision: the share of correct predictions among the predicted positives; None without any.
+        recall: the share of the annotators' positives that were predicted; None without any.
+        base_rate: the share of the messages that annotators gave the label.
+        messages, lessons: the numbers of messages and lessons.
     """
 
     kappa: float
@@ -44,64 +46,73 @@ class Agreement:
     lessons: int
 
 
-def agreement(labels: Sequence[bool], found: Sequence[bool], lessons: Sequence[str]) -> Agreement:
-    """How far `found` agrees with `labels`, message by message; `lessons` names the lesson of each."""
-    tables = _tables(labels, found, lessons)
-    _, alone, missed, both = total = tables.sum(axis=0)
+def agreement(labels: Sequence[bool], predictions: Sequence[bool], lessons: Sequence[str]) -> Agreement:
+    """The agreement of the predictions with the annotators' labels, message by message.
+
+    Args:
+        labels: the annotators' label of each message.
+        predictions: the predicted label of each message.
+        lessons: the lesson of each message.
+    """
+    tables = _tables(labels, predictions, lessons)
+    _, false_positives, false_negatives, true_positives = total = tables.sum(axis=0)
+    predicted, positives = true_positives + false_positives, true_positives + false_negatives
     value = float(_kappas(total))
     return Agreement(
         value,
-        interval_of_statistic(value, _kappas(_drawn(tables)), _kappas(total - tables)),
-        float(both / (both + alone)) if both + alone else None,
-        float(both / (both + missed)) if both + missed else None,
-        float((both + missed) / total.sum()),
+        interval_of_statistic(value, _kappas(_bootstrap(tables)), _kappas(total - tables)),
+        float(true_positives / predicted) if predicted else None,
+        float(true_positives / positives) if positives else None,
+        float(positives / total.sum()),
         int(total.sum()),
         len(tables),
     )
 
 
 def difference(
-    labels: Sequence[bool], found: Sequence[bool], other: Sequence[bool], lessons: Sequence[str]
+    labels: Sequence[bool], predictions: Sequence[bool], other: Sequence[bool], lessons: Sequence[str]
 ) -> tuple[float, list[float] | None]:
-    """The kappa of `found` minus that of `other`, on the same messages, with its 95 % interval.
-    None, as of `Agreement`, for fewer than 30 lessons."""
-    one, two = (_tables(labels, each, lessons) for each in (found, other))
+    """The kappa of `predictions` minus that of the predictions `other`, on the same messages, with the 95 %
+    confidence interval of the difference (None for fewer than 30 lessons)."""
+    first, second = (_tables(labels, predicted, lessons) for predicted in (predictions, other))
 
-    def gap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        return _kappas(first) - _kappas(second)
+    def gap(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+        return _kappas(one) - _kappas(two)
 
-    value = float(gap(one.sum(axis=0), two.sum(axis=0)))
-    without_each = gap(one.sum(axis=0) - one, two.sum(axis=0) - two)
-    return value, interval_of_statistic(value, gap(_drawn(one), _drawn(two)), without_each)
+    value = float(gap(first.sum(axis=0), second.sum(axis=0)))
+    jackknife = gap(first.sum(axis=0) - first, second.sum(axis=0) - second)
+    return value, interval_of_statistic(value, gap(_bootstrap(first), _bootstrap(second)), jackknife)
 
 
-def kappa(labels: np.ndarray, found: np.ndarray) -> float:
+def kappa(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Cohen's kappa (Cohen, "A coefficient of agreement for nominal scales", 1960)."""
-    return float(_kappas(np.bincount(2 * np.asarray(labels, int) + np.asarray(found, int), minlength=4)))
+    return float(_kappas(np.bincount(2 * np.asarray(labels, int) + np.asarray(predictions, int), minlength=4)))
 
 
-def _tables(labels: Sequence[bool], found: Sequence[bool], lessons: Sequence[str]) -> np.ndarray:
-    """For each lesson how many messages nobody labelled, the reader alone, people alone, and both."""
-    names = {name: place for place, name in enumerate(dict.fromkeys(lessons))}
-    tables = np.zeros((len(names), 4))
-    for label, value, lesson in zip(labels, found, lessons, strict=True):
-        tables[names[lesson], 2 * bool(label) + bool(value)] += 1
+def _tables(labels: Sequence[bool], predictions: Sequence[bool], lessons: Sequence[str]) -> np.ndarray:
+    """For each lesson the number of true negatives, false positives, false negatives and true positives, of shape
+    (lessons, 4)."""
+    rows = {lesson: row for row, lesson in enumerate(dict.fromkeys(lessons))}
+    tables = np.zeros((len(rows), 4))
+    for label, prediction, lesson in zip(labels, predictions, lessons, strict=True):
+        tables[rows[lesson], 2 * bool(label) + bool(prediction)] += 1
     return tables
 
 
-def _drawn(tables: np.ndarray) -> np.ndarray:
+def _bootstrap(tables: np.ndarray) -> np.ndarray:
+    """The summed table of each bootstrap resample of lessons, of shape (resamples, 4)."""
     return draws(len(tables), RESAMPLES) @ tables
 
 
 def _kappas(counts: np.ndarray) -> np.ndarray:
-    """Kappa of tables (…, 4), with their cells as in `_tables`."""
-    nobody, alone, missed, both = np.moveaxis(np.asarray(counts, float), -1, 0)
-    total = nobody + alone + missed + both
-    with np.errstate(invalid="ignore", divide="ignore"):
-        by_people, by_reader = (missed + both) / total, (alone + both) / total
-        chance = by_people * by_reader + (1 - by_people) * (1 - by_reader)
-        found = ((nobody + both) / total - chance) / (1 - chance)
-    return np.where(chance < 1, found, 0.0)
+    """Kappa of tables of shape (…, 4), with cells as in `_tables`."""
+    true_negatives, false_positives, false_negatives, true_positives = np.moveaxis(np.asarray(counts, float), -1, 0)
+    total = true_negatives + false_positives + false_negatives + true_positives
+    with np.errstate(invalid="ignore", divide="ignore"):  # chance agreement may be 1, and a table may be empty
+        labelled, predicted = (false_negatives + true_positives) / total, (false_positives + true_positives) / total
+        chance = labelled * predicted + (1 - labelled) * (1 - predicted)
+        kappas = ((true_negatives + true_positives) / total - chance) / (1 - chance)
+    return np.where(chance < 1, kappas, 0.0)
 
 
 OUTER_FOLDS, INNER_FOLDS = 10, 4
@@ -109,22 +120,22 @@ _SEED = 0
 _THRESHOLDS = 60
 
 BY_RULES, BY_CLASSIFIER, BY_RULES_WITH_TARGET = KINDS = ("rules", "classifier", "rules_with_target")
-"""What reads a label. `rules_with_target`: the rules where the target is known, else the classifier."""
+"""What predicts a label. `rules_with_target`: the rules where the target is known, else the classifier."""
 
 CANDIDATES = {REVEALS_ANSWER: KINDS}
-"""What is tried for a label; for all others the first two of `KINDS`."""
+"""The kinds that are compared for a label; for all other labels, the first two of `KINDS`."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How well a label is read.
+    """The evaluation of a label.
 
     Attributes:
-        label, source: the label, and the data set that has it.
-        chosen: what agrees best with people, one of `KINDS`.
-        agreements: each of `KINDS` that was tried, and its agreement with people.
-        found: each of them, and what it read in each message.
-        gain: kappa of what was chosen minus that of the rules, and its 95 % interval.
+        label, source: the label, and the data set that provides it.
+        chosen: the kind with the highest kappa, one of `KINDS`.
+        agreements: the agreement with annotators of each kind that was compared.
+        found: the out-of-fold predictions of each kind, of shape (messages,).
+        gain: the kappa of the chosen kind minus that of the rules, and its 95 % confidence interval.
         threshold: the threshold for a classifier that is fitted to all messages.
     """
 
@@ -138,72 +149,76 @@ class Measured:
 
 
 def measure(messages: Sequence[LabelledMessage], folds: int = OUTER_FOLDS) -> dict[str, Measured]:
-    """Measure rules and classifiers on labelled messages, for each label that they have.
+    """Evaluate rules and classifiers on labelled messages by cross-validation, for each label of their data sets.
 
     Raises:
-        DataError: if a data set has fewer lessons than folds, or a label that is always or never given in a fold's
-            training part.
+        DataError: if a data set has fewer lessons than folds, or if a label is always or never given in the training
+            part of a fold.
     """
-    found = {}
+    measured = {}
     for source, labels in LABELS_OF.items():
-        there = [each for each in messages if each.source == source]
-        if there:
-            found |= _measure_source(source, labels, there, folds)
-    return found
+        of_source = [message for message in messages if message.source == source]
+        if of_source:
+            measured |= _measure_source(source, labels, of_source, folds)
+    return measured
 
 
 def _measure_source(
     source: str, labels: Sequence[str], messages: Sequence[LabelledMessage], folds: int
 ) -> dict[str, Measured]:
-    lessons = [each.lesson for each in messages]
+    lessons = [message.lesson for message in messages]
     if len(set(lessons)) < folds:
         raise DataError(
             f"The {len(messages)} messages of {source} are from {len(set(lessons))} lessons; a cross-validation with "
             f"{folds} folds needs at least as many. Give more data, or fewer --folds."
         )
-    found = {}
-    for texts in dict.fromkeys(map(texts_of, labels)):
-        together = [label for label in labels if texts_of(label) == texts]
-        rows = [seen(together[0], each.exchange) for each in messages]
-        given = {label: np.array([each.labels[label] for each in messages]) for label in together}
-        scores, read = _out_of_fold(rows, given, lessons, texts, folds)
-        for label in together:
-            found[label] = _compare(source, label, messages, scores[label], read[label])
-    return found
+    measured = {}
+    for texts in dict.fromkeys(map(texts_of, labels)):  # labels on the same texts share the n-gram counts
+        group = [label for label in labels if texts_of(label) == texts]
+        exchanges = [seen(group[0], message.exchange) for message in messages]
+        targets = {label: np.array([message.labels[label] for message in messages]) for label in group}
+        scores, predictions = _out_of_fold(exchanges, targets, lessons, texts, folds)
+        for label in group:
+            measured[label] = _compare(source, label, messages, scores[label], predictions[label])
+    return measured
 
 
 def _compare(
-    source: str, label: str, messages: Sequence[LabelledMessage], scores: np.ndarray, read: np.ndarray
+    source: str, label: str, messages: Sequence[LabelledMessage], scores: np.ndarray, predictions: np.ndarray
 ) -> Measured:
-    given = np.array([each.labels[label] for each in messages])
-    lessons = [each.lesson for each in messages]
-    rules = np.array([RULES[label](seen(label, each.exchange)) for each in messages])
-    known = np.array([bool(each.exchange.target) for each in messages])
-    all_found = dict(zip(KINDS, (rules, read, np.where(known, rules, read)), strict=True))
-    found = {kind: all_found[kind] for kind in CANDIDATES.get(label, KINDS[:2])}
-    agreements = {kind: agreement(given, each, lessons) for kind, each in found.items()}
+    targets = np.array([message.labels[label] for message in messages])
+    lessons = [message.lesson for message in messages]
+    by_rules = np.array([RULES[label](seen(label, message.exchange)) for message in messages])
+    has_target = np.array([bool(message.exchange.target) for message in messages])
+    all_kinds = dict(zip(KINDS, (by_rules, predictions, np.where(has_target, by_rules, predictions)), strict=True))
+    candidates = {kind: all_kinds[kind] for kind in CANDIDATES.get(label, KINDS[:2])}
+    agreements = {kind: agreement(targets, predicted, lessons) for kind, predicted in candidates.items()}
     chosen = max(agreements, key=lambda kind: agreements[kind].kappa)
-    gain = difference(given, found[chosen], rules, lessons)
-    return Measured(label, source, chosen, agreements, found, gain, best_threshold(given, scores))
+    gain = difference(targets, candidates[chosen], by_rules, lessons)
+    return Measured(label, source, chosen, agreements, candidates, gain, best_threshold(targets, scores))
 
 
 def _out_of_fold(
-    rows: Sequence[Exchange], given: Mapping[str, np.ndarray], lessons: Sequence[str], texts: Sequence[str], folds: int
+    exchanges: Sequence[Exchange],
+    targets: Mapping[str, np.ndarray],
+    lessons: Sequence[str],
+    texts: Sequence[str],
+    folds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """For each label the score of each message by a classifier that has not seen its lesson, and whether that is above
-    the classifier's threshold."""
-    counted = Counted(rows, texts)
-    scores = {label: np.zeros(len(rows)) for label in given}
-    read = {label: np.zeros(len(rows), bool) for label in given}
+    """For each label, the score of each message by a classifier that was not trained on its lesson, and whether the
+    score reaches the threshold of this classifier."""
+    counted = Counted(exchanges, texts)
+    scores = {label: np.zeros(len(exchanges)) for label in targets}
+    predictions = {label: np.zeros(len(exchanges), bool) for label in targets}
     for train, test in _folds(lessons, folds, _SEED):
-        inner = {label: np.zeros(len(train)) for label in given}
-        for fitted, held_out in _folds([lessons[place] for place in train], INNER_FOLDS, _SEED + 1):
-            for label, values in _score(counted, given, train[fitted], train[held_out]).items():
-                inner[label][held_out] = values
-        for label, values in _score(counted, given, train, test).items():
+        inner_scores = {label: np.zeros(len(train)) for label in targets}
+        for fitted, held_out in _folds([lessons[index] for index in train], INNER_FOLDS, _SEED + 1):
+            for label, values in _score(counted, targets, train[fitted], train[held_out]).items():
+                inner_scores[label][held_out] = values
+        for label, values in _score(counted, targets, train, test).items():
             scores[label][test] = values
-            read[label][test] = values >= best_threshold(given[label][train], inner[label])
-    return scores, read
+            predictions[label][test] = values >= best_threshold(targets[label][train], inner_scores[label])
+    return scores, predictions
 
 
 def _folds(lessons: Sequence[str], folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -213,28 +228,34 @@ def _folds(lessons: Sequence[str], folds: int, seed: int) -> list[tuple[np.ndarr
 
 
 def _score(
-    counted: Counted, given: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray
+    counted: Counted, targets: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """For each label the scores of the messages at `test`, by a classifier that is fitted to those at `train`."""
-    learned, measured = counted.tables(train, test)
-    found = {}
-    for label, values in given.items():
+    """For each label, the scores of the messages at the indices `test` by a classifier that is fitted to those at
+    `train`."""
+    train_tables, test_tables = counted.tables(train, test)
+    scores = {}
+    for label, values in targets.items():
         check_both_occur(label, values[train])
-        found[label] = fit_linear(learned, values[train]).scores(measured)
-    return found
+        scores[label] = fit_linear(train_tables, values[train]).scores(test_tables)
+    return scores
 
 
-def check_both_occur(label: str, given: np.ndarray) -> None:
-    """Raise a `DataError` if a label is always given, or never: then there is nothing to learn."""
-    if given.all() or not given.any():
-        often = "always" if given.all() else "never"
+def check_both_occur(label: str, labels: np.ndarray) -> None:
+    """Raise a `DataError` if a label is always or never given, because then there is nothing to learn."""
+    if labels.all() or not labels.any():
+        frequency = "always" if labels.all() else "never"
         raise DataError(
-            f"The label {label} is {often} given in the {len(given)} messages that a classifier is to be fitted to: "
-            "give data in which people gave it to some messages and not to others."
+            f"The label {label} is {frequency} given in the {len(labels)} messages that a classifier is to be fitted "
+            "to: give data in which people gave it to some messages and not to others."
         )
 
 
-def best_threshold(given: np.ndarray, scores: np.ndarray) -> float:
-    """The score from which on a message gets the label, so that the kappa with people is highest."""
-    tried = np.unique(np.quantile(scores, np.linspace(0.02, 0.98, _THRESHOLDS)))
-    return float(max(tried, key=lambda threshold: kappa(given, scores >= threshold)))
+def best_threshold(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The threshold with the highest kappa; a message gets the label if its score is at least the threshold.
+
+    Args:
+        labels: the annotators' label of each message.
+        scores: the classifier's score of each message.
+    """
+    candidates = np.unique(np.quantile(scores, np.linspace(0.02, 0.98, _THRESHOLDS)))
+    return float(max(candidates, key=lambda threshold: kappa(labels, scores >= threshold)))

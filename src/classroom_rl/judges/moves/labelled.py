@@ -1,7 +1,7 @@
-"""Reads messages of real tutors that people labelled, from files or from the Hub.
+"""Loads messages of real tutors with labels by human annotators, from local files or from the Hugging Face Hub.
 
-Three public data sets are known, in the form in which they were published and in a flat one with a message per row
-(docs/classroom.md shows a row of each). A row's keys say which set it belongs to.
+Three public data sets are supported: CIMA, MRBench and MathDial. Each is read in its published format and in a
+flattened one (docs/classroom.md shows a row of each). The keys of a row determine its data set and format.
 """
 
 import json
@@ -31,11 +31,12 @@ from classroom_rl.rollout.text import has_surrogates
 
 
 def numbered_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file or a Hub data set, each with its place in words, such as "a.jsonl: line 3".
+    """The rows of a file or a Hub data set, each with its location for messages, such as "a.jsonl: line 3".
 
-    The rows of a .json file are a list, or an object of objects of rows.
+    A .json file holds a list of rows, or an object whose values are objects of rows.
 
     Args:
+        name: the path of a .jsonl or .json file, or the name of a data set on the Hub.
         split: the split of a data set on the Hub.
 
     Raises:
@@ -66,14 +67,14 @@ def _rows_of_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _rows_of_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        found = json.loads(_text(path))
+        content = json.loads(_text(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}.") from error
-    if isinstance(found, dict) and found and all(isinstance(each, dict) for each in found.values()):
-        found = [row for rows in found.values() for row in rows.values()]  # CIMA: {"prepDataset": {"0": {…}, …}, …}
-    if not isinstance(found, list):
+    if isinstance(content, dict) and content and all(isinstance(group, dict) for group in content.values()):
+        content = [row for rows in content.values() for row in rows.values()]  # CIMA: {"prepDataset": {"0": {…}, …}, …}
+    if not isinstance(content, list):
         raise DataError(f"{path} holds no list of rows.")
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(content, start=1):
         yield f"{path}: row {number}", _as_row(row, f"{path}: row {number}")
 
 
@@ -86,9 +87,9 @@ def _text(path: Path) -> str:
         raise DataError(f"{path} cannot be read: {error}.") from error
 
 
-def _as_row(row: Any, where: str) -> dict[str, Any]:
+def _as_row(row: Any, location: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DataError(f"{where} is no JSON object.")
+        raise DataError(f"{location} is no JSON object.")
     return row
 
 
@@ -99,14 +100,14 @@ CITATIONS = {
     MATHDIAL: "Macina et al., MathDial, Findings of EMNLP 2023",
 }
 LICENCES = {CIMA: "CC BY 2.5", MRBENCH: "CC BY-SA 4.0", MATHDIAL: "CC BY-SA 4.0"}
-"""The licence of each data set; a trained reader holds words of its data."""
+"""The licence of each data set. It also concerns classifiers trained on the data: they contain n-grams of its texts."""
 
 LABELS_OF = {
     CIMA: (QUESTION, HINT, CORRECTION, TREATS_AS_WRONG, CONFIRMATION),
     MRBENCH: (REVEALS_ANSWER, ACTIONABLE, MISTAKE_IDENTIFIED),
     MATHDIAL: (TELLING,),
 }
-"""The labels that each data set has."""
+"""The labels that each data set provides."""
 
 _CIMA_MOVES = ("question", "hint", "correction", "confirmation", "other")
 OF_DIMENSIONS = {
@@ -114,10 +115,10 @@ OF_DIMENSIONS = {
     ACTIONABLE: "Actionability",
     MISTAKE_IDENTIFIED: "Mistake_Identification",
 }
-"""The labels that stand for a dimension of MRBench."""
+"""The labels that correspond to a dimension of MRBench, and the key of that dimension in its annotations."""
 
 MathDialTurn = tuple[bool, str | None, str]
-"""A turn of MathDial: whether the teacher speaks, the teacher's move (None: unlabelled), and the text."""
+"""A turn of MathDial: whether the teacher speaks, the label of the teacher's move (None without one), and the text."""
 
 _SPEAKER = re.compile(r"(?:^|\n)\s*(Tutor|Teacher|Student)\s*:\s*")
 _MOVE = re.compile(r"^\s*\((\w+)\)\s*")
@@ -125,12 +126,13 @@ _MOVE = re.compile(r"^\s*\((\w+)\)\s*")
 
 @dataclass(frozen=True)
 class LabelledMessage:
-    """A tutor's message with what people said of it.
+    """A tutor's message with the labels of human annotators.
 
     Attributes:
-        labels: those of `LABELS_OF[source]`, each with whether people gave it.
+        exchange: the message and its context.
+        labels: each label of `LABELS_OF[source]`, and whether the annotators gave it.
         source: the data set.
-        lesson: the lesson or problem that it belongs to. All messages of a lesson are in one fold.
+        lesson: an identifier of the lesson or problem. Cross-validation keeps all messages of a lesson in one fold.
     """
 
     exchange: Exchange
@@ -140,60 +142,66 @@ class LabelledMessage:
 
 
 def read_labelled(name: str, split: str = "train") -> list[LabelledMessage]:
-    """The labelled messages of a local .jsonl or .json file, or of a data set on the Hub.
+    """Load the labelled messages of a local .jsonl or .json file, or of a data set on the Hub.
 
     Args:
+        name: the path of the file, or the name of the data set.
         split: the split of a data set on the Hub.
 
     Raises:
-        DataError: if it cannot be read, holds rows of none of the known data sets, or is empty.
+        DataError: if it cannot be read, has a row in none of the supported formats, or is empty.
     """
-    found: list[LabelledMessage] = []
-    for where, row in numbered_rows(name, split):
+    messages: list[LabelledMessage] = []
+    for location, row in numbered_rows(name, split):
         try:
-            read = next(read for key, read in _READERS.items() if set(key) <= set(row))
+            parse_row = next(parse_row for keys, parse_row in _PARSERS.items() if set(keys) <= set(row))
         except StopIteration:
             raise DataError(
-                f"{where} has the keys {', '.join(sorted(map(str, row)))[:200]}, which no known data "
+                f"{location} has the keys {', '.join(sorted(map(str, row)))[:200]}, which no known data "
                 f"set has ({', '.join(LABELS_OF)}). docs/classroom.md shows a row of each."
             ) from None
         try:
-            found.extend(_checked(each) for each in read(row))
+            messages.extend(_checked(message) for message in parse_row(row))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise DataError(f"{where} cannot be read: {type(error).__name__} {error}.") from error
-    if not found:
+            raise DataError(f"{location} cannot be read: {type(error).__name__} {error}.") from error
+    if not messages:
         raise DataError(f"{name} holds no labelled message.")
-    return found
+    return messages
 
 
-def _checked(each: LabelledMessage) -> LabelledMessage:
-    texts = (each.exchange.message, each.exchange.student, each.exchange.target, *each.exchange.before, each.lesson)
+def _checked(message: LabelledMessage) -> LabelledMessage:
+    """The message itself, if its texts and labels have the right types; raises `ValueError` otherwise."""
+    exchange = message.exchange
+    texts = (exchange.message, exchange.student, exchange.target, *exchange.before, message.lesson)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a text is missing")
     if any(has_surrogates(text) for text in texts):
         raise ValueError("it holds half of a character (a lone surrogate)")
-    if not all(isinstance(value, bool) for value in each.labels.values()):
+    if not all(isinstance(value, bool) for value in message.labels.values()):
         raise ValueError("a label is neither true nor false")
-    return each
+    return message
 
 
 def _read_cima(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    """A flat row: one message of the tutor."""
+    """Parse a flattened row: one message of the tutor."""
     target = row["target"]
     phrase = " ".join(target[part] for part in ("prep", "obj", "color") if target.get(part))
-    yield _of_cima(row["history"], phrase, row["tutor"], row["tutor_actions"], json.dumps(target))
+    yield _cima_message(row["history"], phrase, row["tutor"], row["tutor_actions"], json.dumps(target))
 
 
 def _read_published_cima(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    """A row as published: several tutors' messages to one conversation, each with a flag for each of `_CIMA_MOVES`."""
+    """Parse a published row: replies of several tutors in one conversation, each with one flag per move in
+    `_CIMA_MOVES`."""
     phrase = " ".join(row[part] for part in ("prep", "obj", "color") if row.get(part))
     lesson = json.dumps({part: row.get(part) for part in ("obj", "engObj", "prep", "engPrep", "color", "engColor")})
     for text, flags in zip(row["tutorResponses"], row["tutorActions"], strict=True):
         moves = dict(zip(_CIMA_MOVES, flags, strict=True))
-        yield _of_cima(row["past_convo"], phrase, text, moves, lesson)
+        yield _cima_message(row["past_convo"], phrase, text, moves, lesson)
 
 
-def _of_cima(history: Sequence[str], phrase: str, text: str, moves: Mapping[str, bool], lesson: str) -> LabelledMessage:
+def _cima_message(
+    history: Sequence[str], phrase: str, text: str, moves: Mapping[str, bool], lesson: str
+) -> LabelledMessage:
     labels = {label: bool(moves[label]) for label in (QUESTION, HINT, CORRECTION, CONFIRMATION)}
     exchange = Exchange(text, history[-1], phrase, tuple(history[:-1]))
     return LabelledMessage(
@@ -202,70 +210,72 @@ def _of_cima(history: Sequence[str], phrase: str, text: str, moves: Mapping[str,
 
 
 def _read_mrbench(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    """A flat row: one tutor's reply."""
-    yield _of_mrbench(row["history"], row["solution"], row["tutor"], row["labels"])
+    """Parse a flattened row: the reply of one tutor."""
+    yield _mrbench_message(row["history"], row["solution"], row["tutor"], row["labels"])
 
 
 def _read_published_mrbench(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    """A row as published: the replies of several tutors to one conversation."""
+    """Parse a published row: replies of several tutors in one conversation."""
     for reply in row["anno_llm_responses"].values():
         solution = row["Ground_Truth_Solution"]
-        yield _of_mrbench(row["conversation_history"], solution, reply["response"], reply["annotation"])
+        yield _mrbench_message(row["conversation_history"], solution, reply["response"], reply["annotation"])
 
 
-def _of_mrbench(history: str, solution: str, text: str, found: Mapping[str, str]) -> LabelledMessage:
-    """People answered each dimension with yes, no, or to some extent; only a yes counts."""
-    labels = {label: found[name].startswith("Yes") for label, name in OF_DIMENSIONS.items()}
+def _mrbench_message(history: str, solution: str, text: str, annotations: Mapping[str, str]) -> LabelledMessage:
+    """Annotators rated each dimension as yes, no, or to some extent; only a yes counts as the label."""
+    labels = {label: annotations[name].startswith("Yes") for label, name in OF_DIMENSIONS.items()}
     opening = history.strip().split("\n")[0][:400]
     lesson = history if is_unknown(solution) else opening + solution
     return LabelledMessage(exchange_of_mrbench(history, solution, text), labels, MRBENCH, lesson)
 
 
 def is_unknown(solution: str) -> bool:
-    """Whether MRBench has no solution of a problem."""
+    """Whether MRBench provides no solution to a problem."""
     return solution.strip() == "Not Available"
 
 
 def exchange_of_mrbench(history: str, solution: str, text: str) -> Exchange:
-    """What a reader is shown of a reply in MRBench.
+    """The classifier input for a tutor's reply in MRBench.
 
     Args:
-        history: the conversation before it as one text, "Tutor: … Student: …".
+        history: the conversation before the reply as one text, "Tutor: … Student: …".
+        solution: the solution of the problem.
+        text: the reply.
     """
     parts = _SPEAKER.split(history.replace("\xa0", " "))
-    said = [(role, each.strip()) for role, each in zip(parts[1::2], parts[2::2], strict=True)]
-    students = [place for place, (role, _) in enumerate(said) if role == "Student"]
-    last = students[-1] if students else len(said)
+    turns = [(role, content.strip()) for role, content in zip(parts[1::2], parts[2::2], strict=True)]
+    student_turns = [index for index, (role, _) in enumerate(turns) if role == "Student"]
+    last = student_turns[-1] if student_turns else len(turns)
     return Exchange(
         text,
-        said[last][1] if students else "",
+        turns[last][1] if student_turns else "",
         "" if is_unknown(solution) else last_number(solution),
-        tuple(each for _, each in said[:last]),
+        tuple(content for _, content in turns[:last]),
     )
 
 
 def _read_mathdial(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    """A flat row: a whole dialogue, as a list of turns."""
+    """Parse a flattened row: a whole dialogue as a list of turns."""
     turns = [(turn["role"] == "teacher", turn["move"], turn["text"]) for turn in row["turns"]]
-    yield from _of_mathdial(row, turns)
+    yield from _mathdial_messages(row, turns)
 
 
 def _read_published_mathdial(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
-    yield from _of_mathdial(row, turns_of_mathdial(row["conversation"]))
+    yield from _mathdial_messages(row, turns_of_mathdial(row["conversation"]))
 
 
 def turns_of_mathdial(conversation: str) -> list[MathDialTurn]:
-    """The turns of a dialogue as published, one text: "Teacher: (focus)…|EOM|Mariana: …"."""
+    """The turns of a published dialogue, which is one text: "Teacher: (focus)…|EOM|Mariana: …"."""
     turns = []
     for part in conversation.split("|EOM|"):
         speaker, _, text = part.partition(":")
-        teaches = speaker.strip() == "Teacher"
-        move = _MOVE.match(text) if teaches else None
-        turns.append((teaches, move[1] if move else None, text[move.end() :] if move else text.strip()))
+        is_teacher = speaker.strip() == "Teacher"
+        move = _MOVE.match(text) if is_teacher else None
+        turns.append((is_teacher, move[1] if move else None, text[move.end() :] if move else text.strip()))
     return turns
 
 
-def _of_mathdial(row: Mapping[str, Any], turns: Sequence[MathDialTurn]) -> Iterator[LabelledMessage]:
+def _mathdial_messages(row: Mapping[str, Any], turns: Sequence[MathDialTurn]) -> Iterator[LabelledMessage]:
     exchanges = exchanges_of_mathdial(row["question"], row["ground_truth"], row["student_incorrect_solution"], turns)
     for (_, move, _), exchange in zip(turns, exchanges, strict=True):
         if exchange is not None and move is not None:
@@ -275,21 +285,24 @@ def _of_mathdial(row: Mapping[str, Any], turns: Sequence[MathDialTurn]) -> Itera
 def exchanges_of_mathdial(
     question: str, solution: str, student: str, turns: Sequence[MathDialTurn]
 ) -> Iterator[Exchange | None]:
-    """What a reader is shown of each turn of the teacher; None for each turn of the student.
+    """The classifier input for each turn of the teacher; None for each turn of the student.
 
     Args:
-        student: the student's attempt at the problem, which stands before the first turn.
+        question: the text of the problem.
+        solution: the solution of the problem.
+        student: the student's attempt at the problem, before the first turn.
+        turns: the dialogue.
     """
     before = (question,)
-    for teaches, _, text in turns:
-        yield Exchange(text, student, last_number(solution), before) if teaches else None
-        if teaches:
+    for is_teacher, _, text in turns:
+        yield Exchange(text, student, last_number(solution), before) if is_teacher else None
+        if is_teacher:
             before = (*before, student, text)
         else:
             student = text
 
 
-_READERS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Iterator[LabelledMessage]]] = {
+_PARSERS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Iterator[LabelledMessage]]] = {
     ("tutor_actions", "history", "target"): _read_cima,
     ("tutorActions", "tutorResponses", "past_convo"): _read_published_cima,
     ("labels", "history", "solution"): _read_mrbench,
@@ -297,3 +310,4 @@ _READERS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Iterator[LabelledM
     ("turns", "ground_truth"): _read_mathdial,
     ("conversation", "ground_truth", "student_incorrect_solution"): _read_published_mathdial,
 }
+"""The parser of each format, by the keys that its rows have. A row may have more keys."""

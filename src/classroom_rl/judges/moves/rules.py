@@ -1,6 +1,6 @@
-"""Rules that read the labels of `classroom_rl.judges.readings` in a tutor's message, without any data.
+"""Rules that predict the labels of `classroom_rl.judges.readings` for a tutor's message, without any training data.
 
-docs/classroom.md says how well each agrees with people, beside the readers that were trained on labelled messages.
+docs/classroom.md compares their agreement with human annotators to that of trained classifiers.
 """
 
 import re
@@ -28,12 +28,12 @@ from classroom_rl.rollout.text import normal
 
 _NUMBER = re.compile(r"(?<![\d.,])\d[\d,]*(?:\.\d+)?|\.\d+")
 _ASKED_LATELY = 2
-"""How many messages back the tutor's question may stand whose result is the answer."""
+"""The number of preceding messages in which to look for the question whose result is the answer."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a text: its value, and where it begins and ends."""
+    """A number in a text: its value, and its start and end positions (end exclusive)."""
 
     value: Fraction
     start: int
@@ -42,31 +42,31 @@ class Number:
 
 def numbers(text: str) -> Iterator[Number]:
     """The numbers in a text, in order, without signs and units."""
-    for found in _NUMBER.finditer(text):
-        value = read_number(re.sub(r",(?!\d{3}(?!\d))", "", found[0].rstrip(",")))
+    for match in _NUMBER.finditer(text):
+        value = read_number(re.sub(r",(?!\d{3}(?!\d))", "", match[0].rstrip(",")))
         if value is not None:
-            yield Number(value, found.start(), found.end())
+            yield Number(value, match.start(), match.end())
 
 
 def values(texts: Iterable[str]) -> frozenset[Fraction]:
     """The values of all numbers in some texts."""
-    return frozenset(each.value for text in texts for each in numbers(text))
+    return frozenset(number.value for text in texts for number in numbers(text))
 
 
 @lru_cache(maxsize=4096)
-def answers(about: Exchange) -> frozenset[Fraction]:
-    """The values that answer the tutor's question: the number in the target, and without a target the results of the
+def answers(exchange: Exchange) -> frozenset[Fraction]:
+    """The values that answer the tutor's question: the numbers in the target. Without a target, the results of the
     operations in the last messages before the student's, such as 8 after "What is 85 − 77?"."""
-    if about.target:
-        return values([about.target])
-    return frozenset(each for text in about.before[-_ASKED_LATELY:] for each in values_of_operations(text))
+    if exchange.target:
+        return values([exchange.target])
+    return frozenset(value for text in exchange.before[-_ASKED_LATELY:] for value in values_of_operations(text))
 
 
 def last_number(text: str) -> str:
-    """The last number of a text as it is written; "" without one. In the solutions of published data sets of word
-    problems it is the answer."""
-    found = _NUMBER.findall(text)
-    return found[-1].rstrip(",") if found else ""
+    """The last number of a text as it is written; "" if there is none. In the published data sets of word problems,
+    the last number of a solution is the answer."""
+    matches = _NUMBER.findall(text)
+    return matches[-1].rstrip(",") if matches else ""
 
 
 PRAISES = re.compile(
@@ -82,7 +82,7 @@ CONTRASTS = re.compile(
     r"remember|careful|oops|no)\b",
     re.IGNORECASE,
 )
-"""Words that turn from what the student said to something else."""
+"""Words that contrast something with what the student said."""
 
 LOOKS_AGAIN = re.compile(
     r"\b(?:recheck|re-?examin\w*|re-?evaluat\w*|re-?visit\w*|re-?consider\w*|re-?calculat\w*|double.?check\w*|check|"
@@ -91,14 +91,14 @@ LOOKS_AGAIN = re.compile(
     r"let's (?:try|check|think|see|focus|break|clarify))\b",
     re.IGNORECASE,
 )
-"""Words that send the student back to what it did."""
+"""Words that ask the student to reconsider its work."""
 
 ASKS_FOR_HELP = re.compile(
     r"[?？]|\bhow (?:do|would|can|did) (?:you|i|we)\b|\bwhat(?:'s| is| are)?\b|"
     r"(?:don't|can't|do not) (?:know|remember)|\bforgo?t\b|\bnot sure\b",
     re.IGNORECASE,
 )
-"""A student's message that asks, and tries nothing."""
+"""A student's message that asks for help."""
 
 _MOVES_ON = re.compile(
     r"\b(?:similar|next|another|more) (?:problem|question|example|topic)s?\b|\bmove on\b|\bconcept of\b|"
@@ -130,67 +130,69 @@ def words(text: str) -> list[str]:
 
 
 def is_question(sentence: str) -> bool:
-    """Whether a sentence ends with a question mark, quotation marks and brackets left aside."""
+    """Whether a sentence ends with a question mark, ignoring quotation marks and brackets after it."""
     return sentence.rstrip("\"”»'*_) ").endswith(("?", "？"))
 
 
-def asks(about: Exchange) -> bool:
-    """Whether a sentence of the message is a question."""
-    return any(is_question(each) for each in sentences(about.message))
+def asks(exchange: Exchange) -> bool:
+    """Whether the message contains a question."""
+    return any(is_question(sentence) for sentence in sentences(exchange.message))
 
 
-def gives_target_words(about: Exchange) -> bool:
-    """Whether the message holds a word of the target that the student has not said."""
-    return bool((set(words(about.target)) & set(words(about.message))) - set(words(about.student)))
+def gives_target_words(exchange: Exchange) -> bool:
+    """Whether the message contains a word of the target that the student's last message does not contain."""
+    return bool((set(words(exchange.target)) & set(words(exchange.message))) - set(words(exchange.student)))
 
 
-def is_attempt(about: Exchange) -> bool:
-    """Whether the student tried to say something, and did not only ask or agree."""
-    said = set(words(about.student))
-    if ASKS_FOR_HELP.search(about.student) and not said & set(words(about.target)):
+def is_attempt(exchange: Exchange) -> bool:
+    """Whether the student's message is an attempt at the target, not only a request for help."""
+    student_words = set(words(exchange.student))
+    if ASKS_FOR_HELP.search(exchange.student) and not student_words & set(words(exchange.target)):
         return False
-    return len(said & set(words(about.target))) > 1 or not ASKS_FOR_HELP.search(about.student)
+    return len(student_words & set(words(exchange.target))) > 1 or not ASKS_FOR_HELP.search(exchange.student)
 
 
-def gives_hint(about: Exchange) -> bool:
-    """Whether the message gives a word of the target to a student who tried nothing, or names a rule or a part."""
-    if gives_target_words(about) and not is_attempt(about):
+def gives_hint(exchange: Exchange) -> bool:
+    """Whether the message gives a word of the target to a student who made no attempt, names a grammatical term or a
+    part of the sentence, or contains the word "hint"."""
+    if gives_target_words(exchange) and not is_attempt(exchange):
         return True
-    return bool(TERMS.search(own_words(about.message))) or re.search(r"\bhint\b", about.message, re.I) is not None
+    return bool(TERMS.search(own_words(exchange.message))) or re.search(r"\bhint\b", exchange.message, re.I) is not None
 
 
-def treats_as_wrong(about: Exchange) -> bool:
-    """Whether the message says that something is wrong, or opposes something to what the student said."""
-    plain = own_words(about.message)
+def treats_as_wrong(exchange: Exchange) -> bool:
+    """Whether the message says that something is wrong, or begins with praise and then contrasts something with it."""
+    plain = own_words(exchange.message)
     return bool(SAYS_WRONG.search(plain)) or bool(PRAISES.match(plain) and CONTRASTS.search(plain))
 
 
-def corrects(about: Exchange) -> bool:
-    """Whether the message answers an attempt that is not the target, and opposes something to it or gives what is
-    missing."""
-    if not is_attempt(about) or normal(about.student) == normal(about.target):
+def corrects(exchange: Exchange) -> bool:
+    """Whether the message replies to an attempt that differs from the target, and treats it as wrong, contrasts
+    something with it, or gives a missing word."""
+    if not is_attempt(exchange) or normal(exchange.student) == normal(exchange.target):
         return False
-    opposes = CONTRASTS.search(own_words(about.message)) is not None
-    return treats_as_wrong(about) or opposes or gives_target_words(about)
+    has_contrast = CONTRASTS.search(own_words(exchange.message)) is not None
+    return treats_as_wrong(exchange) or has_contrast or gives_target_words(exchange)
 
 
-def confirms(about: Exchange) -> bool:
+def confirms(exchange: Exchange) -> bool:
     """Whether the message begins with praise or agreement."""
-    return PRAISES.match(own_words(about.message)) is not None
+    return PRAISES.match(own_words(exchange.message)) is not None
 
 
-def reveals_answer(about: Exchange) -> bool:
-    """Whether a sentence states the answer as a result: not in a question or a condition, not as a step of a longer
-    calculation, and not as the student's own words."""
-    known = answers(about)
-    for sentence in re.split(r"(?<=[.!?])\s+|\n+", about.message):
-        for found in numbers(sentence):
-            if found.value in known and _is_stated(sentence, found.start, found.end):
+def reveals_answer(exchange: Exchange) -> bool:
+    """Whether a sentence states the answer as a result. Questions, conditions, intermediate steps of a longer
+    calculation, and quotations of the student do not count."""
+    correct_values = answers(exchange)
+    for sentence in re.split(r"(?<=[.!?])\s+|\n+", exchange.message):
+        for number in numbers(sentence):
+            if number.value in correct_values and _is_stated(sentence, number.start, number.end):
                 return True
     return False
 
 
 def _is_stated(sentence: str, start: int, end: int) -> bool:
+    """Whether the sentence states the number at [start, end) as a result."""
     before, after = sentence[:start], sentence[end:]
     if is_question(sentence) and not _ASKS_WHETHER.search(before):
         return False
@@ -203,27 +205,28 @@ def _is_stated(sentence: str, start: int, end: int) -> bool:
     return _STATES.search(before) is not None
 
 
-def tells(about: Exchange) -> bool:
-    """Whether the message states the answer, or states something and asks nothing."""
-    return reveals_answer(about) or (not asks(about) and bool(list(numbers(about.message))))
+def tells(exchange: Exchange) -> bool:
+    """Whether the message states the answer, or contains a number and no question."""
+    return reveals_answer(exchange) or (not asks(exchange) and bool(list(numbers(exchange.message))))
 
 
-def is_actionable(about: Exchange) -> bool:
-    """Whether the message ends with a question, a task or something to do, and neither gives the answer nor goes on to
-    another problem."""
-    found = sentences(about.message)
-    if not found or _MOVES_ON.search(about.message) or reveals_answer(about):
+def is_actionable(exchange: Exchange) -> bool:
+    """Whether the message ends with a question, a task or an instruction, and neither gives the answer away nor moves
+    on to another problem."""
+    parts = sentences(exchange.message)
+    if not parts or _MOVES_ON.search(exchange.message) or reveals_answer(exchange):
         return False
-    names_it = _TO_DO.search(own_words(found[-1])) is not None
-    return names_it or is_question(found[-1]) or bool(read_message(about.message).ends_with_task)
+    is_instruction = _TO_DO.search(own_words(parts[-1])) is not None
+    return is_instruction or is_question(parts[-1]) or bool(read_message(exchange.message).ends_with_task)
 
 
-def identifies_mistake(about: Exchange) -> bool:
-    """Whether the message sends the student back to what it did, asks about it, or opposes something to it."""
-    if _MOVES_ON.search(about.message):
+def identifies_mistake(exchange: Exchange) -> bool:
+    """Whether the message asks the student to reconsider its work, asks a question, or contrasts something with the
+    student's message."""
+    if _MOVES_ON.search(exchange.message):
         return False
-    turns_back = LOOKS_AGAIN.search(about.message) or CONTRASTS.search(about.message)
-    return bool(turns_back) or asks(about)
+    points_back = LOOKS_AGAIN.search(exchange.message) or CONTRASTS.search(exchange.message)
+    return bool(points_back) or asks(exchange)
 
 
 RULES: dict[str, Callable[[Exchange], bool]] = {

@@ -1,10 +1,10 @@
-"""Keeps trained readers in a folder, and loads them again. Nothing in it is code, and nothing is unpickled.
+"""Saves trained move classifiers ("readers") in a folder and loads them. Loading runs no code and unpickles nothing.
 
-    readers.json          n-grams, thresholds, what was measured, and what they were trained on
-    readers.safetensors   the numbers: weights and inverse document frequencies
-    README.md             the card, for people
+    readers.json          n-grams, thresholds, measured agreement, and the training data
+    readers.safetensors   the arrays: weights and inverse document frequencies
+    README.md             the model card, for people
 
-Loading checks all of it: sizes before anything is read, types, shapes, finite numbers, and a digest over both files.
+Loading validates both files: their sizes before reading them, types, shapes, finite numbers, and a digest over both.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from classroom_rl.system.storage import storage_errors, write_whole
 JSON_NAME, TENSORS_NAME, CARD_NAME = "readers.json", "readers.safetensors", "README.md"
 FORMAT = 1
 LARGEST_FILE = 256 * 2**20
-"""In bytes; readers of the three public data sets take less than a hundredth of it."""
+"""In bytes. Classifiers trained on the three public data sets take less than a hundredth of it."""
 
 _Share = Field(ge=0, le=1)
 _Count = Field(ge=1)
@@ -46,7 +46,7 @@ _Text = Literal["words", "letters", "student"]
 
 
 class _Stored(BaseModel):
-    """Refuses unknown keys, other types, and numbers that are not finite."""
+    """A base class that refuses unknown keys, other types, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -64,7 +64,7 @@ class Figures(_Stored):
 
 
 class DataFile(_Stored):
-    """A file that readers were trained on."""
+    """A file or Hub data set that was used for training; `sha256` is "" for a Hub data set."""
 
     name: str
     sha256: str
@@ -75,7 +75,7 @@ class DataFile(_Stored):
 
 
 class Card(_Stored):
-    """What readers were trained on, and how they were measured."""
+    """The training data, and the setup of the cross-validation."""
 
     data: list[DataFile] = Field(min_length=1)
     folds: int = Field(ge=2)
@@ -84,7 +84,8 @@ class Card(_Stored):
 
 
 class StoredReader(_Stored):
-    """The reader of one label: who reads it, and how far each of `KINDS` that was tried agreed with people."""
+    """The classifier of one label: its kind, its parameters, and the measured agreement of each of `KINDS` that was
+    compared. `vocabularies` names its entry in `Stored.vocabularies`; None for rules."""
 
     source: str
     by: Literal["rules", "classifier", "rules_with_target"]
@@ -109,10 +110,10 @@ class Stored(_Stored):
 
 
 class TrainedReaders:
-    """Readers of a tutor's message: for each label rules or a classifier, whichever agreed better with people.
+    """Trained move classifiers: for each label the rules or a linear classifier, whichever has the higher kappa.
 
     Attributes:
-        stored: what readers.json holds.
+        stored: the content of readers.json.
         digest: the digest of both files.
     """
 
@@ -128,13 +129,14 @@ class TrainedReaders:
             label: Linear(
                 {text: tensors[f"{label}.{text}"] for text in texts_of(label)},
                 tensors[f"{label}.figures"],
-                each.intercept,
+                reader.intercept,
             )
-            for label, each in stored.readers.items()
-            if each.by != BY_RULES
+            for label, reader in stored.readers.items()
+            if reader.by != BY_RULES
         }
-        self._trust = {label: _trust(each) for label, each in stored.readers.items()}
-        self._tables = lru_cache(maxsize=256)(lambda name, about: self._vectorisers[name].tables([about]))
+        self._trust = {label: _trust(reader) for label, reader in stored.readers.items()}
+        # One message is usually scored for several labels, which share these tables.
+        self._tables = lru_cache(maxsize=256)(lambda name, exchange: self._vectorisers[name].tables([exchange]))
 
     @property
     def version(self) -> str:
@@ -143,42 +145,42 @@ class TrainedReaders:
 
     @property
     def trust(self) -> dict[str, Trust]:
-        """Each label that can be read, and how far to trust the reading."""
+        """The labels that can be predicted, each with the measured agreement with annotators."""
         return self._trust
 
     def was_trained_on(self, name: str) -> bool:
-        """Whether a file with the same content, or a data set on the Hub of this name, is among the training data."""
+        """Whether the training data include a file with the same content, or the Hub data set of this name."""
         path = Path(name)
         if not path.is_file():
-            return any(name == each.name and not each.sha256 for each in self.stored.card.data)
+            return any(name == source.name and not source.sha256 for source in self.stored.card.data)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        return any(digest == each.sha256 for each in self.stored.card.data)
+        return any(digest == source.sha256 for source in self.stored.card.data)
 
-    def reads(self, label: str, about: Exchange) -> bool:
-        """Whether the label, one of `trust`, holds for the message."""
-        reader, shown = self.stored.readers[label], seen(label, about)
-        if reader.by == BY_RULES or (reader.by == BY_RULES_WITH_TARGET and shown.target):
-            return RULES[label](shown)
-        return self.score(label, about) >= reader.threshold
+    def reads(self, label: str, exchange: Exchange) -> bool:
+        """Whether the label, which must be a key of `trust`, holds for the message."""
+        reader, visible = self.stored.readers[label], seen(label, exchange)
+        if reader.by == BY_RULES or (reader.by == BY_RULES_WITH_TARGET and visible.target):
+            return RULES[label](visible)
+        return self.score(label, exchange) >= reader.threshold
 
-    def score(self, label: str, about: Exchange) -> float:
-        """The classifier's score of the message, for a label that is not read by rules alone."""
-        tables = self._tables(self.stored.readers[label].vocabularies, seen(label, about))
+    def score(self, label: str, exchange: Exchange) -> float:
+        """The linear classifier's score of the message, for a label that is not predicted by rules alone."""
+        tables = self._tables(self.stored.readers[label].vocabularies, seen(label, exchange))
         return float(self._linear[label].scores(tables)[0])
 
 
 def _trust(reader: StoredReader) -> Trust:
-    found = reader.measured[reader.by]
-    interval = found.ci95 and (found.ci95[0], found.ci95[1])
-    return Trust(found.kappa, interval, found.base_rate, found.messages, found.lessons, reader.source, reader.by)
+    result = reader.measured[reader.by]
+    interval = result.ci95 and (result.ci95[0], result.ci95[1])
+    return Trust(result.kappa, interval, result.base_rate, result.messages, result.lessons, reader.source, reader.by)
 
 
 def save_readers(folder: Path, content: Mapping[str, Any], tensors: Mapping[str, np.ndarray], card: str) -> None:
-    """Write readers into a folder.
+    """Write trained classifiers into a folder.
 
     Args:
-        content: readers.json without `tensors_sha256`.
-        tensors: the tensors that `load_readers` expects.
+        content: the content of readers.json without `tensors_sha256` and `digest`.
+        tensors: the arrays that `load_readers` expects.
         card: the text of README.md.
 
     Raises:
@@ -186,7 +188,7 @@ def save_readers(folder: Path, content: Mapping[str, Any], tensors: Mapping[str,
     """
     from safetensors.numpy import save
 
-    data = save({name: np.ascontiguousarray(each, dtype=np.float64) for name, each in sorted(tensors.items())})
+    data = save({name: np.ascontiguousarray(tensor, dtype=np.float64) for name, tensor in sorted(tensors.items())})
     stored = Stored.model_validate(dict(content) | {"tensors_sha256": hashlib.sha256(data).hexdigest()})
     values = stored.model_dump()
     path = folder / TENSORS_NAME
@@ -194,23 +196,24 @@ def save_readers(folder: Path, content: Mapping[str, Any], tensors: Mapping[str,
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"unfinished-{path.name}")
         unfinished.write_bytes(data)
-        unfinished.replace(path)
+        unfinished.replace(path)  # an atomic rename, so a crash leaves no half-written file
     write_whole(folder / CARD_NAME, card)
     text = json.dumps(values | {"digest": digest_of(values)}, ensure_ascii=False, allow_nan=False, indent=1)
-    write_whole(folder / JSON_NAME, text + "\n")
+    write_whole(folder / JSON_NAME, text + "\n")  # last: it holds the digest of everything else
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """The SHA-256 of the content of readers.json without its digest; it covers the tensors by their own."""
-    plain = json.dumps(values, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(plain.encode()).hexdigest()
+    """The SHA-256 of the content of readers.json without `digest`. It also covers the tensors, through their own
+    digest in `tensors_sha256`."""
+    canonical = json.dumps(values, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def load_readers(folder: Path) -> TrainedReaders:
-    """Load readers from a folder.
+    """Load trained classifiers from a folder.
 
     Raises:
-        DataError: if a file is missing or too large, was changed or damaged, or belongs to another version.
+        DataError: if a file is missing, too large, changed or damaged, or has another format or features version.
         ConfigError: if scikit-learn is not installed.
     """
     require_sklearn()
@@ -245,7 +248,7 @@ def _read(path: Path) -> bytes:
 
 
 def _checked_tensors(folder: Path, stored: Stored, data: bytes) -> dict[str, np.ndarray]:
-    """The tensors, if they are those that readers.json asks for."""
+    """The tensors of readers.safetensors, after a check against readers.json."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -266,7 +269,7 @@ def _checked_tensors(folder: Path, stored: Stored, data: bytes) -> dict[str, np.
 
 
 def _expected_sizes(folder: Path, stored: Stored) -> dict[str, int]:
-    """The length of each tensor that belongs to readers.json."""
+    """The length of each tensor that readers.json requires."""
     sizes: dict[str, int] = {}
     for name, texts in stored.vocabularies.items():
         for text, ngrams in texts.items():
@@ -290,14 +293,14 @@ def _check_reader(folder: Path, label: str, reader: StoredReader) -> None:
         raise _damaged(folder, f"it has a reader for {label!r}; there are {', '.join(LABELS)}")
     if reader.by not in reader.measured or not set(reader.measured) <= set(KINDS):
         raise _damaged(folder, f"the reader {label} is {reader.by}, of which nothing was measured")
-    for found in reader.measured.values():
-        if found.ci95 and not -1 <= found.ci95[0] <= found.ci95[1] <= 1:
-            raise _damaged(folder, f"the interval of {label} is {found.ci95}")
+    for figures in reader.measured.values():
+        if figures.ci95 and not -1 <= figures.ci95[0] <= figures.ci95[1] <= 1:
+            raise _damaged(folder, f"the interval of {label} is {figures.ci95}")
 
 
-def _damaged(folder: Path, what: str) -> DataError:
+def _damaged(folder: Path, reason: str) -> DataError:
     return DataError(
-        f"The readers in {folder} are damaged or were changed: {what}. Train them again with python -m "
+        f"The readers in {folder} are damaged or were changed: {reason}. Train them again with python -m "
         "classroom_rl.judges.moves.train, or copy the folder again."
     )
 

@@ -1,10 +1,10 @@
-"""Trains readers of a tutor's message on messages that people labelled:
+"""Trains classifiers of tutor moves ("readers") on messages with labels by human annotators:
 
     python -m classroom_rl.judges.moves.train --data cima.jsonl mrbench.jsonl mathdial.jsonl --out readers/mine
 
-Each name is a local .jsonl or .json file, or a data set on the Hub (eth-nlped/mathdial). Rules and a classifier are
-measured by cross-validation, and whichever agrees better with people reads the label. The folder holds no code; name it
-in generation.readers_path. docs/classroom.md has the figures.
+Each name is a local .jsonl or .json file, or a data set on the Hub (eth-nlped/mathdial). For each label, rules and a
+linear classifier are compared by cross-validation, and the one with the higher kappa is used. The output folder
+contains no code; set generation.readers_path to it. docs/classroom.md reports the results.
 """
 
 import argparse
@@ -34,22 +34,26 @@ from classroom_rl.judges.readings import LABELS, interval_text
 
 
 def train(names: Sequence[str], out: Path, split: str = "train", folds: int = OUTER_FOLDS) -> dict[str, Measured]:
-    """Train readers on labelled messages and write them into a folder.
+    """Train move classifiers on labelled messages and write them into a folder.
 
     Args:
-        names: files or Hub data sets; those that belong to one data set are taken together.
+        names: files or Hub data sets. Several that belong to the same data set are combined.
+        out: the folder to write into.
         split: the split of Hub data sets.
-        folds: of the cross-validation.
+        folds: the number of folds of the outer cross-validation.
+
+    Returns:
+        The evaluation of each label.
 
     Raises:
-        DataError: if the data cannot be read, or is too little.
+        DataError: if the data cannot be read, or are too few.
         ConfigError: if scikit-learn is not installed.
         StorageError: if the folder cannot be written.
     """
     require_sklearn()
     by_name = {name: read_labelled(name, split) for name in dict.fromkeys(names)}
     check_distinct(by_name)
-    messages = [each for found in by_name.values() for each in found]
+    messages = [message for part in by_name.values() for message in part]
     measured = measure(messages, folds)
     vocabularies, tensors, readers = _fit(messages, measured)
     content = {
@@ -65,14 +69,16 @@ def train(names: Sequence[str], out: Path, split: str = "train", folds: int = OU
 
 
 def check_distinct(by_name: Mapping[str, Sequence[LabelledMessage]]) -> None:
-    """Raise a `DataError` if half of a file's messages are also in another file: they would count twice."""
+    """Raise a `DataError` if at least half of a file's messages are also in the files before it: they would count
+    twice."""
     known: dict[tuple, str] = {}
-    for name, found in by_name.items():
-        keys = [(each.source, each.lesson, each.exchange) for each in found]
-        again = [known[key] for key in keys if key in known]
-        if 2 * len(again) >= len(keys):
+    for name, messages in by_name.items():
+        keys = [(message.source, message.lesson, message.exchange) for message in messages]
+        duplicates = [known[key] for key in keys if key in known]
+        if 2 * len(duplicates) >= len(keys):
             raise DataError(
-                f"{len(again)} of the {len(keys)} messages in {name} are also in {again[0]}: name one of the two."
+                f"{len(duplicates)} of the {len(keys)} messages in {name} are also in {duplicates[0]}: name one of the "
+                "two."
             )
         known |= dict.fromkeys(keys, name)
 
@@ -80,44 +86,49 @@ def check_distinct(by_name: Mapping[str, Sequence[LabelledMessage]]) -> None:
 def _fit(
     messages: Sequence[LabelledMessage], measured: Mapping[str, Measured]
 ) -> tuple[dict[str, dict[str, list[str]]], dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-    """The n-grams, tensors and readers of readers.json, fitted to all messages."""
+    """Fit the chosen classifiers to all messages.
+
+    Returns:
+        The `vocabularies` of readers.json, the tensors, and the `readers` of readers.json.
+    """
     vectorisers: dict[str, Vectoriser] = {}
     tensors: dict[str, np.ndarray] = {}
     readers: dict[str, dict[str, Any]] = {}
-    for label, found in measured.items():
-        there = [each for each in messages if each.source == found.source]
-        rows = [seen(label, each.exchange) for each in there]
+    for label, result in measured.items():
+        of_source = [message for message in messages if message.source == result.source]
+        exchanges = [seen(label, message.exchange) for message in of_source]
         name, intercept = None, 0.0
-        if found.chosen != BY_RULES:
-            name = f"{found.source}.{'_'.join(texts_of(label))}"
+        if result.chosen != BY_RULES:
+            # Labels of one data set that use the same texts share a vectoriser.
+            name = f"{result.source}.{'_'.join(texts_of(label))}"
             if name not in vectorisers:
-                vectorisers[name] = Vectoriser.fit(rows, texts_of(label))
-            given = np.array([each.labels[label] for each in there])
-            check_both_occur(label, given)
-            linear = fit_linear(vectorisers[name].tables(rows), given)
+                vectorisers[name] = Vectoriser.fit(exchanges, texts_of(label))
+            targets = np.array([message.labels[label] for message in of_source])
+            check_both_occur(label, targets)
+            linear = fit_linear(vectorisers[name].tables(exchanges), targets)
             intercept = linear.intercept
-            tensors |= {f"{label}.{text}": each for text, each in linear.weights.items()}
+            tensors |= {f"{label}.{text}": weights for text, weights in linear.weights.items()}
             tensors[f"{label}.figures"] = linear.figure_weights
-        readers[label] = _reader(found, name, intercept)
-    for name, each in vectorisers.items():
-        tensors |= {f"{name}.{text}.idf": ngrams.idf for text, ngrams in each.ngrams.items()}
+        readers[label] = _reader_entry(result, name, intercept)
+    for name, vectoriser in vectorisers.items():
+        tensors |= {f"{name}.{text}.idf": ngrams.idf for text, ngrams in vectoriser.ngrams.items()}
     vocabularies = {
-        name: {text: list(ngrams.vocabulary) for text, ngrams in each.ngrams.items()}
-        for name, each in vectorisers.items()
+        name: {text: list(ngrams.vocabulary) for text, ngrams in vectoriser.ngrams.items()}
+        for name, vectoriser in vectorisers.items()
     }
     return vocabularies, tensors, readers
 
 
-def _reader(found: Measured, vocabularies: str | None, intercept: float) -> dict[str, Any]:
+def _reader_entry(result: Measured, vocabularies: str | None, intercept: float) -> dict[str, Any]:
     return {
-        "source": found.source,
-        "by": found.chosen,
+        "source": result.source,
+        "by": result.chosen,
         "vocabularies": vocabularies,
         "intercept": intercept,
-        "threshold": found.threshold,
-        "measured": {kind: asdict(each) for kind, each in found.agreements.items()},
-        "gain": found.gain[0],
-        "gain_ci95": found.gain[1],
+        "threshold": result.threshold,
+        "measured": {kind: asdict(figures) for kind, figures in result.agreements.items()},
+        "gain": result.gain[0],
+        "gain_ci95": result.gain[1],
     }
 
 
@@ -125,37 +136,41 @@ def _card(by_name: Mapping[str, Sequence[LabelledMessage]], folds: int) -> dict[
     import sklearn
 
     data = []
-    for name, found in by_name.items():
-        for source in dict.fromkeys(each.source for each in found):
-            there = [each for each in found if each.source == source]
+    for name, messages in by_name.items():
+        for source in dict.fromkeys(message.source for message in messages):
+            of_source = [message for message in messages if message.source == source]
             data.append(
                 {
                     "name": Path(name).name if Path(name).is_file() else name,
                     "sha256": hashlib.sha256(Path(name).read_bytes()).hexdigest() if Path(name).is_file() else "",
                     "source": source,
                     "licence": LICENCES[source],
-                    "messages": len(there),
-                    "lessons": len({each.lesson for each in there}),
+                    "messages": len(of_source),
+                    "lessons": len({message.lesson for message in of_source}),
                 }
             )
     return {"data": data, "folds": folds, "inner_folds": INNER_FOLDS, "scikit_learn": sklearn.__version__}
 
 
 def card_text(content: Mapping[str, Any]) -> str:
-    """The card of trained readers as Markdown: data, licences, and what was measured."""
+    """The model card of trained classifiers as Markdown: data, licences, and measured agreement.
+
+    Args:
+        content: the content of readers.json.
+    """
     card = content["card"]
     data = [
-        f"| {each['name']} | {each['source']} | {each['licence']} | {each['messages']} | {each['lessons']} |"
-        for each in card["data"]
+        f"| {source['name']} | {source['source']} | {source['licence']} | {source['messages']} | {source['lessons']} |"
+        for source in card["data"]
     ]
     rows = []
     for label, reader in content["readers"].items():
-        for kind, found in reader["measured"].items():
-            interval = f" {interval_text(found['ci95'])}" if found["ci95"] else ""
+        for kind, figures in reader["measured"].items():
+            interval = f" {interval_text(figures['ci95'])}" if figures["ci95"] else ""
             mark = " (reads)" if kind == reader["by"] else ""
             rows.append(
-                f"| {label} | {reader['source']} | {found['base_rate']:.2f} | {kind}{mark} | {found['kappa']:.2f}"
-                f"{interval} | {_cell(found['precision'])} | {_cell(found['recall'])} |"
+                f"| {label} | {reader['source']} | {figures['base_rate']:.2f} | {kind}{mark} | "
+                f"{figures['kappa']:.2f}{interval} | {_cell(figures['precision'])} | {_cell(figures['recall'])} |"
             )
     meanings = [f"- `{label}`: {LABELS[label]}" for label in content["readers"]]
     return "\n".join(
@@ -171,7 +186,7 @@ def card_text(content: Mapping[str, Any]) -> str:
             "|---|---|---|---|---|",
             *data,
             "",
-            *(f"{source}: {CITATIONS[source]}." for source in dict.fromkeys(each["source"] for each in card["data"])),
+            *(f"{source}: {CITATIONS[source]}." for source in dict.fromkeys(part["source"] for part in card["data"])),
             "",
             f"Agreement with people: {card['folds']}-fold cross-validation, all messages of a lesson in one fold; "
             f"thresholds by {card['inner_folds']} folds inside of each training part; 95 % intervals over "
@@ -190,7 +205,7 @@ def _cell(value: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m classroom_rl.judges.moves.train", description=(__doc__ or "").split("\n")[0]
     )
@@ -206,10 +221,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClassroomError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for label, found in measured.items():
-        best = found.agreements[found.chosen]
+    for label, result in measured.items():
+        best = result.agreements[result.chosen]
         interval = f" {interval_text(best.ci95)}" if best.ci95 else ""
-        print(f"{label:20} {found.chosen:18} κ {best.kappa:.2f}{interval}  base {best.base_rate:.2f}")
+        print(f"{label:20} {result.chosen:18} κ {best.kappa:.2f}{interval}  base {best.base_rate:.2f}")
     print(options.out)
     return 0
 
