@@ -1,4 +1,4 @@
-"""Students, teachers and judges behind an OpenAI-compatible API, and judges on a local vLLM engine."""
+"""Judge models behind an OpenAI-compatible API or on a local vLLM engine, and students and teachers behind an API."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,59 +20,70 @@ from classroom_rl.rollout.engine import ChatEngine, Completion, Sampling
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.tokens import approximate_tokens
 
-_PLAIN_WORDS = "Hello! Please go on. "
+_NEUTRAL_TEXT = "Hello! Please go on. "
+"""Replaces the tutor's messages in a control request; see `answer_or_blame`."""
 
 Dialogue = Sequence[dict[str, str]]
 
 
 def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str) -> list[dict[str, str]]:
-    """The chat messages that ask a judge model for its verdict; `path` is the rule's prompt template."""
+    """The chat messages that request a verdict from a judge model; `path` is the prompt template of the rule."""
     return [{"role": "user", "content": render(path, conversation=conversation, problem=problem)}]
 
 
 def render_group(path: str, conversations: Sequence[Dialogue], problem: str) -> list[dict[str, str]]:
-    """The chat messages that ask a judge model to rank and score conversations on one problem."""
+    """The chat messages that request a ranking and scores of several conversations on one problem; `path` is the prompt
+    template."""
     return [{"role": "user", "content": render(path, conversations=conversations, problem=problem)}]
 
 
 def wanted_schema(config: ApiModelConfig, schema: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema that a model is to answer by; None if it is asked for text."""
+    """The JSON schema to constrain a model's answer with; None if its `response_format` is text."""
     return None if config.response_format == "text" else schema
 
 
 class KeptReplies:
-    """Replies from the ledger, or else from the API. A configured model's reply to an equal request is reused, also if
-    equal requests run concurrently.
+    """A cache in front of a model API: replies come from the call ledger, or else from the API.
+
+    A reply of any configured model (the model or one of its fallbacks) to an equal request is reused. Of equal requests
+    that run concurrently, only one is sent.
 
     Args:
-        api: answers the requests that the ledger cannot; None sends none.
+        config: the model and its fallbacks.
+        ledger: the stored calls.
+        api: the API for requests that the ledger cannot answer; None to send no requests.
     """
 
     def __init__(self, config: ApiModelConfig, ledger: CallLedger, api: ChatApi | None):
         self._models = (config.model_name_or_path, *config.fallback_models)
         self._ledger = ledger
         self._api = api
-        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # One lock per request in progress; an entry disappears when its last user releases the lock.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> tuple[Answer, bool]:
         """The reply, and whether a request was sent for it.
+
+        Args:
+            request: the request.
+            is_usable: whether the text of a reply can be used; passed to `ChatApi.ask`.
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
             JudgeOutputError: if the ledger has no reply, and there is no API.
         """
-        async with self._asking.setdefault(request.key(self._models[0]), asyncio.Lock()):
-            answer = self._known(request)
+        async with self._locks.setdefault(request.key(self._models[0]), asyncio.Lock()):
+            answer = self._find(request)
             if answer is not None:
                 return answer, False
             if self._api is None:
                 raise JudgeOutputError(f"{self._ledger.path} holds no verdict on this, and no judge is asked now.")
             return await self._api.ask(request, is_usable), True
 
-    def _known(self, request: ChatRequest) -> Answer | None:
-        for found in map(self._ledger.find_reply, map(request.key, self._models)):
-            if found is not None:
-                text, usage, cut = found
+    def _find(self, request: ChatRequest) -> Answer | None:
+        for row in map(self._ledger.find_reply, map(request.key, self._models)):
+            if row is not None:
+                text, usage, cut = row
                 if cut is None:  # the row is older than this column
                     cut = usage.completion_tokens >= request.sampling.max_tokens
                 return Answer(text, cut, usage)
@@ -80,11 +91,11 @@ class KeptReplies:
 
 
 class ApiChatEngine:
-    """A student or a teacher behind an OpenAI-compatible API. It returns text, no token ids and no log-probs.
+    """A student or a teacher behind an OpenAI-compatible API. It returns text without token ids and log-probabilities.
 
-    Each answer is paid for once: a conversation that resumes after a stop gets its earlier answers from the ledger. The
-    seed is not sent (few providers respect it, and some refuse it), but it is part of the request's key: equal messages
-    with equal seeds get the same reply.
+    Each answer is paid for once: a conversation that resumes after an interruption gets its earlier answers from the
+    ledger. The seed is not sent (few providers respect it, and some refuse it), but it is part of the key under which
+    the ledger stores the reply: equal messages with equal seeds get the same reply.
 
     Attributes:
         policy: the initial version, since no weights are published to an API.
@@ -105,49 +116,59 @@ class ApiChatEngine:
         draw = sampling.draw if sampling.seed is None else (sampling.seed,)
         request = ChatRequest(messages, replace(sampling, seed=None), draw=draw)
         answer, _ = await self._replies.get(request)
-        counted = answer.usage.completion_tokens if answer.usage is not None else 0
-        counted = counted or approximate_tokens(answer.text)
-        return Completion((), (), answer.text, not answer.cut, self.policy, counted)
+        tokens = answer.usage.completion_tokens if answer.usage is not None else 0
+        tokens = tokens or approximate_tokens(answer.text)  # not every provider reports its usage
+        return Completion((), (), answer.text, not answer.cut, self.policy, tokens)
 
 
 async def first_usable(
     reply: Callable[[int], Awaitable[tuple[Answer, bool]]], holds: Callable[[str], bool], replies_per_attempt: int
 ) -> str:
-    """The first reply that can be used, or the last of an attempt; replies from the ledger are no part of it. One that
-    was cut off cannot be used: what looks like a whole object in it may be something that it quotes.
+    """The first usable reply, or the last one of an attempt.
+
+    Replies from the ledger do not use up an attempt: a repeated attempt passes over the stored replies without a verdict
+    and then requests new ones. A truncated reply is never usable: what looks like a complete JSON object in it may be
+    something that it quotes.
 
     Args:
-        reply: gets the reply of this number, and whether a request was sent for it.
-        holds: whether a reply can be used.
+        reply: gets the reply with a number, from 0, and whether a request was sent for it.
+        holds: whether the text of a reply is usable.
+        replies_per_attempt: the number of replies after which an attempt ends.
 
     Raises:
-        JudgeOutputError: if the last one was cut off.
+        JudgeOutputError: if the last reply was truncated.
     """
-    replies, asked = 0, False
+    replies, any_sent = 0, False
     while True:
-        found, now = await reply(replies)
-        replies, asked = replies + 1, asked or now
-        usable = not found.cut and holds(found.text)
-        if usable or (asked and replies % replies_per_attempt == 0):
-            return _whole(found.text, found.cut)
+        answer, sent = await reply(replies)
+        replies, any_sent = replies + 1, any_sent or sent
+        usable = not answer.cut and holds(answer.text)
+        if usable or (any_sent and replies % replies_per_attempt == 0):
+            return _complete_text(answer)
 
 
-def _whole(text: str, cut: bool) -> str:
-    if cut:
-        what = "was cut off at its most tokens (generation.max_tokens_per_judge_attempt)"
-        raise JudgeOutputError(f"The judge's answer {what}, so it holds no verdict: {quote(text)}", text)
-    return text
+def _complete_text(answer: Answer) -> str:
+    """The text of an answer; raises `JudgeOutputError` if it was truncated."""
+    if answer.cut:
+        problem = "was cut off at its most tokens (generation.max_tokens_per_judge_attempt)"
+        raise JudgeOutputError(
+            f"The judge's answer {problem}, so it holds no verdict: {quote(answer.text)}", answer.text
+        )
+    return answer.text
 
 
 class OpenAICompatibleJudge:
     """A judge model behind an OpenAI-compatible API. It never pays twice for the same request.
 
-    One attempt requests up to `replies_per_attempt` replies until one holds a verdict; the ledger keeps each of them.
-    If an attempt without a verdict is repeated, it requests new replies.
+    One attempt requests up to `replies_per_attempt` replies until one contains a verdict. The ledger stores all of
+    them. If an attempt without a verdict is repeated, it requests new replies.
 
     Args:
-        rules: the path of each rule's prompt template.
-        api: answers the requests that the ledger cannot; None sends none.
+        config: the model, its sampling parameters and `replies_per_attempt`.
+        rules: the path of the prompt template of each rule.
+        max_tokens: the limit on the tokens of an answer on one conversation.
+        ledger: the stored calls.
+        api: the API for requests that the ledger cannot answer; None to send no requests.
     """
 
     def __init__(
@@ -168,7 +189,8 @@ class OpenAICompatibleJudge:
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
-            ContentRefused: if the tutor's words are the reason why there is no verdict; see `answer_or_blame`.
+            ContentRefused: if there is no verdict because of the tutor's messages; see `answer_or_blame`.
+            JudgeOutputError: if the last reply was truncated.
         """
         schema = wanted_schema(self._config, answer_schema(rule))
 
@@ -181,7 +203,7 @@ class OpenAICompatibleJudge:
 
         async def control(dialogue: Dialogue) -> str:
             answer, _ = await reply(dialogue, 0)
-            return _whole(answer.text, answer.cut)
+            return _complete_text(answer)
 
         async def answer() -> str:
             return await first_usable(partial(reply, conversation), holds, self._config.replies_per_attempt)
@@ -189,11 +211,12 @@ class OpenAICompatibleJudge:
         return await answer_or_blame(rule, conversation, answer, control)
 
     async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
-        """The first reply that ranks and scores all conversations, or the last one that does not. It may have as many
-        tokens as single answers on each of them would.
+        """The first reply that ranks and scores all conversations, or the last one that does not. Its token limit is
+        `max_tokens` times the number of conversations.
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
+            JudgeOutputError: if the last reply was truncated.
         """
         size = len(conversations)
         messages = render_group(self._config.group_prompts_paths[rule], conversations, problem)
@@ -210,8 +233,8 @@ class OpenAICompatibleJudge:
 
 
 class ChatEngineJudge:
-    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies, under the
-    JSON schema of the answer unless `response_format` is text."""
+    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies, constrained by
+    the JSON schema of the answer unless `response_format` is text."""
 
     def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, engine: ChatEngine):
         self._config = config
@@ -226,8 +249,8 @@ class ChatEngineJudge:
 
         Raises:
             ContentRefused: as `OpenAICompatibleJudge.judge`.
-            ContextOverflow: if the conversation leaves no room for an answer, and the tutor's words are not the reason.
-            JudgeOutputError: if the last reply was cut off.
+            ContextOverflow: if the conversation leaves no room for an answer, for another reason than the tutor's messages.
+            JudgeOutputError: if the last reply was truncated.
         """
         sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
 
@@ -240,7 +263,7 @@ class ChatEngineJudge:
 
         async def control(dialogue: Dialogue) -> str:
             answer = await reply(dialogue, 0)
-            return _whole(answer.text, answer.cut)
+            return _complete_text(answer)
 
         return await answer_or_blame(
             rule, conversation, lambda: self._first_usable(partial(reply, conversation), holds), control
@@ -251,7 +274,7 @@ class ChatEngineJudge:
 
         Raises:
             ContextOverflow: if the conversations leave no room for an answer.
-            JudgeOutputError: if the last reply was cut off.
+            JudgeOutputError: if the last reply was truncated.
         """
         size = len(conversations)
         messages = render_group(self._group_rules[rule], conversations, problem)
@@ -267,16 +290,17 @@ class ChatEngineJudge:
         return await self._first_usable(reply, holds)
 
     async def _reply(self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]) -> Answer:
-        found = await self._engine.chat(messages, sampling)
-        if not found.ended and found.tokens < sampling.max_tokens and not holds(found.text):
-            raise ContextOverflow(f"The judge's context had room for {found.tokens} tokens of an answer only.")
-        return Answer(found.text, not found.ended, None)
+        completion = await self._engine.chat(messages, sampling)
+        # A completion that stopped below its own limit was truncated by the context length.
+        if not completion.ended and completion.tokens < sampling.max_tokens and not holds(completion.text):
+            raise ContextOverflow(f"The judge's context had room for {completion.tokens} tokens of an answer only.")
+        return Answer(completion.text, not completion.ended, None)
 
     async def _first_usable(self, reply: Callable[[int], Awaitable[Answer]], holds: Callable[[str], bool]) -> str:
-        async def sent(number: int) -> tuple[Answer, bool]:
+        async def always_sent(number: int) -> tuple[Answer, bool]:
             return await reply(number), True
 
-        return await first_usable(sent, holds, self._replies_per_attempt)
+        return await first_usable(always_sent, holds, self._replies_per_attempt)
 
 
 async def answer_or_blame(
@@ -285,28 +309,30 @@ async def answer_or_blame(
     answer: Callable[[], Awaitable[str]],
     control: Callable[[Dialogue], Awaitable[str]],
 ) -> str:
-    """A judge's answer, with a check of why a judge was not let or able to answer.
+    """A judge's answer; if there is none, finds out whether the tutor's messages are the cause.
 
-    If a filter refuses the request, or the context is full, the judge gets a control request: the same conversation
-    with plain words in place of the tutor's (as many of them, or a few if the context was full). If it gives a verdict
-    on that, the tutor's words are the reason. Otherwise the judge's failure says nothing about the tutor. Neither does
-    an answer in a bad form, whatever the tutor wrote.
+    If a content filter refuses the request, or if the context is full, the judge gets a control request: the same
+    conversation with neutral text in place of the tutor's messages (of about the same length after a refusal, short if
+    the context was full). If the judge gives a verdict on it, the tutor's messages caused the failure. Otherwise the
+    failure says nothing about the tutor. A malformed answer never counts against the tutor, whatever the tutor wrote.
 
     Args:
+        rule: the rule to judge by.
+        conversation: the conversation to judge.
         answer: requests the answer.
         control: requests one reply on another conversation.
 
     Raises:
-        ContentRefused: if the tutor's words are the reason.
-        RequestRefused, ContextOverflow: the error of `answer`, if they are not.
-        JudgeOutputError: if the answer was cut off.
+        ContentRefused: if the tutor's messages are the cause.
+        RequestRefused, ContextOverflow, RequestTooLong: the failure of `answer`, if they are not.
+        JudgeOutputError: if the answer was truncated.
     """
     try:
         return await answer()
     except (ContextOverflow, RequestTooLong) as error:
-        refusal, same_length, why = error, False, f"There is no room in the judge's context: {error}"
+        refusal, same_length, reason = error, False, f"There is no room in the judge's context: {error}"
     except ContentRefused as error:
-        refusal, same_length, why = (
+        refusal, same_length, reason = (
             RequestRefused(f"{error} So it does with other words of the tutor."),
             True,
             str(error),
@@ -316,19 +342,22 @@ async def answer_or_blame(
     except (RequestRefused, ContextOverflow, JudgeOutputError):
         has_verdict = False
     if has_verdict:
-        raise ContentRefused(f"{why} It gave a verdict on the same lesson with other words of the tutor.")
+        raise ContentRefused(f"{reason} It gave a verdict on the same lesson with other words of the tutor.")
     raise refusal
 
 
 def in_plain_words(conversation: Dialogue, same_length: bool) -> list[dict[str, str]]:
-    """The conversation with fixed words in place of the tutor's: about as many in each message if `same_length`, else a
-    few."""
+    """The conversation with neutral text in place of the tutor's messages: of about the same length as each message if
+    `same_length`, otherwise short."""
 
-    def plain(text: str) -> str:
-        times = max(1, round(len(text) / len(_PLAIN_WORDS))) if same_length else 1
-        return (_PLAIN_WORDS * times).strip()
+    def neutral(text: str) -> str:
+        repeats = max(1, round(len(text) / len(_NEUTRAL_TEXT))) if same_length else 1
+        return (_NEUTRAL_TEXT * repeats).strip()
 
-    return [{**each, "content": plain(each["content"])} if each["role"] == "teacher" else each for each in conversation]
+    return [
+        {**message, "content": neutral(message["content"])} if message["role"] == "teacher" else message
+        for message in conversation
+    ]
 
 
 def _holds_group(rule: str, text: str, size: int) -> bool:

@@ -1,8 +1,8 @@
-"""Finds what no message of a tutor may hold, whatever the lesson, such as another speaker's part; and undoes disguises
-of a text: what a person or a model still reads, and a comparison of texts does not.
+"""Detects prompt injection in a tutor's message, such as another speaker's turn or an appeal to the judge, and undoes
+obfuscation of text: ways of writing that people and models can still read, but that a plain comparison misses.
 
-The disguises are invisible characters, letters and question marks of other scripts that look the same, letters of
-another width, letters set apart ("b-o-i-l-e-d"), and texts written backwards.
+Covered obfuscations: invisible characters, look-alike letters and question marks of other scripts (homoglyphs),
+full-width letters, separated letters ("b-o-i-l-e-d"), and text written backwards.
 """
 
 import re
@@ -13,7 +13,7 @@ from classroom_rl.rollout.text import normal, without_invisible
 from classroom_rl.rollout.thoughts import visible_text
 
 _QUESTION_MARKS = str.maketrans(dict.fromkeys("\u037e\u061f\u2e2e\u2753\u2754", "?"))
-"""The Greek, the Arabic and the reversed question mark, and the pictures of one."""
+"""The Greek, Arabic and reversed question marks, and the emoji of one, mapped to "?"."""
 
 _LOOK_ALIKES = str.maketrans(
     "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u04bb\u0501\u051b\u051d"  # Cyrillic
@@ -22,28 +22,29 @@ _LOOK_ALIKES = str.maketrans(
     "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7",
     "aeopcyxijshdqwABEKMHOPCTYXIJSoavipucABEZHIKMNOPTYX",
 )
-"""Letters that look like Latin ones, and these. After Unicode's table of confusable characters (UTS 39)."""
+"""Cyrillic and Greek letters that look like Latin ones, mapped to these. A selection from Unicode's table of confusable
+characters (UTS 39)."""
 
 _WORD = re.compile(r"\w+")
 _LATIN_LETTER = re.compile("[a-zA-Z]")
 _INSIDE = re.compile(r"(?<![-._*·•|/\\~+])[-._*·•|/\\~+]+(?=\w)")
-"""Marks that set the letters of a word apart; behind a mark that ends a sentence stands a space."""
+"""Marks between the letters of a word. A mark that ends a sentence does not match: a space follows it."""
 
 _SPELT_OUT = re.compile(r"(?<!\w)\w(?:\W{1,3}\w(?!\w)){4,}")
-"""At least five letters in a row that stand alone."""
+"""At least five single letters in a row, with one to three other characters (spaces or punctuation) between them."""
 
 _LONG_ENOUGH = 5
-"""Letters. A shorter text may stand in another one, read backwards, by chance."""
+"""In letters. A shorter phrase may occur in a reversed text by chance."""
 
 
 @lru_cache(maxsize=1024)
 def undisguised(text: str) -> str:
-    """The text with everything as it looks: without invisible characters, with letters of the usual width, with "?" for
-    marks that look like one or mean it, and with Latin letters in words that mix them with look-alikes."""
+    """The text as a person sees it: without invisible characters, in NFKC form (letters of the usual width), with "?"
+    for all kinds of question marks, and with Latin letters for look-alikes in words that contain a Latin letter."""
     if text.isascii():
         return text
     plain = unicodedata.normalize("NFKC", without_invisible(text).translate(_QUESTION_MARKS))
-    return _WORD.sub(lambda word: _as_latin(word[0]) if _LATIN_LETTER.search(word[0]) else word[0], plain)
+    return _WORD.sub(lambda match: _as_latin(match[0]) if _LATIN_LETTER.search(match[0]) else match[0], plain)
 
 
 def _as_latin(text: str) -> str:
@@ -52,36 +53,32 @@ def _as_latin(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def readings(text: str) -> tuple[str, ...]:
-    """The ways to read a text forwards: as it looks, with all look-alikes as Latin letters, and with letters that are
-    set apart put together."""
+    """The distinct ways to read a text forwards: as it looks, with all look-alikes as Latin letters, and with separated
+    letters joined."""
     plain = undisguised(text)
-    together = _INSIDE.sub("", _as_latin(plain))
-    return tuple(dict.fromkeys((plain, _as_latin(plain), together)))
+    joined = _INSIDE.sub("", _as_latin(plain))
+    return tuple(dict.fromkeys((plain, _as_latin(plain), joined)))
 
 
 def backwards(text: str) -> tuple[str, ...]:
-    """The `readings` of a text from its end to its beginning."""
-    return tuple(each[::-1] for each in readings(text))
+    """The `readings` of a text, each reversed."""
+    return tuple(reading[::-1] for reading in readings(text))
 
 
 def hides(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase in a disguise: letter by letter, or backwards. Phrases of fewer than five letters
-    are not looked for."""
-    wanted = normal(phrase).replace(" ", "")
-    if len(wanted) < _LONG_ENOUGH:
+    """Whether a text contains a phrase in an obfuscated form: spelt out letter by letter, or backwards. False for
+    phrases of fewer than five letters."""
+    target = normal(phrase).replace(" ", "")
+    if len(target) < _LONG_ENOUGH:
         return False
-    letters = [normal(_as_latin(each)).replace(" ", "") for each in _SPELT_OUT.findall(undisguised(text))]
-    if any(wanted in each or wanted[::-1] in each for each in letters):
+    spelt_out = [normal(_as_latin(letters)).replace(" ", "") for letters in _SPELT_OUT.findall(undisguised(text))]
+    if any(target in letters or target[::-1] in letters for letters in spelt_out):
         return True
-    return any(_stands_in(normal(each), normal(phrase)) for each in backwards(text))
-
-
-def _stands_in(text: str, phrase: str) -> bool:
-    return f" {phrase} " in f" {text} "
+    return any(f" {normal(phrase)} " in f" {normal(reversed_text)} " for reversed_text in backwards(text))
 
 
 MOST_WORDS = 200
-"""A message with more words is no message of a dialogue. The language tutor's prompt allows 60."""
+"""A longer message is rejected. The prompt of the language tutor allows 60 words."""
 
 MOST_CHARACTERS = 1500
 """The same bound for languages that are written without spaces."""
@@ -108,11 +105,11 @@ def find_injection(text: str) -> str:
     shown = visible_text(text)
     if len(shown.split()) > MOST_WORDS or len(shown) > MOST_CHARACTERS:
         return f"writes {len(shown.split())} words"
-    for each in readings(shown):
-        if found := _MARKUP.search(each):
-            return f"writes somebody else's part ({_quote(found[0])})"
-        if found := _TO_JUDGE.search(each):
-            return f"speaks to whoever judges ({_quote(found[0])})"
+    for reading in readings(shown):
+        if match := _MARKUP.search(reading):
+            return f"writes somebody else's part ({_quote(match[0])})"
+        if match := _TO_JUDGE.search(reading):
+            return f"speaks to whoever judges ({_quote(match[0])})"
     return ""
 
 

@@ -1,7 +1,7 @@
-"""Reads numbers and simple equations in prose, and finds the reference answer of a maths problem in a text: as a number
-in any notation, or as words.
+"""Parses numbers and simple equations in prose, and finds the reference answer of a maths problem in a text: as a
+number in any notation, as an expression, or as words.
 
-The rules decide surely or not at all. They calculate with numbers; expressions are compared as texts.
+The rules decide only where they are certain. They calculate with numbers; expressions are compared as normalised text.
 """
 
 import re
@@ -14,7 +14,7 @@ from itertools import permutations
 from classroom_rl.grading.forms import compare_as_text, extract_boxed
 
 LONGEST_NUMBER = 15
-"""In digits; a longer number is not read."""
+"""In digits; longer numbers are ignored."""
 
 _DIGITS = r"\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _FRACTION = r"\\[dt]?frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\}"
@@ -28,7 +28,7 @@ _OPERATIONS = {
     **dict.fromkeys(("*", "×", "·", "⋅", "x", "\\times", "\\cdot"), "*"),
     **dict.fromkeys(("/", "÷", "\\div"), "/"),
 }
-_OPERATOR = "|".join(re.escape(each) for each in _OPERATIONS)
+_OPERATOR = "|".join(re.escape(sign) for sign in _OPERATIONS)
 _BEFORE = r"(?<![\w.,^\\{})\[\]%°!|])"
 _EQUATION = re.compile(rf"{_BEFORE}({NUMBER})\s*({_OPERATOR})\s*({NUMBER})\s*=\s*({NUMBER})")
 _OPERATION = re.compile(rf"{_BEFORE}({NUMBER})\s*({_OPERATOR})\s*({NUMBER})")
@@ -42,8 +42,14 @@ _GOES_ON_AFTER = re.compile(
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation "left operation right = result" as it stands in a text from `start` on; `operation` is one of + - * /
-    and `decimals` the number of places after the result's decimal point."""
+    """An equation "left operation right = result" in a text.
+
+    Attributes:
+        operation: one of + - * /.
+        decimals: the number of decimal places of the result, as it is written.
+        text: the equation, as it is written.
+        start: its position in the text.
+    """
 
     left: Fraction
     operation: str
@@ -55,7 +61,8 @@ class Equation:
 
     @property
     def holds(self) -> bool:
-        """Whether the equation is true. A decimal result may be rounded or cut off at its last place."""
+        """Whether the equation is true. A decimal result may be rounded or truncated at its last place. An equation
+        whose value is undefined (a division by 0) counts as true: it cannot be refuted."""
         value = _calculate(self.left, self.operation, self.right)
         if value is None:
             return True
@@ -63,42 +70,42 @@ class Equation:
 
 
 def read_number(text: str) -> Fraction | None:
-    """The value of a number as `NUMBER` matches it; None for anything else, a number with more than `LONGEST_NUMBER`
-    digits, or a fraction over 0."""
+    """The value of a number in the notation of `NUMBER`; None for anything else, for more than `LONGEST_NUMBER` digits,
+    and for a denominator of 0."""
     plain = text.strip().replace("−", "-").replace("{,}", "").replace(",", "")
     sign, plain = (-1, plain[1:]) if plain.startswith("-") else (1, plain)
-    if sum(each.isdigit() for each in plain) > LONGEST_NUMBER or not plain.isascii():
+    if sum(character.isdigit() for character in plain) > LONGEST_NUMBER or not plain.isascii():
         return None
     if parts := _FRACTION_PARTS.fullmatch(plain):
-        bottom = int(parts[3])
-        return sign * (int(parts[1] or 0) + Fraction(int(parts[2]), bottom)) if bottom else None
+        denominator = int(parts[3])
+        return sign * (int(parts[1] or 0) + Fraction(int(parts[2]), denominator)) if denominator else None
     return sign * Fraction(plain) if re.fullmatch(r"\d+(?:\.\d+)?|\.\d+", plain) else None
 
 
 def equations(text: str) -> Iterator[Equation]:
-    """The equations in a text whose two sides are numbers alone. What is part of a longer expression, or goes on with a
-    variable or a unit of one letter, is left out."""
-    for found in _EQUATION.finditer(text):
-        before, after = text[: found.start()], text[found.end() :]
+    """The equations between plain numbers in a text. Those that are part of a longer expression, or that a variable or
+    a unit of one letter follows, are left out."""
+    for match in _EQUATION.finditer(text):
+        before, after = text[: match.start()], text[match.end() :]
         if _GOES_ON_BEFORE.search(before[-20:]) or _GOES_ON_AFTER.match(after):
             continue
-        left, right, result = (read_number(found[place]) for place in (1, 3, 4))
+        left, right, result = (read_number(match[group]) for group in (1, 3, 4))
         if left is None or right is None or result is None:
             continue
-        decimals = len(found[4].partition(".")[2])
-        operation = _OPERATIONS[found[2]]
-        yield Equation(left, operation, right, result, decimals, found[0], found.start())
+        decimals = len(match[4].partition(".")[2])
+        operation = _OPERATIONS[match[2]]
+        yield Equation(left, operation, right, result, decimals, match[0], match.start())
 
 
 def values_of_operations(text: str) -> Iterator[Fraction]:
-    """The values of the operations between two numbers in a text, such as 8 for "85 − 77". What is part of a longer
-    expression is left out."""
-    for found in _OPERATION.finditer(text):
-        after = re.sub(r"^\s*=?\s*(?=[?？]|$)", "", text[found.end() :])
-        if _GOES_ON_BEFORE.search(text[: found.start()][-20:].rstrip(": ")) or _GOES_ON_AFTER.match(after):
+    """The values of the operations between two numbers in a text, such as 8 for "85 − 77". Parts of longer expressions
+    are left out."""
+    for match in _OPERATION.finditer(text):
+        after = re.sub(r"^\s*=?\s*(?=[?？]|$)", "", text[match.end() :])
+        if _GOES_ON_BEFORE.search(text[: match.start()][-20:].rstrip(": ")) or _GOES_ON_AFTER.match(after):
             continue
-        left, right = read_number(found[1]), read_number(found[3])
-        value = None if left is None or right is None else _calculate(left, _OPERATIONS[found[2]], right)
+        left, right = read_number(match[1]), read_number(match[3])
+        value = None if left is None or right is None else _calculate(left, _OPERATIONS[match[2]], right)
         if value is not None:
             yield value
 
@@ -115,10 +122,10 @@ def _calculate(left: Fraction, operation: str, right: Fraction) -> Fraction | No
 
 
 SMALL = 20
-"""Whole numbers up to this size occur in any text; they count as the answer only where they are stated as a result."""
+"""Integers up to this size occur in any text. They count as the answer only where they are stated as a result."""
 
 _ROUND = frozenset({24, 25, 30, 40, 45, 50, 60, 70, 80, 90, 100, 120, 180, 360, 365, 500, 1000})
-"""Larger numbers that occur in any text, too: hours, minutes, degrees, days, whole tens."""
+"""Larger numbers that also occur in any text: hours, minutes, degrees, days, round numbers."""
 
 _CLOSE = Fraction(1, 100)
 _SHORTEST_EXPRESSION = 4
@@ -126,10 +133,12 @@ _UNIT = re.compile(r"\s*(?:\\ )?(?:\\text\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\\?%
 _NAME = re.compile(r"^\s*[A-Za-z]\s*=\s*(?=\S)")
 _PLAIN_FRACTION = r"[-−]?(?:\d+\s+)?\d+\s*/\s*\d+"
 _NUMBER_IN_TEXT = re.compile(rf"(?<![\w.^\\])(?:{_PLAIN_FRACTION}|{NUMBER})(?!\w|\^(?!\s*\{{?\s*\\circ)|[.,]\d)")
-_UNITS_DOWN = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-_WORDS = (_UNITS_DOWN + "seventeen eighteen nineteen twenty").split()
-_TENS = {word: 10 * place for place, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), 3)}
-_VALUES = {word: Fraction(place) for place, word in enumerate(_WORDS)} | {w: Fraction(n) for w, n in _TENS.items()}
+_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+).split()
+_TENS = {word: 10 * tens for tens, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), 3)}
+_VALUES = {word: Fraction(number) for number, word in enumerate(_WORDS)} | {w: Fraction(n) for w, n in _TENS.items()}
 _NUMBER_WORD = re.compile(
     rf"\b(twenty|{'|'.join(_TENS)})[- ]({'|'.join(_WORDS[1:10])})\b|\b({'|'.join(_VALUES)})\b", re.I
 )
@@ -162,11 +171,11 @@ class Reference:
     """A parsed reference answer.
 
     Attributes:
-        text: the answer as given, without a box.
-        value: its value if it is a plain number, with or without a unit or a name such as "x =".
-        elements: the values of a set of numbers, as texts; () for anything else.
-        expressions: the answer in the form that expressions are compared in, with and without a name.
-        words: the answer if it is words, such as "Wednesday".
+        text: the answer as it is written, without a box.
+        value: the value if the answer is a number, with or without a unit or a name such as "x ="; otherwise None.
+        elements: the elements of a set of numbers, as texts; () for anything else.
+        expressions: the answer in the normalised form in which expressions are compared, without and with a name.
+        words: the answer if it consists of words, such as "Wednesday"; "" otherwise.
     """
 
     text: str
@@ -177,7 +186,7 @@ class Reference:
 
     @property
     def is_common(self) -> bool:
-        """Whether the value is a number that occurs in any text."""
+        """Whether the value is a number that occurs in any text, so that finding it proves little."""
         value = self.value
         if value is None:
             return False
@@ -193,37 +202,39 @@ def read_reference(answer: str) -> Reference:
     bare = _NAME.sub("", text)
     words = re.fullmatch(r"\\text\s*\{([A-Za-z][A-Za-z ]+)\}|([A-Za-z][A-Za-z ]{2,})", bare)
     value = None if words else _value(_UNIT.sub("", bare))
-    inside = re.fullmatch(r"(?:\\left)?\\\{(.+?)(?:\\right)?\\\}", bare)
-    elements = tuple(each.strip() for each in inside[1].split(",")) if inside else ()
-    if any(_value(each) is None for each in elements):
+    in_braces = re.fullmatch(r"(?:\\left)?\\\{(.+?)(?:\\right)?\\\}", bare)
+    elements = tuple(element.strip() for element in in_braces[1].split(",")) if in_braces else ()
+    if any(_value(element) is None for element in elements):
         elements = ()
-    forms = tuple(dict.fromkeys(_normal(each) for each in (_UNIT.sub("", bare), text)))
+    forms = tuple(dict.fromkeys(_normal(form) for form in (_UNIT.sub("", bare), text)))
     expressions = () if value is not None or words else forms
     return Reference(text, value, elements, expressions, (words[1] or words[2]) if words else "")
 
 
 def has_been_said(reference: Reference, text: str) -> bool | None:
-    """Whether a student's text contains the answer, by any notation that rules can read; None if they cannot tell."""
+    """Whether a student's text contains the answer, in any notation that the rules can parse; None if they cannot tell,
+    because an expression may be written in other ways."""
     if reference.value is not None:
-        return any(_is_value(reference, found, value) for found, value, _, _ in _numbers(text, approximate=reference))
+        numbers = _numbers(text, approximate=reference)
+        return any(_is_value(reference, written, value) for written, value, _, _ in numbers)
     if reference.words:
         return re.search(rf"\b{re.escape(reference.words)}\b", text, re.IGNORECASE) is not None
     if reference.elements:
         values = {value for _, value, _, _ in _numbers(text)}
-        if {_value(each) for each in reference.elements} <= values:
+        if {_value(element) for element in reference.elements} <= values:
             return True
-    if any(each in _normal(text) for each in reference.expressions):
+    if any(expression in _normal(text) for expression in reference.expressions):
         return True
-    signs = {_signs(part) for part in re.split(r"[\s=,]+(?![^()]*\))", _normal(text))}
-    return True if any(_signs(each) in signs for each in reference.expressions) else None
+    parts = {_sorted_characters(part) for part in re.split(r"[\s=,]+(?![^()]*\))", _normal(text))}
+    return True if any(_sorted_characters(expression) in parts for expression in reference.expressions) else None
 
 
 def names_answer(reference: Reference, text: str, problem: str) -> bool:
-    """Whether a text, of whichever side, names the answer.
+    """Whether a message, of the student or the teacher, contains the answer.
 
-    A number counts wherever it stands, unless the problem contains it or it occurs in any text: then only where it is
-    stated as a result, boxed, or the last number of a sentence, and in the last case only if the problem does not
-    contain it. Words, sets and expressions count unless the problem contains them.
+    A number counts anywhere in the text. If the problem contains it, it counts only where it is stated as a result or
+    boxed; if it is a number that occurs in any text (`Reference.is_common`), also as the last number of a sentence.
+    Words, sets and expressions count unless the problem contains them.
     """
     if gives_away(reference, text, problem):
         return True
@@ -234,30 +245,31 @@ def names_answer(reference: Reference, text: str, problem: str) -> bool:
     if not reference.is_common and has_been_said(reference, text):
         return True
     for sentence in re.split(r"(?<=[.!?])\s|\n", text):
-        last = max(_numbers(sentence, approximate=reference), key=lambda found: found[2], default=None)
+        last = max(_numbers(sentence, approximate=reference), key=lambda number: number[2], default=None)
         if last is not None and _is_value(reference, last[0], last[1]):
             return True
     return False
 
 
-def _signs(expression: str) -> str:
-    """The letters and digits of an expression in alphabetical order: (x-4)(x+6) is (x+6)(x-4) in another order."""
-    return "".join(sorted(each for each in expression if each.isalnum()))
+def _sorted_characters(expression: str) -> str:
+    """The letters and digits of an expression in sorted order, so that (x-4)(x+6) equals (x+6)(x-4)."""
+    return "".join(sorted(character for character in expression if character.isalnum()))
 
 
 def gives_away(reference: Reference, message: str, problem: str) -> str:
-    """The place in a teacher's message that gives the answer away; "" without one. Call it while the student has not
-    said the answer.
+    """The part of a teacher's message that gives the answer away; "" if there is none. Meant for messages before the
+    student has given the answer.
 
     A number that the problem contains, or one that occurs in any text, counts only where it is stated as a result.
     """
     if reference.value is not None:
-        known = any(value == reference.value for _, value, _, _ in _numbers(problem))
-        for found, value, start, end in _numbers(message):
-            spelt_out = not any(each.isdigit() for each in found)
+        in_problem = any(value == reference.value for _, value, _, _ in _numbers(problem))
+        for written, value, start, end in _numbers(message):
+            spelt_out = not any(character.isdigit() for character in written)
+            needs_statement = in_problem or spelt_out or reference.is_common
             stated = _is_stated(message, start, end)
-            if _is_value(reference, found, value) and (stated or not (known or spelt_out or reference.is_common)):
-                return found
+            if _is_value(reference, written, value) and (stated or not needs_statement):
+                return written
         return ""
     if reference.words:
         return _stated_words(reference, message)
@@ -265,22 +277,26 @@ def gives_away(reference: Reference, message: str, problem: str) -> str:
 
 
 def _numbers(text: str, approximate: Reference | None = None) -> Iterator[tuple[str, Fraction, int, int]]:
-    """The numbers in a text: how each is written, its value, and where it begins and ends. With `approximate`, a
-    decimal close to that answer has the answer's value."""
-    for found in _NUMBER_IN_TEXT.finditer(text):
-        value = _value(found[0])
+    """The numbers in a text: each as it is written, its value, and its start and end positions.
+
+    Args:
+        approximate: if its value is no integer, numbers within `_CLOSE` of it are given exactly its value, since a
+            fraction may be written as a rounded decimal.
+    """
+    for match in _NUMBER_IN_TEXT.finditer(text):
+        value = _value(match[0])
         if value is None:
             continue
         if approximate is not None and approximate.value is not None and approximate.value.denominator > 1:
             value = approximate.value if abs(value - approximate.value) < _CLOSE else value
-        yield found[0], value, found.start(), found.end()
-    for found in _NUMBER_WORD.finditer(text):
-        tens, ones, alone = (each.lower() if each else "" for each in found.groups())
-        yield found[0], _VALUES[alone] if alone else _VALUES[tens] + _VALUES[ones], found.start(), found.end()
+        yield match[0], value, match.start(), match.end()
+    for match in _NUMBER_WORD.finditer(text):
+        tens, ones, alone = (word.lower() if word else "" for word in match.groups())
+        yield match[0], _VALUES[alone] if alone else _VALUES[tens] + _VALUES[ones], match.start(), match.end()
 
 
 def _value(text: str) -> Fraction | None:
-    """The value of a number; also "3/4" and "1 3/4"."""
+    """The value of a number in the notation of `NUMBER`, or of a fraction such as "3/4" or "1 3/4"; otherwise None."""
     parts = re.fullmatch(r"\s*([-−]?)(?:(\d{1,9})\s+)?(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
     if parts is None:
         plain = re.fullmatch(rf"\s*({NUMBER})\s*", text)
@@ -292,12 +308,12 @@ def _value(text: str) -> Fraction | None:
 
 
 def _is_value(reference: Reference, written: str, value: Fraction) -> bool:
-    """Whether a number is the answer, also as a percentage or a decimal."""
+    """Whether a number equals the answer, also if one is written as a percentage or a decimal."""
     return value == reference.value or compare_as_text(written, reference.text) is True
 
 
 def _is_stated(message: str, start: int, end: int) -> bool:
-    """Whether the number at a place is stated as a result."""
+    """Whether the message states the number at [start, end) as a result."""
     before, after = message[max(0, start - 80) : start], message[end : end + 40]
     if _STATES_RESULT.search(before):
         return True
@@ -309,37 +325,38 @@ def _is_stated(message: str, start: int, end: int) -> bool:
 
 def _stated_words(reference: Reference, message: str) -> str:
     word = re.escape(reference.words)
-    found = re.search(
+    match = re.search(
         rf"\b(?:answer|result|solution) (?:is|was|will be|would be|must be)\W+(?:text\W+)?(?:a |on )?{word}\b",
         message,
         re.I,
     )
-    return reference.words if found else ""
+    return reference.words if match else ""
 
 
 def _set_given(reference: Reference, message: str, problem: str) -> str:
-    """The place where all elements of a set are stated next to each other."""
+    """The part of the message that states all elements of a set next to each other; "" if there is none."""
     if not 1 < len(reference.elements) <= 3:
         return ""
     plain = _normal_signs(message)
     for order in permutations(reference.elements):
         between = r"\s*(?:,|;|\band\b|\bor\b|\$|[a-zA-Z](?:_\{?\d\}?)?\s*=|\s)+\s*"
-        listed = between.join(re.escape(_normal_signs(each)) for each in order)
+        listed = between.join(re.escape(_normal_signs(element)) for element in order)
         starts = r"(?:=|\bare|\bis|\bbe|\b(?:solution|answer|number)s?:?)\s*[$(]*\s*(?:\\left)?(?:\\\{)?\s*"
-        found = re.search(rf"{starts}({listed})(?![\w^]|[.,]\d)", plain, re.IGNORECASE)
-        if found and found[1] not in _normal_signs(problem):
-            return found[1]
+        match = re.search(rf"{starts}({listed})(?![\w^]|[.,]\d)", plain, re.IGNORECASE)
+        if match and match[1] not in _normal_signs(problem):
+            return match[1]
     return ""
 
 
 def _expression_given(reference: Reference, message: str, problem: str) -> str:
-    """The answer as an expression by itself: not a part of a longer one, and not of the problem."""
-    said = _normal(message)
+    """The expression of the answer in the message, unless it is part of a longer one or of the problem; "" if there is
+    none."""
+    normalised = _normal(message)
     for expression in reference.expressions:
         if len(expression) < _SHORTEST_EXPRESSION or not re.search(r"[\d=+^]", expression):
             continue
         alone = rf"(?<![\w\\^+*/(-]){re.escape(expression)}(?![\w^+*/(-])"
-        if re.search(alone, said) and expression not in _normal(problem):
+        if re.search(alone, normalised) and expression not in _normal(problem):
             return expression
     return ""
 
@@ -350,7 +367,8 @@ def _normal_signs(text: str) -> str:
 
 @lru_cache(maxsize=512)
 def _normal(text: str) -> str:
-    """Words keep their spaces, formulas lose theirs, and different spellings of one formula become one."""
+    """The text in a form in which expressions can be compared: without spaces in formulas (words keep theirs), and with
+    one spelling for equivalent LaTeX and Unicode notations."""
     text = re.sub(
         r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|\$|\\\(|\\\)|\\\[|\\\]", "", _normal_signs(text)
     )

@@ -1,13 +1,13 @@
-"""A judge's JSON as verdicts: for one conversation, or for all of a group in one call; and the verdicts on a
-conversation summed up.
+"""Parses a judge's JSON into verdicts, on one conversation or on a whole group in one call, and aggregates the verdicts
+on a conversation.
 
-A failed attempt never counts as an opinion. It is kept with its error. If all attempts at a rule fail, the conversation
+A failed attempt never counts as a score. It is stored with its error. If all attempts at a rule fail, the conversation
 has no judgement, and so no reward. The one exception: if the judge refused the tutor's content in every attempt at a
 rule, the conversation is rejected.
 
-GRPO compares the conversations of a group with each other, so one reader of all of them says what it needs, and reads
-the rubric and the lesson plan once. Each entry of the answer becomes a `Verdict` on one conversation, with the same
-scores as that of a single call.
+GRPO compares the conversations of a group with each other. So a judge that sees all of them in one call can rank them
+directly, and reads the judging criteria and the lesson plan only once. Each entry of its answer becomes a `Verdict` on
+one conversation, with the same scores as after a single call.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.
 
 @dataclass(frozen=True)
 class Criterion:
-    """A criterion that a scoring judge gives a number for, from 0 to `top`. `weight` is its share of the reward."""
+    """A criterion that a scoring judge rates from 0 to `top`. `weight` is its share of the reward."""
 
     label: str
     top: float
@@ -53,18 +53,18 @@ CRITERIA = {
     "overall_momentum_score": Criterion("Overall momentum", 10.0, 0.2),
 }
 """The criteria by their key in the judge's JSON, which is also the field of `Scores`. Their weights sum to 1. Schema,
-parser, reward, metrics, page and reports use this table."""
+parser, reward, metrics, viewer and reports all use this table."""
 
 
 def reason_key(criterion: str) -> str:
-    """The key of the reason for a criterion's score in the judge's JSON."""
+    """The key in the judge's JSON of the reason for a criterion's score."""
     return criterion.replace("_score", "_reasoning")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The three criteria of the language tutor: task-final discipline and forward progression in [0, 1], overall
-    momentum in [0, 10]."""
+    """The scores for the three criteria of the language tutor: task-final discipline and forward progression in [0, 1],
+    overall momentum in [0, 10]."""
 
     task_final_score: float
     forward_progression_score: float
@@ -72,22 +72,33 @@ class Scores:
 
     @property
     def final_reward(self) -> float:
-        """The weighted sum of the scores, each as a share of its maximum; in [0, 1], rounded to four places."""
-        return round(sum(each.weight * getattr(self, name) / each.top for name, each in CRITERIA.items()), 4)
+        """The weighted sum of the scores, each divided by its maximum; in [0, 1], rounded to four decimal places."""
+        shares = (criterion.weight * getattr(self, name) / criterion.top for name, criterion in CRITERIA.items())
+        return round(sum(shares), 4)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one judge attempt at one rule: `scores` (scoring rules), `accepted` (decision rules), or an
-    `error`.
+    """The result of one judge attempt at one rule.
 
-    `reasons` maps a criterion to the judge's reason; `raw` is its whole answer. `refused` means that the judge refused
-    the tutor's content, although it judges other conversations. `rules_version` is the version of the rules on
-    messages, if they gave the verdict. `turn_scores` are the judge's findings on each message of the teacher in [0, 1],
-    null for a message that it did not score; None if it gave none. `group_size` is the number of different
-    conversations that the judge compared in one call, and `rank` the place it gave this one, from 1. The size is 1 if
-    there was no verdict on its group, and None where conversations are judged one by one. An `anchor` is a call on this
-    conversation beside those on the group: it is compared with them, and changes no reward.
+    Attributes:
+        rule: the name of the rule.
+        attempt: the number of the attempt, from 0.
+        scores: the scores, for a scoring rule.
+        accepted: the decision, for a decision rule.
+        reasons: the judge's reason for each criterion; for a decision rule and in a group, one reason under the name of
+            the rule.
+        error: why the attempt failed; None if it succeeded.
+        raw: the judge's whole answer; in a group, its entry for this conversation.
+        refused: whether the judge refused the tutor's content, although it judges other conversations.
+        rules_version: the version of the message rules, if they produced the verdict.
+        turn_scores: the judge's score in [0, 1] of each message of the teacher, or None for a message without a score.
+            None as a whole if the judge did not score single messages.
+        group_size: the number of distinct conversations that the judge compared in one call. 1 if there was no verdict
+            on the group, so that this conversation was judged by itself; None where groups are not judged.
+        rank: the rank of this conversation in its group, from 1 (the best).
+        anchor: whether this is an additional call on this conversation alone, made to compare it with the call on the
+            group. It changes no reward.
     """
 
     rule: str
@@ -111,9 +122,9 @@ class Verdict:
 
 def answer_schema(rule: str) -> dict[str, Any]:
     """The JSON schema of a judge's answer under a rule. Each reason comes before its score or decision, so that the
-    judge writes it first.
+    judge reasons before it decides.
 
-    Ranges are in descriptions, because not every provider accepts bounds in a schema; the parser checks them anyway.
+    The ranges are given in descriptions, because not every provider accepts bounds in a schema. The parser checks them.
     """
     if rule in SCORING_RULES:
         properties = {}
@@ -126,23 +137,31 @@ def answer_schema(rule: str) -> dict[str, Any]:
 
 
 def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
-    """The verdict in a judge's answer.
+    """Parse a judge's answer.
 
     Raises:
-        JudgeOutputError: if the text holds no single JSON object with what the rule asks for.
+        JudgeOutputError: if the text does not contain exactly one JSON object with the keys that the rule requires.
     """
     answer = find_object(text)
     if rule in SCORING_RULES:
         reasons = {name: _reason(answer, reason_key(name)) for name in CRITERIA}
         scores, version = read_scores(answer, text), _reason(answer, "rules_version") or None
-        found = {"raw": text, "rules_version": version, "turn_scores": _read_turn_scores(answer, text)}
-        return Verdict(rule, attempt, scores=scores, reasons=reasons, **found)
+        turn_scores = _read_turn_scores(answer, text)
+        return Verdict(
+            rule,
+            attempt,
+            scores=scores,
+            reasons=reasons,
+            raw=text,
+            rules_version=version,
+            turn_scores=turn_scores,
+        )
     reasons = {rule: _reason(answer, "reasoning")}
     return Verdict(rule, attempt, accepted=_read_decision(answer, text), reasons=reasons, raw=text)
 
 
 def parse_judge_output(text: str) -> Scores:
-    """The three scores in a judge's answer; the result's `final_reward` is the reward.
+    """The three scores in a judge's answer; their `final_reward` is the reward.
 
     Raises:
         JudgeOutputError: if a score is missing, not a finite number or out of range.
@@ -151,10 +170,11 @@ def parse_judge_output(text: str) -> Scores:
 
 
 def read_scores(answer: dict[str, Any], text: str) -> Scores:
-    """The scores in an object of a judge's answer.
+    """The scores in the JSON object of a judge's answer.
 
     Args:
-        text: the whole answer, for messages.
+        answer: the object.
+        text: the whole answer, for error messages.
 
     Raises:
         JudgeOutputError: if a score is missing, not a finite number or out of range.
@@ -173,18 +193,22 @@ def read_scores(answer: dict[str, Any], text: str) -> Scores:
 
 
 def _read_turn_scores(answer: dict[str, Any], text: str) -> tuple[float | None, ...] | None:
-    """The findings on single messages, which a judge may give in `turn_scores`."""
-    given = answer.get("turn_scores")
-    if given is None:
+    """The optional scores of single messages in `turn_scores`.
+
+    Raises:
+        JudgeOutputError: if they are not a list of numbers in [0, 1] and nulls.
+    """
+    values = answer.get("turn_scores")
+    if values is None:
         return None
-    scores = [None if value is None else _number(value) for value in given] if isinstance(given, list) else [math.nan]
+    scores = [None if value is None else _number(value) for value in values] if isinstance(values, list) else [math.nan]
     if not all(score is None or 0 <= score <= 1 for score in scores):
-        raise JudgeOutputError(f"turn_scores is {quote(given)}; it is a list of numbers from 0 to 1: {quote(text)}")
+        raise JudgeOutputError(f"turn_scores is {quote(values)}; it is a list of numbers from 0 to 1: {quote(text)}")
     return tuple(scores)
 
 
 def _number(value: Any) -> float:
-    """A JSON number, or one written as a string; NaN for anything else."""
+    """The value of a JSON number, or of a number in a string; NaN for anything else."""
     if isinstance(value, bool) or not (
         isinstance(value, (int, float)) or isinstance(value, str) and _NUMBER.fullmatch(value)
     ):
@@ -196,26 +220,27 @@ def _number(value: Any) -> float:
 
 
 def _read_decision(answer: dict[str, Any], text: str) -> bool:
-    given = answer.get("decision", "")
-    decision = given.strip().upper() if isinstance(given, str) else None
+    value = answer.get("decision", "")
+    decision = value.strip().upper() if isinstance(value, str) else None
     if decision not in ("OK", "REJECT"):
-        said = "missing" if given == "" else quote(given)
-        raise JudgeOutputError(f"The judge's decision is {said}, not OK or REJECT: {quote(text)}")
+        shown = "missing" if value == "" else quote(value)
+        raise JudgeOutputError(f"The judge's decision is {shown}, not OK or REJECT: {quote(text)}")
     return decision == "OK"
 
 
 def _reason(answer: dict[str, Any], name: str) -> str:
-    """A judge's reason as text that UTF-8 can encode, whatever type of value it wrote."""
+    """A judge's reason as text that can be encoded in UTF-8, whatever the type of the value."""
     return without_surrogates(str(answer.get(name) or ""))
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement on one conversation, summed up from its verdicts.
+    """The judgement on one conversation, aggregated from its verdicts.
 
-    `scores` is the mean over the valid attempts at the scoring rule (None without one). `rejecting_rules` are the
-    decision rules under which a valid attempt rejected the conversation; `refusing_rules` those under which every
-    attempt refused its content.
+    Attributes:
+        scores: the mean scores over the valid attempts at scoring rules; None without such a rule.
+        rejecting_rules: the decision rules under which at least one valid attempt rejected the conversation.
+        refusing_rules: the rules under which every attempt refused its content.
     """
 
     scores: Scores | None
@@ -224,7 +249,7 @@ class Judgement:
 
     @property
     def score(self) -> float:
-        """The judge's opinion in [0, 1], independent of the configured rewards: 0 if a decision rule rejected the
+        """The overall score in [0, 1], independent of the configured rewards: 0 if a decision rule rejected the
         conversation or its content was refused, otherwise the weighted scores, or 1 without a scoring rule."""
         if self.rejecting_rules or self.refusing_rules:
             return 0.0
@@ -232,16 +257,19 @@ class Judgement:
 
 
 def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | None:
-    """The judgement of a conversation; None if a rule has no valid verdict, unless all its attempts refused the
-    content. Anchors do not count."""
+    """Aggregate the verdicts on a conversation. Anchors do not count.
+
+    Returns:
+        The judgement; None if a rule has no valid verdict, unless all attempts at it refused the content.
+    """
     rules = tuple(rules)
     verdicts = [verdict for verdict in verdicts if not verdict.anchor]
     by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
-    refusing = tuple(rule for rule, found in by_rule.items() if not found and _is_refused(verdicts, rule))
-    if not all(found or rule in refusing for rule, found in by_rule.items()):
+    refusing = tuple(rule for rule, valid in by_rule.items() if not valid and _is_refused(verdicts, rule))
+    if not all(valid or rule in refusing for rule, valid in by_rule.items()):
         return None
-    scored = [v.scores for found in by_rule.values() for v in found if v.scores is not None]
-    rejecting = tuple(rule for rule, found in by_rule.items() if any(v.accepted is False for v in found))
+    scored = [v.scores for valid in by_rule.values() for v in valid if v.scores is not None]
+    rejecting = tuple(rule for rule, valid in by_rule.items() if any(v.accepted is False for v in valid))
     return Judgement(_mean_scores(scored) if scored else None, rejecting, refusing)
 
 
@@ -259,12 +287,13 @@ async def ask_for_verdict(
     stops: tuple[type[Exception], ...] = STOPS,
     timeout_s: float | None = None,
 ) -> Verdict:
-    """One judge attempt at one rule. If the attempt fails, the verdict holds its error.
+    """Run one judge attempt at one rule. If the attempt fails, the verdict contains its error.
 
     Args:
-        about: the transcript, and the problem's text.
-        stops: errors that are raised, not put into a verdict.
-        timeout_s: the time after which the attempt counts as failed; None means no limit.
+        about: the transcript, and the text of the problem.
+        facts: what the program knows about the conversation; passed to embedded judges only.
+        stops: errors that are raised instead of being stored in the verdict.
+        timeout_s: the time in seconds after which the attempt counts as failed; None for no limit.
     """
     text = ""
     try:
@@ -291,7 +320,9 @@ def _mean_scores(scores: Sequence[Scores]) -> Scores:
 def group_schema(size: int) -> dict[str, Any]:
     """The JSON schema of the answer on a group of `size` conversations. The judge first compares and ranks them, and
     then scores each."""
-    scores = {name: {"type": "number", "description": f"from 0 to {each.top:g}"} for name, each in CRITERIA.items()}
+    scores = {
+        name: {"type": "number", "description": f"from 0 to {criterion.top:g}"} for name, criterion in CRITERIA.items()
+    }
     entry = _object({"number": {"type": "integer"}, "reasoning": {"type": "string"}, **scores})
     return _object(
         {
@@ -306,38 +337,38 @@ def parse_group(rule: str, attempt: int, text: str, size: int) -> list[Verdict]:
     """The verdicts in a judge's answer on a group, in the order of its conversations.
 
     Raises:
-        JudgeOutputError: if the answer does not rank every conversation once, or does not score every one once.
+        JudgeOutputError: if the answer does not rank or does not score each conversation exactly once.
     """
     answer = find_object(text)
     numbers = list(range(1, size + 1))
     ranking, entries = answer.get("ranking"), answer.get("conversations")
     if not isinstance(ranking, list) or _numbers(ranking) != numbers:
         raise JudgeOutputError(f"ranking is {quote(ranking)}; it names 1 to {size}, each once: {quote(text)}")
-    named = [each.get("number") for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    named = [entry.get("number") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     if _numbers(named) != numbers or len(entries) != size:
         raise JudgeOutputError(f"conversations has the numbers {named}, not 1 to {size}, each once: {quote(text)}")
-    by_number = {each["number"]: each for each in entries}
+    by_number = {entry["number"]: entry for entry in entries}
     return [_verdict(rule, attempt, by_number[number], ranking.index(number) + 1, size) for number in numbers]
 
 
 def read_again(verdict: Verdict) -> Verdict:
-    """A verdict on a conversation of a group, from its own entry in the judge's answer, which is its `raw`.
+    """Parse the verdict on a conversation of a group again, from its `raw`, the entry in the judge's answer.
 
     Raises:
-        JudgeOutputError: if its scores are not readable.
+        JudgeOutputError: if the entry has no valid scores.
     """
     return _verdict(verdict.rule, verdict.attempt, json.loads(verdict.raw), verdict.rank, verdict.group_size)
 
 
 def contradictions(verdicts: Sequence[Verdict]) -> float | None:
-    """The share of pairs of conversations whose scores say the opposite of their ranks, of those with different scores;
-    None if all are equal.
+    """The share of discordant pairs: of the pairs of conversations with different scores, those whose scores contradict
+    their ranks. None if all scores are equal.
 
     Args:
-        verdicts: those of one answer.
+        verdicts: the verdicts of one answer.
     """
-    ordered = [each.scores.final_reward for each in sorted(verdicts, key=lambda each: each.rank)]
-    pairs = [(better, worse) for place, better in enumerate(ordered) for worse in ordered[place + 1 :]]
+    rewards = [verdict.scores.final_reward for verdict in sorted(verdicts, key=lambda verdict: verdict.rank)]
+    pairs = [(better, worse) for index, better in enumerate(rewards) for worse in rewards[index + 1 :]]
     differing = [better < worse for better, worse in pairs if better != worse]
     return sum(differing) / len(differing) if differing else None
 
@@ -347,12 +378,13 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(values: Sequence[Any]) -> list[int]:
-    """The values, sorted, if all are whole numbers; else nothing."""
-    whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-    return sorted(whole) if len(whole) == len(values) else []
+    """The values in sorted order if all are integers; otherwise []."""
+    integers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    return sorted(integers) if len(integers) == len(values) else []
 
 
 def _verdict(rule: str, attempt: int, entry: dict[str, Any], rank: int | None, size: int | None) -> Verdict:
+    """The verdict on one conversation of a group, from its entry in the judge's answer."""
     raw = without_surrogates(json.dumps(entry, ensure_ascii=False))
     reasons = {rule: without_surrogates(str(entry.get("reasoning") or ""))}
     scores = read_scores(entry, raw)
