@@ -1,7 +1,8 @@
-"""Classifies, by rules on the text, how a teacher replies to a student's error, and how the student responds.
+"""Classifies by text rules how a teacher replies to a student's error (corrective feedback), and how the student
+responds (uptake and repair).
 
-The kinds of feedback, uptake and repair are those of Lyster and Ranta (1997), "Corrective feedback and learner uptake",
-Studies in Second Language Acquisition 19. If a message gives several kinds of feedback, the first in `KINDS` counts.
+The categories are those of Lyster and Ranta (1997), "Corrective feedback and learner uptake", Studies in Second
+Language Acquisition 19. If a message gives several kinds of feedback, the first in `KINDS` counts.
 """
 
 import re
@@ -31,11 +32,11 @@ from classroom_rl.rollout.text import UNSPACED, normal
 
 KINDS = ("explicit", "recast", "metalinguistic", "repetition", "clarification", "elicitation", "none")
 GIVING_KINDS = ("explicit", "recast")
-"""The kinds of feedback that give the right form."""
+"""The kinds of feedback that give the correct form."""
 
 ALIKE, HARDLY_DIFFERENT = 0.6, 0.75
-"""Similarity (`SequenceMatcher.ratio`) from which a text is an attempt at a phrase, and from which one text is a
-corrected version of the other."""
+"""Minimum similarity (`SequenceMatcher.ratio`) of an attempt at a phrase to the phrase, and of a text to its corrected
+version."""
 
 TERMS = re.compile(
     r"\b(?:tense|past|present|future|endings?|articles?|plural|singular|prepositions?|particles?|verbs?|adjectives?|"
@@ -53,7 +54,7 @@ SAYS_WRONG = re.compile(
     r"\bdon't (?:use|say)\b",
     re.IGNORECASE,
 )
-_NAMES_THE_RIGHT = re.compile(
+_NAMES_CORRECT_FORM = re.compile(
     r"\b(?:correct|right) (?:form|word|answer|sentence)\b|\bshould be\b|\byou mean\b|\b(?:it's|it is) Q|\bwe say\b|"
     r"\buse\b|\bmust be\b|\byou (?:have to|need to) say\b",
     re.IGNORECASE,
@@ -72,115 +73,117 @@ _HAS_SAY = re.compile(
     r"\b(?:say|ask|tell|answer) (?:it|that|so|this|them|her|him|me)\b|\bwhat is it\b",
     re.IGNORECASE,
 )
-"""A task to say something that the message describes elsewhere."""
+"""A request to say something that the message describes in another sentence."""
 
 _CHOICE = re.compile(r"\b(?:which|choose|pick|fits?|or)\b", re.IGNORECASE)
 _STOPWORDS = frozenset(
     "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
 )
-_SHORT_SENTENCE = 8
-_LONGEST_ATTEMPT = 300  # characters; a longer text is no attempt at a phrase, and comparing it takes too long
+_SHORT_SENTENCE = 8  # words
+_LONGEST_ATTEMPT = 300
+"""In characters. Longer texts are no attempts at a phrase, and `SequenceMatcher` takes quadratic time on them."""
 
 
 def feedback_kind(error: str, reply: str, plan: ParsedPlan) -> str:
     """The kind of feedback, one of `KINDS`, that a teacher's reply gives on an error.
 
     Args:
-        error: the student's message, which holds an error.
+        error: the student's message, which contains an error.
         reply: the teacher's next message.
+        plan: the lesson plan.
     """
-    plain = own_words(spoken(reply))
+    unquoted = own_words(spoken(reply))
     if gives_right_form(error, reply, plan):
-        says_so = SAYS_WRONG.search(plain) or _NAMES_THE_RIGHT.search(plain)
-        return "explicit" if says_so else "recast"
+        is_explicit = SAYS_WRONG.search(unquoted) or _NAMES_CORRECT_FORM.search(unquoted)
+        return "explicit" if is_explicit else "recast"
     if TERMS.search(_remarks(reply)):
         return "metalinguistic"
     if _repeats_as_question(error, reply):
         return "repetition"
-    if _CLARIFIES.search(plain):
+    if _CLARIFIES.search(unquoted):
         return "clarification"
-    if RETRY.search(plain) or any(_ELICITS.search(own_words(each)) for each in sentences(spoken(reply))):
+    if RETRY.search(unquoted) or any(_ELICITS.search(own_words(part)) for part in sentences(spoken(reply))):
         return "elicitation"
     return "elicitation" if begins_again(error, reply, plan) else "none"
 
 
 def begins_again(error: str, text: str, plan: ParsedPlan) -> bool:
-    """Whether a sentence breaks off for the student to finish it: what stands before the dots is a part of what the
-    student said, or tried to say. Three dots behind anything else ask for nothing again."""
+    """Whether a sentence breaks off for the student to finish it: the words before the dots are a part of what the
+    student said, or of the phrase that it tried to say. Dots after other words do not count."""
     target = nearest_phrase(error, plan) or ""
-    found = (_UNFINISHED.search(each) for each in sentences(text))
-    begun = [normal(each["begun"]) for each in found if each]
-    return any(each and (holds(error, each) or holds(target, each)) for each in begun)
+    matches = (_UNFINISHED.search(sentence) for sentence in sentences(text))
+    beginnings = [normal(match["begun"]) for match in matches if match]
+    return any(words and (holds(error, words) or holds(target, words)) for words in beginnings)
 
 
 def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
-    """Whether the reply contains the right form of what the student got wrong."""
+    """Whether the reply contains the correct form of what the student got wrong."""
     if plan.lesson:
         return any(_shows_fix(slip, error, reply) for slip in find_slips(error))
     target = nearest_phrase(error, plan)
     if target and (reveals(spoken(reply), target) or _fills_in(reply, target, said=error)):
         return True
-    shown = quotes(reply) + sentences(spoken(reply))
-    if any(_is_put_right(error, each) for each in shown):
+    if any(_is_corrected_version(error, text) for text in quotes(reply) + sentences(spoken(reply))):
         return True
     said = normal(error).split()
-    inside = [normal(each) for each in quotes(reply)]
-    return any(each and holds(target or "", each) and not set(each.split()) <= set(said) for each in inside) or (
-        bool(_NAMES_THE_RIGHT.search(own_words(reply)))
-        and any(len(each.split()) <= 2 and each not in said and _is_variant(each, said) for each in inside)
+    quotations = [normal(quotation) for quotation in quotes(reply)]
+    # A quotation gives the form away if it is a part of the target with a word that the student did not say ...
+    if any(text and holds(target or "", text) and not set(text.split()) <= set(said) for text in quotations):
+        return True
+    # ... or if the reply announces the correct form, and the quotation is a variant of a word that the student said.
+    return bool(_NAMES_CORRECT_FORM.search(own_words(reply))) and any(
+        len(text.split()) <= 2 and text not in said and any(_is_similar(text, word, ALIKE) for word in said)
+        for text in quotations
     )
 
 
 def _shows_fix(slip: Slip, error: str, reply: str) -> bool:
-    stated = normal(" ".join(each for each in sentences(spoken(reply)) if not each.endswith("?")))
+    """Whether a reply in the toy language shows the correction of a slip outside of its questions."""
+    stated = normal(" ".join(sentence for sentence in sentences(spoken(reply)) if not sentence.endswith("?")))
     if holds(stated, f"use {slip.fix}"):
         return True
     if slip.kind == "article":
         return holds(stated, f"{slip.fix} {slip.word}")
     if slip.kind == "preposition":
-        place = re.search(rf"\b{re.escape(slip.word)} (?:the )?(\w+)", error.lower())
-        return place is not None and holds(stated, f"{slip.fix} the {place[1]}")
+        match = re.search(rf"\b{re.escape(slip.word)} (?:the )?(\w+)", error.lower())
+        return match is not None and holds(stated, f"{slip.fix} the {match[1]}")
     return holds(stated, slip.fix)
 
 
-def _is_put_right(error: str, shown: str) -> bool:
-    """Whether `shown` is the student's message with a change, not only a part or an extension of it."""
-    before, after = normal(error), normal(shown)
+def _is_corrected_version(error: str, text: str) -> bool:
+    """Whether a text is the student's message with a change, and not only a part or an extension of it."""
+    before, after = normal(error), normal(text)
     if not after or after in before or before in after:
         return False
-    return _alike(before, after, HARDLY_DIFFERENT)
+    return _is_similar(before, after, HARDLY_DIFFERENT)
 
 
-def _is_variant(word: str, said: list[str]) -> bool:
-    return any(_alike(word, each, ALIKE) for each in said)
+def _is_similar(one: str, other: str, least: float) -> bool:
+    return _similarity(one, other, least) >= least
 
 
-def _alike(one: str, other: str, least: float) -> bool:
-    return _likeness(one, other, least) >= least
-
-
-def _likeness(one: str, other: str, least: float = ALIKE) -> float:
-    """`SequenceMatcher.ratio` of two texts. It is 0 for texts above `_LONGEST_ATTEMPT`, and where the lengths alone put
-    it below `least`, which saves the comparison."""
-    longest, both = max(len(one), len(other)), len(one) + len(other)
-    if longest > _LONGEST_ATTEMPT or both and 2 * min(len(one), len(other)) / both < least:
+def _similarity(one: str, other: str, least: float = ALIKE) -> float:
+    """`SequenceMatcher.ratio` of two texts; 0 if one is longer than `_LONGEST_ATTEMPT`, or if their lengths alone show
+    that the ratio is below `least`, which saves the comparison."""
+    longest, total = max(len(one), len(other)), len(one) + len(other)
+    if longest > _LONGEST_ATTEMPT or total and 2 * min(len(one), len(other)) / total < least:
         return 0.0
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
 def _remarks(reply: str) -> str:
-    """A message's own words, without sentences that explain a phrase or ask what the student meant."""
-    found = [own_words(each) for each in sentences(spoken(reply))]
+    """A message without its quotations, and without sentences that explain a phrase or ask what the student meant."""
+    parts = [own_words(sentence) for sentence in sentences(spoken(reply))]
     return " ".join(
-        each for each in found if not re.search(r"\b(?:means|mean that)\b", each) and not _CLARIFIES.search(each)
+        part for part in parts if not re.search(r"\b(?:means|mean that)\b", part) and not _CLARIFIES.search(part)
     )
 
 
 def _repeats_as_question(error: str, reply: str) -> bool:
     """Whether the reply repeats a part of the student's message, up to six words, as a question."""
-    for each in sentences(spoken(reply)):
-        words = normal(each)
-        if each.rstrip('"”» ').endswith(("?", "？")) and words and holds(error, words) and len(words.split()) <= 6:
+    for sentence in sentences(spoken(reply)):
+        words, is_question = normal(sentence), sentence.rstrip('"”» ').endswith(("?", "？"))
+        if is_question and words and holds(error, words) and len(words.split()) <= 6:
             return True
     return False
 
@@ -188,30 +191,32 @@ def _repeats_as_question(error: str, reply: str) -> bool:
 def nearest_phrase(text: str, plan: ParsedPlan) -> str | None:
     """The phrase of the plan that the student tried to say; None if the text is similar to none of them."""
     said = normal(text)
-    best = max(plan.phrases, key=lambda phrase: _likeness(said, normal(phrase.text)), default=None)
-    return best.text if best and _likeness(said, normal(best.text)) >= ALIKE else None
+    best = max(plan.phrases, key=lambda phrase: _similarity(said, normal(phrase.text)), default=None)
+    return best.text if best and _is_similar(said, normal(best.text), ALIKE) else None
 
 
 def falsely_corrects(reply: str) -> bool:
-    """Whether a reply treats the student's message as wrong. Call it for replies to messages without an error."""
-    found = [own_words(each) for each in sentences(spoken(reply))]
-    for each in found:
-        short = len(each.split()) <= _SHORT_SENTENCE
-        if SAYS_WRONG.search(each) and (short or TERMS.search(each)) and not re.search(r"\bdon't worry\b", each):
+    """Whether a reply treats the student's message as wrong. Meant for replies to messages without an error."""
+    parts = [own_words(sentence) for sentence in sentences(spoken(reply))]
+    for part in parts:
+        is_short = len(part.split()) <= _SHORT_SENTENCE
+        if SAYS_WRONG.search(part) and (is_short or TERMS.search(part)) and not re.search(r"\bdon't worry\b", part):
             return True
-    return bool(any(RETRY.search(each) for each in found) and any(TERMS.search(each) for each in found[:2]))
+    return bool(any(RETRY.search(part) for part in parts) and any(TERMS.search(part) for part in parts[:2]))
 
 
 def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) -> bool:
-    """Whether a teacher's message gives, word for word, what the student should say next. Call it for messages that do
+    """Whether a teacher's message gives, word for word, what the student should say next. Meant for messages that do
     not follow an error.
 
     Args:
+        reply: the teacher's message.
         produced: tells whether the student has already said a phrase.
+        plan: the lesson plan.
     """
-    said = spoken(reply)
+    visible = spoken(reply)
     if plan.lesson:
-        return any(holds_statement(each) for each in sentences(said) if not each.endswith("?"))
+        return any(holds_statement(sentence) for sentence in sentences(visible) if not sentence.endswith("?"))
     task = read_message(reply).task_text
     after_me = _AFTER_ME.search(task)
     if after_me and len(normal(after_me["form"])) > 1 and not produced(after_me["form"]):
@@ -219,100 +224,102 @@ def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) ->
     new = [phrase for phrase in plan.phrases if not produced(phrase.text)]
     if any(_fills_in(reply, phrase.text) for phrase in new):
         return True
-    if any(_states_part(said, phrase, produced) and _asks_elsewhere(said, task, phrase) for phrase in new):
+    if any(_states_part(visible, phrase, produced) and _asks_elsewhere(visible, task, phrase) for phrase in new):
         return True
-    shown = [phrase for phrase in new if reveals(said, phrase.text)]
-    asked = own_words(task)
-    if not asked or offers_choice(reply, plan):
+    shown = [phrase for phrase in new if reveals(visible, phrase.text)]
+    unquoted_task = own_words(task)
+    if not unquoted_task or offers_choice(reply, plan):
         return False
-    return any(reveals(task, phrase.text) or _asks_elsewhere(said, asked, phrase) for phrase in shown)
+    return any(reveals(task, phrase.text) or _asks_elsewhere(visible, unquoted_task, phrase) for phrase in shown)
 
 
 def offers_choice(reply: str, plan: ParsedPlan) -> bool:
-    """Whether a message has the student choose among at least two things that it shows: phrases of the plan, and
+    """Whether a message lets the student choose among at least two options that it shows: phrases of the plan, and
     quotations."""
     if not _CHOICE.search(own_words(read_message(reply).task_text)):
         return False
-    said = spoken(reply)
-    shown = {normal(phrase.text) for phrase in plan.phrases if holds(said, phrase.text)}
-    return len(shown | {normal(each) for each in quotes(said)}) > 1
+    visible = spoken(reply)
+    shown = {normal(phrase.text) for phrase in plan.phrases if holds(visible, phrase.text)}
+    return len(shown | {normal(quotation) for quotation in quotes(visible)}) > 1
 
 
-def _asks_elsewhere(said: str, task: str, phrase: Phrase) -> bool:
-    """Whether a message that shows the phrase also asks for it: in its task, or by describing it in a sentence beside
-    the one that shows it. To show a phrase with its meaning and ask for another one is no request for it."""
+def _asks_elsewhere(text: str, task: str, phrase: Phrase) -> bool:
+    """Whether a message that shows the phrase also asks for it: in its task, or by describing it in a sentence other
+    than the one that shows it. A message that explains a phrase and asks for another one does not ask for the first."""
     if _asks_for(task, phrase.meaning):
         return True
-    beside = [each for each in sentences(said) if not reveals(each, phrase.text)]
-    return bool(_HAS_SAY.search(task)) and any(_asks_for(each, phrase.meaning) for each in beside)
+    others = [sentence for sentence in sentences(text) if not reveals(sentence, phrase.text)]
+    return bool(_HAS_SAY.search(task)) and any(_asks_for(sentence, phrase.meaning) for sentence in others)
 
 
 def _fills_in(text: str, phrase: str, said: str = "") -> bool:
-    """Whether a sentence with a blank holds more than half of the phrase's words in their order, and not only words
+    """Whether a sentence with a blank contains more than half of the phrase's words in their order, and not only words
     that the student `said`. In scripts without spaces, letters count as words."""
-    wanted = _words(phrase)
-    for each in sentences(spoken(text)):
-        if not _BLANK.search(each):
+    target = _words(phrase)
+    for sentence in sentences(spoken(text)):
+        if not _BLANK.search(sentence):
             continue
-        found = _in_order(_words(_BLANK.sub(" ", each)), wanted)
-        if 2 * len(found) > len(wanted) and not set(found) <= set(_words(said)):
+        common = _in_order(_words(_BLANK.sub(" ", sentence)), target)
+        if 2 * len(common) > len(target) and not set(common) <= set(_words(said)):
             return True
     return False
 
 
-def _states_part(said: str, phrase: Phrase, produced: Callable[[str], bool]) -> bool:
-    """Whether the text holds a part of the phrase in one piece: at least half of its words, and two or more.
+def _states_part(text: str, phrase: Phrase, produced: Callable[[str], bool]) -> bool:
+    """Whether the text contains a contiguous part of the phrase: at least half of its words, and at least two.
 
-    A sentence that is nothing else is such a part. Inside of a sentence, words of the phrase's meaning do not count, as
-    any task may use them, nor do words that the student has already said. In scripts without spaces, letters count as
-    words.
+    A sentence that consists of such a part counts in any case. Inside a longer sentence, words of the phrase's meaning do
+    not count, as any task may use them, and a part that the student has already said word by word does not count. In
+    scripts without spaces, letters count as words.
     """
-    wanted, free = _words(phrase.text), set(_words(phrase.meaning))
-    half = max(2, len(wanted) / 2)
-    if any(len(_words(each)) >= half and holds(phrase.text, each) for each in sentences(said)):
+    target, ignored = _words(phrase.text), set(_words(phrase.meaning))
+    half = max(2, len(target) / 2)
+    if any(len(_words(sentence)) >= half and holds(phrase.text, sentence) for sentence in sentences(text)):
         return True
-    blocks = SequenceMatcher(None, _words(said), wanted, autojunk=False).get_matching_blocks()
-    parts = ([word for word in wanted[block.b : block.b + block.size] if word not in free] for block in blocks)
+    blocks = SequenceMatcher(None, _words(text), target, autojunk=False).get_matching_blocks()
+    parts = ([word for word in target[block.b : block.b + block.size] if word not in ignored] for block in blocks)
     return any(len(part) >= half and not all(map(produced, part)) for part in parts)
 
 
-def _in_order(words: list[str], wanted: list[str]) -> list[str]:
-    """The words of `wanted` that stand in `words` in the same order."""
-    blocks = SequenceMatcher(None, words, wanted, autojunk=False).get_matching_blocks()
-    return [word for block in blocks for word in wanted[block.b : block.b + block.size]]
+def _in_order(words: list[str], target: list[str]) -> list[str]:
+    """The words of `target` that occur in `words` in the same order."""
+    blocks = SequenceMatcher(None, words, target, autojunk=False).get_matching_blocks()
+    return [word for block in blocks for word in target[block.b : block.b + block.size]]
 
 
 def _words(text: str) -> list[str]:
-    plain = normal(text)
-    return list(plain) if UNSPACED.search(plain) else plain.split()
+    """The normalised words of a text; its letters in scripts without spaces."""
+    normalised = normal(text)
+    return list(normalised) if UNSPACED.search(normalised) else normalised.split()
 
 
 def _asks_for(task: str, meaning: str) -> bool:
     """Whether the task contains more than half of the content words of a meaning."""
-    wanted = set(normal(meaning).split()) - _STOPWORDS
-    return bool(wanted) and len(wanted & set(normal(task).split())) / len(wanted) > 0.5
+    content_words = set(normal(meaning).split()) - _STOPWORDS
+    return bool(content_words) and len(content_words & set(normal(task).split())) / len(content_words) > 0.5
 
 
 def shows_uptake(error: str, kind: str, answer: str, plan: ParsedPlan) -> bool:
-    """Whether the student's answer to feedback of `kind` returns to the place of the error (uptake)."""
+    """Whether the student's answer to feedback of `kind` attempts the erroneous part again (uptake)."""
     if kind == "none":
         return False
     if plan.lesson:
-        one, other = parse_sentence(error), parse_sentence(answer)
-        if one and other:
-            return (one.subject, corrected(one).verb) == (other.subject, corrected(other).verb)
+        first, second = parse_sentence(error), parse_sentence(answer)
+        if first and second:
+            return (first.subject, corrected(first).verb) == (second.subject, corrected(second).verb)
     target = nearest_phrase(error, plan)
     return any(
-        _alike(normal(error), normal(each), HARDLY_DIFFERENT) or (target is not None and holds(each, target))
-        for each in sentences(answer)
+        _is_similar(normal(error), normal(sentence), HARDLY_DIFFERENT)
+        or (target is not None and holds(sentence, target))
+        for sentence in sentences(answer)
     )
 
 
 def repairs(error: str, kind: str, answer: str, plan: ParsedPlan) -> bool:
     """Whether the student's answer to feedback of `kind` corrects the error (repair).
 
-    Outside the quickstart, the answer has to contain the phrase that the student tried to say; if the error was no
-    attempt at a phrase, any changed answer counts.
+    Outside the quickstart, the answer must contain the phrase that the student tried to say. If the error was no attempt
+    at a phrase, any changed answer counts.
     """
     if not shows_uptake(error, kind, answer, plan):
         return False

@@ -1,7 +1,7 @@
-"""Parses a teacher's message by rules: its sentences, the tasks in it, and what the lesson's plan asks for.
+"""Parses a teacher's message into sentences and tasks, and a problem's text into a lesson plan, by rules.
 
-The rules read English instructions around text in any language. Text in quotation marks is an example, not a task.
-docs/evaluation.md says how well the rules agree with hand-labelled conversations.
+The rules expect English instructions around text in any language. Text in quotation marks counts as an example, not as
+a task. docs/evaluation.md reports their agreement with hand-labelled conversations.
 """
 
 import re
@@ -20,7 +20,7 @@ _QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+
 _INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
 _SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")”»]*|[^.?!…。？！\n]+")
 _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
-"""A stage direction in brackets, followed by more text, in a line of a role-play."""
+"""A stage direction in parentheses before the text of a line in a role-play."""
 
 _LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
 _FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+){0,4}"
@@ -42,30 +42,33 @@ RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\
 """A request to say something again."""
 
 _FRAGMENT_WORDS = 3
+"""If one of two successive questions has at most so many words, both belong to the same task."""
 
 
 def holds(text: str, phrase: str) -> bool:
-    """Whether the text contains the phrase, as whole words in scripts that separate words by spaces."""
-    inner, outer = normal(phrase), normal(text)
-    if not inner:
+    """Whether the text contains the phrase after normalisation; in scripts that separate words by spaces, only as whole
+    words."""
+    target, whole = normal(phrase), normal(text)
+    if not target:
         return False
-    return inner in outer if UNSPACED.search(inner) else f" {inner} " in f" {outer} "
+    return target in whole if UNSPACED.search(target) else f" {target} " in f" {whole} "
 
 
 def reveals(text: str, phrase: str) -> bool:
-    """Whether the text contains the phrase openly or in a disguise, such as letters set apart or read backwards."""
-    return any(holds(one, other) for one in readings(text) for other in readings(phrase)) or hides(text, phrase)
+    """Whether the text contains the phrase, plainly or obfuscated, for example with separated letters or backwards."""
+    pairs = ((text_reading, phrase_reading) for text_reading in readings(text) for phrase_reading in readings(phrase))
+    return any(holds(*pair) for pair in pairs) or hides(text, phrase)
 
 
 def spoken(text: str) -> str:
-    """The part of a teacher's message that the student reads, as it looks: without thoughts, `END_OF_CONVERSATION` and
-    invisible characters."""
+    """The part of a teacher's message that the student sees: without thoughts, `END_OF_CONVERSATION` and invisible
+    characters."""
     return undisguised(visible_text(text)).replace(END_OF_CONVERSATION, "").strip()
 
 
 def quotes(text: str) -> list[str]:
     """The texts in quotation marks, without the marks."""
-    return [found[1:-1] for found in _QUOTED.findall(text)]
+    return [quotation[1:-1] for quotation in _QUOTED.findall(text)]
 
 
 def own_words(text: str) -> str:
@@ -75,12 +78,12 @@ def own_words(text: str) -> str:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text. Punctuation inside a quotation does not end a sentence."""
+    # A NUL character stands for each quotation while the text is split; then the quotations are put back in order.
     text = text.replace("\x00", "")
-    kept = _QUOTED.findall(text)
-    marked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
-    found = [each.strip() for each in _SENTENCE.findall(marked) if each.strip(" .!?…。？！–—)\n\t")]
-    remaining = iter(kept)
-    return [re.sub("\x00", lambda _: next(remaining), each) for each in found]
+    quotations = iter(_QUOTED.findall(text))
+    masked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
+    parts = [part.strip() for part in _SENTENCE.findall(masked) if part.strip(" .!?…。？！–—)\n\t")]
+    return [re.sub("\x00", lambda _: next(quotations), part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,9 @@ class TeacherMessage:
     """A parsed teacher message.
 
     Attributes:
-        text: the part that the student reads.
+        text: the part that the student sees.
         sentences: its sentences in order.
-        tasks: for each task, the positions of its sentences. A question and a following "Say it again." are one task.
+        tasks: for each task, the indices of its sentences. A question and a following "Say it again." are one task.
     """
 
     text: str
@@ -99,13 +102,13 @@ class TeacherMessage:
 
     @property
     def ends_with_task(self) -> bool | None:
-        """Whether the last sentence belongs to a task; None without a task."""
+        """Whether the last sentence belongs to a task; None if there is no task."""
         return self.tasks[-1][-1] == len(self.sentences) - 1 if self.tasks else None
 
     @property
     def task_text(self) -> str:
-        """The sentences of the last task; empty without one."""
-        return " ".join(self.sentences[place] for place in self.tasks[-1]) if self.tasks else ""
+        """The sentences of the last task; "" if there is no task."""
+        return " ".join(self.sentences[index] for index in self.tasks[-1]) if self.tasks else ""
 
     @property
     def words(self) -> int:
@@ -116,52 +119,53 @@ class TeacherMessage:
 @lru_cache(maxsize=4096)
 def read_message(text: str) -> TeacherMessage:
     """Parse a teacher's message."""
-    said = spoken(text)
-    narration, *lines = _LINE.split(_CUE.sub("", said), maxsplit=1)
-    found = sentences(narration)
-    tasks = _group(found)
+    visible = spoken(text)
+    narration, *lines = _LINE.split(_CUE.sub("", visible), maxsplit=1)
+    parts = sentences(narration)
+    tasks = _group(parts)
     if lines:  # the student has to answer the line of the other person in a role-play, whatever came before it
         spoken_lines = sentences(lines[0])
         if spoken_lines:
-            tasks.append(tuple(range(len(found), len(found) + len(spoken_lines))))
-            found += spoken_lines
-    return TeacherMessage(said, tuple(found), tuple(tasks))
+            tasks.append(tuple(range(len(parts), len(parts) + len(spoken_lines))))
+            parts += spoken_lines
+    return TeacherMessage(visible, tuple(parts), tuple(tasks))
 
 
-def _group(found: list[str]) -> list[tuple[int, ...]]:
-    """The positions of the sentences of each task. Sentences that ask for the same thing are one task."""
-    kinds = [_kind(sentence) for sentence in found]
-    places = [place for place, kind in enumerate(kinds) if kind in ("question", "task")]
-    if not places:
-        return [(place,) for place, kind in enumerate(kinds) if kind == "hint"][-1:]
+def _group(parts: list[str]) -> list[tuple[int, ...]]:
+    """The indices of the sentences of each task. Sentences that ask for the same thing are one task. Without a question
+    or an instruction, the last hint is the task."""
+    kinds = [_kind(sentence) for sentence in parts]
+    requests = [index for index, kind in enumerate(kinds) if kind in ("question", "task")]
+    if not requests:
+        return [(index,) for index, kind in enumerate(kinds) if kind == "hint"][-1:]
     groups: list[list[int]] = []
-    for place in places:
-        if groups and _belongs(found, kinds, groups[-1][-1], place):
-            groups[-1].append(place)
+    for index in requests:
+        if groups and _is_same_task(parts, kinds, groups[-1][-1], index):
+            groups[-1].append(index)
         else:
-            groups.append([place])
+            groups.append([index])
     return [tuple(group) for group in groups]
 
 
-def _belongs(found: list[str], kinds: list[str], before: int, place: int) -> bool:
-    """Whether the sentence at `place` belongs to the same task as the one at `before`."""
-    if _SAME_TASK.search(own_words(found[place])):
+def _is_same_task(parts: list[str], kinds: list[str], previous: int, index: int) -> bool:
+    """Whether the sentence at `index` belongs to the same task as the one at `previous`."""
+    if _SAME_TASK.search(own_words(parts[index])):
         return True
-    if kinds[before] == kinds[place] == "question":
-        return any(len(own_words(found[each]).split()) <= _FRAGMENT_WORDS for each in (before, place))
+    if kinds[previous] == kinds[index] == "question":
+        return any(len(own_words(parts[i]).split()) <= _FRAGMENT_WORDS for i in (previous, index))
     return False
 
 
 def _kind(sentence: str) -> str:
     """The kind of a sentence: "question", "task", "hint", or "" for anything else."""
-    plain = own_words(sentence).strip()
-    if _NO_TASK.search(plain):
+    unquoted = own_words(sentence).strip()
+    if _NO_TASK.search(unquoted):
         return ""
-    if re.search(r"[?？][\")”»]*$|か[。.]?$", plain):
+    if re.search(r"[?？][\")”»]*$|か[。.]?$", unquoted):
         return "question"
-    if _IMPERATIVE.search(plain) or _ELLIPTIC.search(plain) or re.search(r"(?:…|\.\.\.)$", plain):
+    if _IMPERATIVE.search(unquoted) or _ELLIPTIC.search(unquoted) or re.search(r"(?:…|\.\.\.)$", unquoted):
         return "task"
-    return "hint" if _HINT.search(plain) else ""
+    return "hint" if _HINT.search(unquoted) else ""
 
 
 _CHUNK = re.compile(r"^\d+\. (?P<phrase>.+?) \| meaning: (?P<meaning>.+?) \| use: ", re.MULTILINE)
@@ -177,39 +181,40 @@ class Phrase:
 
 @dataclass(frozen=True)
 class ParsedPlan:
-    """A parsed lesson plan: its `phrases`, if prompt_templates/lesson_plan.txt rendered the problem, or the `lesson` of
-    the quickstart. Any other text has neither; figures that need a plan are not measured on it."""
+    """A parsed lesson plan: the `phrases` of a problem that was rendered with prompt_templates/lesson_plan.txt, or the
+    `lesson` of the quickstart. Any other text has neither, and metrics that need a plan are not computed on it."""
 
     phrases: tuple[Phrase, ...] = ()
     lesson: Lesson | None = None
 
     @property
     def items(self) -> int:
-        """The number of phrases or questions that should be introduced and produced."""
+        """The number of phrases or questions that the lesson should introduce and the student should produce."""
         return len(self.lesson.questions) if self.lesson else len(self.phrases)
 
     def find_error(self, text: str) -> bool | None:
-        """Whether a student's text holds an error. None in lessons other than the quickstart's: rules cannot tell."""
+        """Whether a student's text contains an error; None outside the quickstart, where rules cannot tell."""
         return bool(find_slips(text)) if self.lesson else None
 
 
 @lru_cache(maxsize=4096)
 def read_plan(problem: str) -> ParsedPlan:
-    """The plan in a problem's text."""
+    """Parse the lesson plan in a problem's text."""
     try:
         return ParsedPlan(lesson=parse_problem(problem))
     except DataError:
-        return ParsedPlan(tuple(Phrase(found["phrase"], found["meaning"]) for found in _CHUNK.finditer(problem)))
+        return ParsedPlan(tuple(Phrase(match["phrase"], match["meaning"]) for match in _CHUNK.finditer(problem)))
 
 
 def questions_asked(text: str) -> set[str]:
     """The questions of the quickstart's language in a teacher's message, spelt as in `Question.text`."""
-    asked = (parse_question(part) for part in re.findall(r"[^.?!]*\?", text))
-    return {question.text for question in asked if question is not None}
+    parsed = (parse_question(part) for part in re.findall(r"[^.?!]*\?", text))
+    return {question.text for question in parsed if question is not None}
 
 
 def answers(text: str, lesson: Lesson) -> set[str]:
-    """The questions of the lesson that a student's sentence answers; none if the sentence holds a slip."""
+    """The questions of the lesson that a student's sentence answers; none if the sentence contains a slip (an error in
+    the toy language)."""
     sentence = parse_sentence(text)
     if sentence is None or find_slips(text):
         return set()

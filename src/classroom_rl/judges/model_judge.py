@@ -126,14 +126,14 @@ async def first_usable(
 ) -> str:
     """The first usable reply, or the last one of an attempt.
 
-    Replies from the ledger do not use up an attempt: a repeated attempt passes over the stored replies without a verdict
-    and then requests new ones. A truncated reply is never usable: what looks like a complete JSON object in it may be
-    something that it quotes.
+    An attempt does not end with stored replies alone: if it is repeated, it passes over the replies in the ledger that
+    are not usable and requests new ones, up to the next multiple of `replies_per_attempt`. A truncated reply is never
+    usable: what looks like a complete JSON object in it may be something that it quotes.
 
     Args:
         reply: gets the reply with a number, from 0, and whether a request was sent for it.
         holds: whether the text of a reply is usable.
-        replies_per_attempt: the number of replies after which an attempt ends.
+        replies_per_attempt: the most replies of one attempt.
 
     Raises:
         JudgeOutputError: if the last reply was truncated.
@@ -151,9 +151,8 @@ def _complete_text(answer: Answer) -> str:
     """The text of an answer; raises `JudgeOutputError` if it was truncated."""
     if answer.cut:
         problem = "was cut off at its most tokens (generation.max_tokens_per_judge_attempt)"
-        raise JudgeOutputError(
-            f"The judge's answer {problem}, so it holds no verdict: {quote(answer.text)}", answer.text
-        )
+        message = f"The judge's answer {problem}, so it holds no verdict: {quote(answer.text)}"
+        raise JudgeOutputError(message, answer.text)
     return answer.text
 
 
@@ -233,8 +232,8 @@ class OpenAICompatibleJudge:
 
 
 class ChatEngineJudge:
-    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies, constrained by
-    the JSON schema of the answer unless `response_format` is text."""
+    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies, constrained
+    by the JSON schema of the answer unless `response_format` is text."""
 
     def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, engine: ChatEngine):
         self._config = config
@@ -249,7 +248,7 @@ class ChatEngineJudge:
 
         Raises:
             ContentRefused: as `OpenAICompatibleJudge.judge`.
-            ContextOverflow: if the conversation leaves no room for an answer, for another reason than the tutor's messages.
+            ContextOverflow: if the conversation leaves no room for an answer, but not because of the tutor's messages.
             JudgeOutputError: if the last reply was truncated.
         """
         sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
