@@ -127,10 +127,10 @@ def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
         return True
     said = normal(error).split()
     quotations = [normal(quotation) for quotation in quotes(reply)]
-    # A quotation gives the form away if it is a part of the target with a word that the student did not say ...
+    # A quotation shows the correct form if it is a part of the target with a word that the student did not say.
     if any(text and holds(target or "", text) and not set(text.split()) <= set(said) for text in quotations):
         return True
-    # ... or if the reply announces the correct form, and the quotation is a variant of a word that the student said.
+    # So does a short variant of a word that the student said, if the reply announces the correct form.
     return bool(_NAMES_CORRECT_FORM.search(own_words(reply))) and any(
         len(text.split()) <= 2 and text not in said and any(_is_similar(text, word, ALIKE) for word in said)
         for text in quotations
@@ -190,9 +190,9 @@ def _repeats_as_question(error: str, reply: str) -> bool:
 
 def nearest_phrase(text: str, plan: ParsedPlan) -> str | None:
     """The phrase of the plan that the student tried to say; None if the text is similar to none of them."""
-    said = normal(text)
-    best = max(plan.phrases, key=lambda phrase: _similarity(said, normal(phrase.text)), default=None)
-    return best.text if best and _is_similar(said, normal(best.text), ALIKE) else None
+    normalised = normal(text)
+    best = max(plan.phrases, key=lambda phrase: _similarity(normalised, normal(phrase.text)), default=None)
+    return best.text if best and _is_similar(normalised, normal(best.text), ALIKE) else None
 
 
 def falsely_corrects(reply: str) -> bool:
@@ -268,9 +268,9 @@ def _fills_in(text: str, phrase: str, said: str = "") -> bool:
 def _states_part(text: str, phrase: Phrase, produced: Callable[[str], bool]) -> bool:
     """Whether the text contains a contiguous part of the phrase: at least half of its words, and at least two.
 
-    A sentence that consists of such a part counts in any case. Inside a longer sentence, words of the phrase's meaning do
-    not count, as any task may use them, and a part that the student has already said word by word does not count. In
-    scripts without spaces, letters count as words.
+    A sentence that consists of such a part always counts. Inside a longer sentence, words of the phrase's meaning do
+    not count, as any task may use them, and neither does a part whose words the student has all said. In scripts
+    without spaces, letters count as words.
     """
     target, ignored = _words(phrase.text), set(_words(phrase.meaning))
     half = max(2, len(target) / 2)
@@ -318,8 +318,8 @@ def shows_uptake(error: str, kind: str, answer: str, plan: ParsedPlan) -> bool:
 def repairs(error: str, kind: str, answer: str, plan: ParsedPlan) -> bool:
     """Whether the student's answer to feedback of `kind` corrects the error (repair).
 
-    Outside the quickstart, the answer must contain the phrase that the student tried to say. If the error was no attempt
-    at a phrase, any changed answer counts.
+    Outside the quickstart, the answer must contain the phrase that the student tried to say. If the error was no
+    attempt at a phrase, any changed answer counts.
     """
     if not shows_uptake(error, kind, answer, plan):
         return False

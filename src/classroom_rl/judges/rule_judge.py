@@ -1,9 +1,9 @@
-"""The embedded judge of real lessons, `judge_model.model_name_or_path: rules`. It decides the language tutor's three
-criteria by rules on the tutor's text and writes the same JSON as a judge model.
+"""The rule judge: the embedded judge of real lessons (`judge_model.model_name_or_path: rules`). It decides the language
+tutor's three criteria by rules on the tutor's text and writes the same JSON as a judge model.
 
-The rules read the tutor's English and no other language. They find phrases of the plan by comparing text. A student's
-message counts as an error if the program drew the error persona for it, unless the text is a correct phrase of the
-plan. docs/classroom.md says how well the judge agrees with hand-written labels, and what fools it.
+The rules understand the tutor's English and no other language. They find phrases of the plan by text comparison. A
+student's message counts as an error if the program drew the error persona for it, unless the text is a correct phrase
+of the plan. docs/classroom.md reports the agreement with hand-written labels and the known ways to fool the judge.
 """
 
 import json
@@ -50,8 +50,10 @@ from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
 
 _WITHOUT_STEP = 0.5
+"""Factor on the score of a message that should have taken a step of the plan and took none."""
+
 LONG_MESSAGE = 90
-"""In words; the language tutor's prompt asks for at most 60."""
+"""In words. The prompt of the language tutor asks for at most 60."""
 
 LONG_TEXT = 700
 """The same bound in characters, for languages that are written without spaces."""
@@ -77,17 +79,17 @@ _ASKS_TO_REPAIR = re.compile(
     r"\b(?:correct|fix|change|rewrite|repair)\b",
     re.IGNORECASE,
 )
-_EARLY_GOODBYE = 0.5  # steps that a goodbye before the due steps are taken takes back
+_EARLY_GOODBYE = 0.5  # steps that are subtracted for a goodbye before all due steps were taken
 _MERE_QUESTION = 5  # words; a task as short as this, like "What do you say?", may be repeated
 _STOPWORDS = frozenset("a an the i you he she it we they me my your to of in on at for is are do does".split())
 
 
 class RulesJudge(EmbeddedJudge):
-    """A judge without a model, for lesson plans in any language. The same conversation always gets the same verdict.
+    """The rule judge, for lesson plans in any language. The same conversation always gets the same verdict.
 
     Args:
-        readers: trained readers that decide whether a message treats the student's as wrong, and whether it passes over
-            an error; None for rules alone.
+        readers: trained move classifiers that decide whether a message treats the student's message as wrong, and
+            whether it ignores an error; None for rules alone.
     """
 
     def __init__(self, readers: MessageReaders | None = None):
@@ -101,11 +103,11 @@ class RulesJudge(EmbeddedJudge):
         attempt: int,
         facts: ConversationFacts = NO_FACTS,
     ) -> str:
-        """The verdict as JSON text. `RubricJudge` judges lessons of the quickstart.
+        """The verdict as JSON text. Lessons of the quickstart are judged by the toy judge (`RubricJudge`).
 
         Raises:
             ConfigError: if `rule` is not one of `SCORING_RULES`.
-            DataError: if `problem` is no lesson plan.
+            DataError: if `problem` is not a lesson plan.
         """
         if rule not in SCORING_RULES:
             raise ConfigError(
@@ -114,21 +116,21 @@ class RulesJudge(EmbeddedJudge):
             )
         plan = read_plan(problem)
         if plan.lesson:
-            found = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
+            answer = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
         elif plan.phrases:
             findings, covered, steps = _follow(conversation, plan, facts, self._readers)
-            found = {**verdict(findings, covered), "turn_scores": _turn_scores(findings, steps)}
+            answer = {**verdict(findings, covered), "turn_scores": _turn_scores(findings, steps)}
         else:
             raise DataError(
                 f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "
                 f"meaning: … | use: …'); this problem holds none: {problem[:200]!r}. Give the dataset that "
                 "problem_template, or name another judge_model."
             )
-        return json.dumps(found | {"rules_version": rules_version(self._readers)}, ensure_ascii=False)
+        return json.dumps(answer | {"rules_version": rules_version(self._readers)}, ensure_ascii=False)
 
 
 def rules_version(readers: MessageReaders | None) -> str:
-    """The version of the rules, and with trained readers which they are."""
+    """The version of the rules, followed by that of the trained classifiers, if there are any."""
     return RULES_VERSION if readers is None else f"{RULES_VERSION}+{readers.version}"
 
 
@@ -139,19 +141,20 @@ class _LessonProgress:
     A step is a teacher message that sets a new task and introduces a phrase, or makes the student attempt one.
 
     Attributes:
-        due: how many steps the conversation has room for, which is how many it has to take.
-        covered: phrases that the teacher introduced, or that the student attempted after a task.
-        asked: those of them that the student had to find: the teacher described them without showing them, or let the
-            student choose among several, or the student attempted them and the message before did not show them.
-        order: the positions of the covered phrases in the plan, in the order in which they came.
+        plan: the lesson plan.
+        due: the number of steps that the lesson has to take, which is the number that the conversation has room for.
+        readers: trained move classifiers; None for rules alone.
+        covered: the phrases that the teacher introduced, or that the student attempted after a task.
+        asked: the covered phrases that the student had to find: the teacher described them without showing them, let
+            the student choose among several, or did not show them in the message before the student's attempt.
+        order: the positions in the plan of the covered phrases, in the order in which they were covered.
         steps: the number of steps so far.
         last_is_step: whether the last teacher message was a step by its own text, before the student answered.
         on_show: the phrases that the last teacher message shows, unless it has the student choose among them.
-        introduced: phrases that came with a new task, each with whether the message showed it (else it described it).
+        introduced: the phrases that came with a new task, each with whether the message showed it or only described it.
         said: the student's messages so far.
         tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
         ended_early: whether the last teacher message said goodbye before the due steps were taken.
-        readers: trained readers; None for rules alone.
     """
 
     plan: ParsedPlan
@@ -175,32 +178,33 @@ class _LessonProgress:
 
     @property
     def taken(self) -> int:
-        """Steps of the plan that were taken: the number of covered phrases, but at most one for each step, two for each
-        phrase that the student had to find, and one in all if the lesson runs backwards through the plan."""
-        back = sum(now < before for before, now in pairwise(self.order))
-        return min(steps_forward(len(self.covered), back), self.steps, 2 * len(self.asked))
+        """The number of steps of the plan that count as taken: the number of covered phrases (1 if the lesson runs
+        backwards through the plan; see `steps_forward`), but at most the number of steps, and at most twice the number
+        of phrases that the student had to find."""
+        backward = sum(current < previous for previous, current in pairwise(self.order))
+        return min(steps_forward(len(self.covered), backward), self.steps, 2 * len(self.asked))
 
     def cover(self, phrases: set[str]) -> None:
         """Record phrases that a message introduced, or that the student attempted."""
-        texts = [each.text for each in self.plan.phrases]
-        self.order += sorted(texts.index(each) for each in phrases - self.covered)
+        texts = [phrase.text for phrase in self.plan.phrases]
+        self.order += sorted(texts.index(text) for text in phrases - self.covered)
         self.covered |= phrases
 
     def add_phrases(self, message: TeacherMessage, phrases: set[str], error: bool) -> None:
-        """Record the phrases that a message with a new task introduces. The message is a step if it is the first to
-        show one of them, or the first to describe one that it does not show, and replies to no error."""
+        """Record the phrases that a message with a new task introduces. The message is a step if it does not reply to
+        an error, and if it is the first to show one of them, or the first to describe one without showing it."""
         self.cover(phrases)
         shown = _shown(message.text, self.plan)
         self.asked |= phrases - shown
         self.on_show = set() if offers_choice(message.text, self.plan) else shown
-        introduced = set() if error else {(each, each in shown) for each in phrases}
+        introduced = set() if error else {(phrase, phrase in shown) for phrase in phrases}
         self.last_is_step = not introduced <= self.introduced
         self.steps += self.last_is_step
         self.introduced |= introduced
 
     def add_answer(self, text: str, before: TurnFinding | None) -> None:
         """Record the student's answer to the teacher message `before`. If the answer attempts a phrase that was not
-        covered yet, a new task that introduced none becomes a step."""
+        covered yet, a message with a new task that introduced no phrase becomes a step."""
         self.said.append(text)
         target = nearest_phrase(text, self.plan) if before and not before.void else None
         if before is None or target is None:
@@ -214,7 +218,7 @@ class _LessonProgress:
 
     def produced(self, form: str) -> bool:
         """Whether the student has already said this."""
-        return any(holds(each, form) for each in self.said)
+        return any(holds(message, form) for message in self.said)
 
 
 def analyse(
@@ -225,21 +229,23 @@ def analyse(
 ) -> tuple[list[TurnFinding], Coverage]:
     """One finding for each teacher message, and the coverage of the plan.
 
-    As many steps are due as the teacher has messages, less one for each reply to an error, and never more than the plan
-    holds. Where there are more messages than the plan has phrases, the last of them may be a goodbye.
+    The number of due steps is the number of messages that the teacher can write, less one for each reply to an error,
+    and at most the number of phrases in the plan. If the teacher can write more messages than the plan has phrases, the
+    last one may be a goodbye.
 
     Args:
         conversation: messages {"role": "teacher" | "student", "content"}.
+        plan: the lesson plan.
         facts: the personas that were drawn, if known, and the limit on messages.
-        readers: trained readers; None for rules alone.
+        readers: trained move classifiers; None for rules alone.
     """
     findings, covered, _ = _follow(conversation, plan, facts, readers)
     return findings, covered
 
 
 def _turn_scores(findings: Sequence[TurnFinding], steps: Sequence[bool]) -> list[float | None]:
-    """The score of each message. One that should have taken a step of the plan, and took none, gets half of it: no
-    score of a conversation is above the share of the plan that was taken, and its messages are what takes it."""
+    """The score of each message. A message that should have taken a step of the plan and took none gets half of its
+    score: the covered share of the plan caps the scores of a conversation, so its messages lose score accordingly."""
     return [
         finding.score if finding.score is None or step else finding.score * _WITHOUT_STEP
         for finding, step in zip(findings, steps, strict=True)
@@ -252,35 +258,35 @@ def _follow(
     facts: ConversationFacts,
     readers: MessageReaders | None = None,
 ) -> tuple[list[TurnFinding], Coverage, list[bool]]:
-    """As `analyse`, and for each teacher message whether it took a step of the plan, or none was due: in a reply to an
-    error, and once the plan is through."""
+    """As `analyse`, and for each teacher message whether it took a step of the plan or did not have to: replies to
+    errors and messages after the last due step do not have to."""
     errors = {
-        place: holds_error(each["content"], plan, facts.personas[place] if place < len(facts.personas) else None)
+        index: holds_error(message["content"], plan, facts.personas[index] if index < len(facts.personas) else None)
         if facts.personas
-        else holds_error(each["content"], plan, ERROR_PERSONA, by_text_alone=True)
-        for place, each in enumerate(conversation)
-        if each["role"] == "student"
+        else holds_error(message["content"], plan, ERROR_PERSONA, by_text_alone=True)
+        for index, message in enumerate(conversation)
+        if message["role"] == "student"
     }
-    teacher = [place for place, each in enumerate(conversation) if each["role"] == "teacher"]
-    answered = sum(errors.get(place - 1, False) for place in teacher)
-    ends = bool(teacher) and END_OF_CONVERSATION in visible_text(conversation[teacher[-1]]["content"])
+    teacher_turns = [index for index, message in enumerate(conversation) if message["role"] == "teacher"]
+    error_replies = sum(errors.get(index - 1, False) for index in teacher_turns)
+    ends = bool(teacher_turns) and END_OF_CONVERSATION in visible_text(conversation[teacher_turns[-1]]["content"])
     room = facts.teacher_messages(conversation)
-    if room is None:
-        room = len(plan.phrases) + answered + 1 if ends else len(teacher)
-    goodbye = ends and len(teacher) == room > len(plan.phrases)
-    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - answered - goodbye)), readers)
+    if room is None:  # the limit is unknown: assume that a teacher who closed the conversation had enough room
+        room = len(plan.phrases) + error_replies + 1 if ends else len(teacher_turns)
+    has_goodbye = ends and len(teacher_turns) == room > len(plan.phrases)
+    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - error_replies - has_goodbye)), readers)
     findings: list[TurnFinding] = []
-    reached: list[int] = []
-    for place in teacher:
-        follows = place - 1 if place - 1 in errors else None
-        if follows is not None:
-            lesson.add_answer(conversation[follows]["content"], findings[-1] if findings else None)
-        reached.append(lesson.taken)  # the student's answer may have made a step of the message before
-        error = follows is not None and errors[follows]
-        findings.append(_judge_message(place, follows, error, conversation[place]["content"], lesson))
+    taken_before: list[int] = []
+    for index in teacher_turns:
+        replies_to = index - 1 if index - 1 in errors else None
+        if replies_to is not None:
+            lesson.add_answer(conversation[replies_to]["content"], findings[-1] if findings else None)
+        taken_before.append(lesson.taken)  # after the answer, which may have made the previous message a step
+        is_error = replies_to is not None and errors[replies_to]
+        findings.append(_judge_message(index, replies_to, is_error, conversation[index]["content"], lesson))
     steps = [
-        finding.student_error_kind is not None or before >= lesson.due or now > before
-        for finding, (before, now) in zip(findings, pairwise([*reached, lesson.taken]), strict=True)
+        finding.student_error_kind is not None or before >= lesson.due or after > before
+        for finding, (before, after) in zip(findings, pairwise([*taken_before, lesson.taken]), strict=True)
     ]
     return findings, Coverage(max(0, lesson.taken - _EARLY_GOODBYE * lesson.ended_early), lesson.due), steps
 
@@ -290,57 +296,68 @@ def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone:
     phrase of the plan (with few other words).
 
     Args:
-        persona: the persona that was drawn for the message.
-        by_text_alone: the draw is unknown. Then a text that resembles a phrase of the plan without being it counts as
-            an error; pass `ERROR_PERSONA`.
+        text: the student's message.
+        plan: the lesson plan.
+        persona: the persona that was drawn for the message; `ERROR_PERSONA` if the draw is unknown.
+        by_text_alone: whether the draw is unknown. Then a text that resembles a phrase of the plan without being it
+            counts as an error.
     """
     if persona != ERROR_PERSONA:
         return False
-    said = normal(text)
-    if any(holds(text, each.text) and len(said) <= 1.5 * len(normal(each.text)) + 4 for each in plan.phrases):
+    normalised = normal(text)
+    if any(
+        holds(text, phrase.text) and len(normalised) <= 1.5 * len(normal(phrase.text)) + 4 for phrase in plan.phrases
+    ):
         return False
     return nearest_phrase(text, plan) is not None if by_text_alone else True
 
 
-def _judge_message(place: int, follows: int | None, error: bool, text: str, lesson: _LessonProgress) -> TurnFinding:
+def _judge_message(
+    index: int, replies_to: int | None, is_error: bool, text: str, lesson: _LessonProgress
+) -> TurnFinding:
     message = read_message(text)
     ends = END_OF_CONVERSATION in visible_text(text)
-    said = lesson.said[-1] if follows is not None else ""
-    refused = _why_void(text, message, ends, lesson)
+    student_text = lesson.said[-1] if replies_to is not None else ""
+    void = _why_void(text, message, ends, lesson)
     lesson.ended_early = ends and not lesson.is_complete
-    falsely = follows is not None and not error and treats_as_wrong(text, lesson.readers)
-    gives = not error and hands_over(text, lesson.produced, lesson.plan)
-    blocked = refused or ("corrects what was right" if falsely else "") or ("hands the answer over" if gives else "")
-    unscaffolded = (blocked or _why_not_scaffolded(said, text, message, lesson)) if error else ""
-    stuck = "" if error else blocked or _why_no_new_step(message, ends, lesson)
-    not_moved = "" if error else stuck or _why_at_length(said, message, lesson.plan)
+    false_correction = replies_to is not None and not is_error and treats_as_wrong(text, lesson.readers)
+    gives_answer = not is_error and hands_over(text, lesson.produced, lesson.plan)
+    blocked = (
+        void
+        or ("corrects what was right" if false_correction else "")
+        or ("hands the answer over" if gives_answer else "")
+    )
+    unscaffolded = (blocked or _why_not_scaffolded(student_text, text, message, lesson)) if is_error else ""
+    stuck = "" if is_error else blocked or _why_no_new_step(message, ends, lesson)
+    not_moved = "" if is_error else stuck or _why_at_length(student_text, message, lesson.plan)
     new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck and not ends
-    brought = _introduced_phrases(message, lesson.plan) if new_step else set()
-    lesson.add_phrases(message, brought, error)
+    introduced = _introduced_phrases(message, lesson.plan) if new_step else set()
+    lesson.add_phrases(message, introduced, is_error)
     lesson.tasks |= _tasks_of(message)
-    final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
-    heard = "error – " if error else ""
+    task_final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
+    prefix = "error – " if is_error else ""
+    success = "scaffolded" if is_error else "moves on"
     return TurnFinding(
-        index=place,
-        replies_to=follows,
-        student_error_kind="error" if error else None,
-        scaffolded=error and not unscaffolded,
+        index=index,
+        replies_to=replies_to,
+        student_error_kind="error" if is_error else None,
+        scaffolded=is_error and not unscaffolded,
         void=bool(blocked),
-        falsely_corrected=falsely,
+        falsely_corrected=false_correction,
         sets_task=bool(message.tasks),
-        task_final=final,
-        moved_on=follows is not None and not error and not not_moved,
-        progressed=follows is not None and not (unscaffolded or stuck),
+        task_final=task_final,
+        moved_on=replies_to is not None and not is_error and not not_moved,
+        progressed=replies_to is not None and not (unscaffolded or stuck),
         new_step=new_step,
         ends=ends,
-        task_reason=heard + (blocked or unscaffolded or _say_task(message, ends)),
-        forward_reason="" if follows is None else heard + (unscaffolded or not_moved or _say_good(error)),
-        momentum_reason="" if follows is None else heard + (unscaffolded or stuck or "goes forward"),
+        task_reason=prefix + (blocked or unscaffolded or _say_task(message, ends)),
+        forward_reason="" if replies_to is None else prefix + (unscaffolded or not_moved or success),
+        momentum_reason="" if replies_to is None else prefix + (unscaffolded or stuck or "goes forward"),
     )
 
 
 def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
-    """Why nothing in the message counts; empty if it counts."""
+    """Why the message counts for nothing; "" if it counts."""
     if foul := find_injection(text):
         return foul
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
@@ -352,38 +369,46 @@ def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonPro
 
 
 def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: _LessonProgress) -> str:
+    """Why a reply to the student's message `error` does not scaffold; "" if it does. Records the reply in
+    `lesson.hints`."""
     plan, hint = lesson.plan, normal(text)
-    repeated, _ = hint in lesson.hints, lesson.hints.add(hint)
+    repeated = hint in lesson.hints
+    lesson.hints.add(hint)
     if gives_right_form(error, text, plan):
         return "hands the answer over: not scaffolded"
-    if any(reveals(message.text, each.text) and not lesson.produced(each.text) for each in plan.phrases):
+    if any(reveals(message.text, phrase.text) and not lesson.produced(phrase.text) for phrase in plan.phrases):
         return "hands the answer over: not scaffolded"
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):
         return "passed over: not scaffolded"
-    named = {each.lower() for each in _KINDS_OF_SLIP.findall(own_words(message.text))}
+    named = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
     if len(named) > 2:
         return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"
     if repeated:
         return "gives the same hint as before: not scaffolded"
-    asked = own_words(message.task_text)
-    repairs = RETRY.search(asked) or _ASKS_TO_REPAIR.search(asked) or kind in ("repetition", "clarification")
-    repairs = repairs or begins_again(error, message.task_text, plan)
+    unquoted_task = own_words(message.task_text)
+    repairs = RETRY.search(unquoted_task) or _ASKS_TO_REPAIR.search(unquoted_task)
+    repairs = repairs or kind in ("repetition", "clarification") or begins_again(error, message.task_text, plan)
     if len(message.tasks) > 1 or not (repairs or _is_hint(message)):
         return f"hints and then asks something else ({_quote(message.task_text)}): not scaffolded"
     return ""
 
 
 def treats_as_wrong(text: str, readers: MessageReaders | None) -> bool:
-    """Whether a reply treats the student's message as wrong: by the message alone, as whether the student was right is
-    known from elsewhere."""
+    """Whether a reply treats the student's message as wrong. Decided from the reply alone: whether the student was
+    right is determined separately.
+
+    Args:
+        text: the teacher's reply.
+        readers: trained move classifiers; None for rules alone.
+    """
     if readers is not None and TREATS_AS_WRONG in readers.trust:
         return readers.reads(TREATS_AS_WRONG, Exchange(spoken(text)))
     return falsely_corrects(text)
 
 
 def _corrects(error: str, message: TeacherMessage, lesson: _LessonProgress) -> bool:
-    """Whether a trained reader finds a correction in a reply to an error; False without one."""
+    """Whether a trained classifier finds a correction in a reply to an error; False without a classifier."""
     if lesson.readers is None or CORRECTION not in lesson.readers.trust:
         return False
     target = nearest_phrase(error, lesson.plan) or ""
@@ -391,12 +416,12 @@ def _corrects(error: str, message: TeacherMessage, lesson: _LessonProgress) -> b
 
 
 def _is_hint(message: TeacherMessage) -> bool:
-    """Whether the message's task is to look again at what the student said."""
+    """Whether the task of the message is to look again at what the student said."""
     return bool(re.match(r"\W*(?:\w+[,!.]? )?(?:look|check|think|fix|mind)\b", message.task_text, re.IGNORECASE))
 
 
 def _why_no_new_step(message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
-    """Why a message that follows no error does not take the lesson forward; empty if it does."""
+    """Why a message that does not follow an error does not take the lesson forward; "" if it does."""
     if ends or lesson.is_complete and not message.tasks:
         return ""
     if not message.tasks:
@@ -411,36 +436,38 @@ def _why_no_new_step(message: TeacherMessage, ends: bool, lesson: _LessonProgres
 def _tasks_of(message: TeacherMessage) -> set[str]:
     """The normalised texts by which a repeated task is recognised: the whole message without praise, and its last task
     if that has more than `_MERE_QUESTION` words."""
-    found = {normal(" ".join(each for each in message.sentences if not PRAISE.search(own_words(each))))}
-    return found | ({normal(message.task_text)} if len(message.task_text.split()) > _MERE_QUESTION else set())
+    without_praise = " ".join(sentence for sentence in message.sentences if not PRAISE.search(own_words(sentence)))
+    task = message.task_text
+    return {normal(without_praise)} | ({normal(task)} if len(task.split()) > _MERE_QUESTION else set())
 
 
-def _why_at_length(said: str, message: TeacherMessage, plan: ParsedPlan) -> str:
-    """Why the words before the task are more than a short acknowledgement; empty if they are not."""
+def _why_at_length(student_text: str, message: TeacherMessage, plan: ParsedPlan) -> str:
+    """Why the words before the task are more than a short acknowledgement; "" if they are not."""
     before = message.sentences[: message.tasks[-1][0]] if message.tasks else message.sentences
-    praise = [each for each in before if PRAISE.search(own_words(each))]
+    praise = [sentence for sentence in before if PRAISE.search(own_words(sentence))]
     if len(praise) > 1:
         return f"praises in {len(praise)} sentences"
     if praise and len(praise[0].split()) > LONGEST_ACKNOWLEDGEMENT and not _shown(praise[0], plan):
         return "acknowledges at length"
     if message.words > LONG_MESSAGE or len(message.text) > LONG_TEXT:
         return f"says {message.words} words"
-    again = len(normal(said)) > 5 and any(holds(each, said) for each in before)
-    return f"explains or repeats what was said ({_quote(said)})" if again else ""
+    repeats = len(normal(student_text)) > 5 and any(holds(sentence, student_text) for sentence in before)
+    return f"explains or repeats what was said ({_quote(student_text)})" if repeats else ""
 
 
 def _shown(text: str, plan: ParsedPlan) -> set[str]:
+    """The phrases of the plan that a text contains."""
     return {phrase.text for phrase in plan.phrases if holds(text, phrase.text)}
 
 
 def _introduced_phrases(message: TeacherMessage, plan: ParsedPlan) -> set[str]:
-    """The phrases that a message shows, and the phrase that it describes: the one whose meaning has the largest share
-    of its content words in the message, if that share is more than half."""
+    """The phrases that a message shows, and the phrase that it describes: the one with the largest share of the content
+    words of its meaning in the message, if this share is more than half."""
     words = set(normal(message.text).split())
 
     def share(phrase: Phrase) -> float:
-        wanted = set(normal(phrase.meaning).split()) - _STOPWORDS
-        return len(wanted & words) / len(wanted) if wanted else 0.0
+        content_words = set(normal(phrase.meaning).split()) - _STOPWORDS
+        return len(content_words & words) / len(content_words) if content_words else 0.0
 
     best = max(plan.phrases, key=share)
     return _shown(message.text, plan) | ({best.text} if share(best) > 0.5 else set())
@@ -455,10 +482,6 @@ def _say_task(message: TeacherMessage, ends: bool) -> str:
         return f"sets {len(message.tasks)} tasks"
     after = message.sentences[message.tasks[0][-1] + 1 :]
     return f"{_quote(after[0])} follows the task" if after else "ends with its task"
-
-
-def _say_good(error: bool) -> str:
-    return "scaffolded" if error else "moves on"
 
 
 def _quote(text: str, limit: int = 60) -> str:

@@ -1,8 +1,8 @@
-"""The quickstart's embedded judge: the language tutor's three criteria, decided by rules on the text.
+"""The toy judge: the quickstart's embedded judge. It decides the language tutor's three criteria by rules on the text.
 
-It reads the messages of both sides and the lesson plan. A slip is what `find_slips` finds in the student's text,
-whatever persona was drawn. No score is above the share of the lesson that was covered (see `coverage`). The verdict is
-JSON, as a judge model would write it.
+Its input are the messages of both sides and the lesson plan. A slip (an error in the toy language) is what `find_slips`
+finds in the student's text, whatever persona was drawn. No score exceeds the covered share of the lesson (see
+`coverage`). The verdict is JSON in the format of a judge model.
 """
 
 import json
@@ -33,7 +33,7 @@ from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJud
 from classroom_rl.rollout.thoughts import visible_text
 
 LONGEST_ACKNOWLEDGEMENT = 14
-"""In words; the judge's prompt says "under 15"."""
+"""In words. The prompt of the judge model says "under 15"."""
 
 _SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
 _DOTTED = re.compile(r"\w+(?:\.\w+){2,}")
@@ -55,24 +55,25 @@ _WORD = re.compile(r"[\w'-]+")
 
 @dataclass(frozen=True)
 class TurnFinding:
-    """The rubric's findings on one teacher message.
+    """The toy judge's findings on one teacher message.
 
     Attributes:
-        index: position of the message in the conversation, from 0.
-        replies_to: position of the student message that it replies to; None for an opening.
+        index: the index of the message in the conversation, from 0.
+        replies_to: the index of the student message that it replies to; None for an opening.
         student_error_kind: the kind of slip in that student message (the first of several); None without a slip.
-        scaffolded: it hints at the right kind of slip, does not give the answer, and lets the student correct it.
-        void: nothing in it counts, because it speaks for the student or to the judge, tells the answer to its own
-            question, has no end, or ends before the lesson is complete.
-        falsely_corrected: it treats a message without a slip as if it had one.
-        sets_task: it sets the student a task.
-        task_final: it sets exactly one task and ends with it.
-        moved_on: after a message without a slip, it goes to new content at once.
-        progressed: it takes the lesson forward and does not go back in the plan; after a slip, it scaffolds.
-        new_step: it asks exactly one question, which is in the plan and was not asked before.
-        ends: it closes the conversation.
-        task_reason, forward_reason, momentum_reason: the reasons for the three scores, in a few words.
-        turns_back: its new step stands, in the plan, before one that was taken already.
+        scaffolded: whether it hints at the right kind of slip, does not give the answer, and lets the student correct
+            the slip.
+        void: whether the message counts for nothing: it speaks for the student or to the judge, gives the answer to its
+            own question, is far too long, or ends before the lesson is complete.
+        falsely_corrected: whether it treats a message without a slip as if it had one.
+        sets_task: whether it sets the student a task.
+        task_final: whether it sets exactly one task and ends with it.
+        moved_on: whether it goes on to new content at once, after a message without a slip.
+        progressed: whether it advances the lesson without going back in the plan; after a slip, whether it scaffolds.
+        new_step: whether it asks exactly one question, which is in the plan and was not asked before.
+        ends: whether it closes the conversation.
+        task_reason, forward_reason, momentum_reason: short reasons for the three scores.
+        turns_back: whether its question comes before an already asked one in the plan.
     """
 
     index: int
@@ -113,19 +114,20 @@ class TurnFinding:
 
     @property
     def score(self) -> Optional[float]:
-        """The mean of the message's scores by their weights in the reward; None for a message without any."""
-        by_name = {
+        """The mean of the message's scores, weighted as in the reward; None if it has no score."""
+        scores = {
             "task_final_score": self.task_score,
             "forward_progression_score": self.forward_score,
             "overall_momentum_score": self.momentum_score,
         }
-        known = {name: value for name, value in by_name.items() if value is not None}
-        weight = sum(CRITERIA[name].weight for name in known)
-        return sum(CRITERIA[name].weight * value for name, value in known.items()) / weight if known else None
+        present = {name: score for name, score in scores.items() if score is not None}
+        total_weight = sum(CRITERIA[name].weight for name in present)
+        weighted = sum(CRITERIA[name].weight * score for name, score in present.items())
+        return weighted / total_weight if present else None
 
 
 class RubricJudge(EmbeddedJudge):
-    """A judge without a model. It holds no state: the same conversation always gets the same answer."""
+    """The toy judge. It needs no model and has no state: the same conversation always gets the same answer."""
 
     async def judge(
         self,
@@ -139,7 +141,7 @@ class RubricJudge(EmbeddedJudge):
 
         Raises:
             ConfigError: if `rule` is not one of `SCORING_RULES`.
-            DataError: if `problem` is no lesson of the quickstart.
+            DataError: if `problem` is not a lesson of the quickstart.
         """
         if rule not in SCORING_RULES:
             raise ConfigError(
@@ -154,7 +156,8 @@ class RubricJudge(EmbeddedJudge):
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a lesson was covered: `taken` steps out of `due`. Half a step may be taken back."""
+    """How much of a lesson was covered: `taken` steps out of `due`. `taken` may be fractional: outside the quickstart,
+    an early goodbye costs half a step."""
 
     taken: float
     due: int
@@ -166,11 +169,11 @@ class Coverage:
 
     @property
     def reason(self) -> str:
-        """An explanation to append to the judge's reasons; empty if the whole lesson was covered."""
+        """An explanation to append to the judge's reasons; "" if the whole lesson was covered."""
         if self.share == 1:
             return ""
-        taken = f"{self.taken:g} of {self.due} steps of the lesson were taken"
-        return f"; {taken}: no score above {self.share:.2f} of its range"
+        steps = f"{self.taken:g} of {self.due} steps of the lesson were taken"
+        return f"; {steps}: no score above {self.share:.2f} of its range"
 
 
 FULL_COVERAGE = Coverage(1, 1)
@@ -179,41 +182,51 @@ FULL_COVERAGE = Coverage(1, 1)
 def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int]) -> Coverage:
     """How many questions of the plan were asked, and how many were due.
 
-    As many are due as the teacher has messages, less one for each slip (that message has to scaffold), and never more
-    than the plan holds.
+    The number due is the number of messages that the teacher can write, less one for each slip (the reply to a slip has
+    to scaffold), and at most the number of questions in the plan.
 
     Args:
-        room: how many messages the teacher can write. None if unknown: then the number that it wrote, or enough for the
-            whole lesson if it closed the conversation itself.
+        findings: the findings on the teacher's messages.
+        problem: the problem's text.
+        room: the number of messages that the teacher can write. None if unknown: then it is the number that the teacher
+            wrote, or enough for the whole lesson if the teacher closed the conversation.
 
     Raises:
-        DataError: if `problem` is no lesson of the quickstart.
+        DataError: if `problem` is not a lesson of the quickstart.
     """
     steps = len(parse_problem(problem).questions)
-    slips = sum(each.student_error_kind is not None for each in findings)
+    slips = sum(finding.student_error_kind is not None for finding in findings)
     if room is None:
         room = steps + slips if findings and findings[-1].ends else len(findings)
-    taken = [each for each in findings if each.new_step]
-    return Coverage(steps_forward(len(taken), sum(each.turns_back for each in taken)), max(1, min(steps, room - slips)))
+    taken = [finding for finding in findings if finding.new_step]
+    backward = sum(finding.turns_back for finding in taken)
+    return Coverage(steps_forward(len(taken), backward), max(1, min(steps, room - slips)))
 
 
 def steps_forward(steps: int, back: int) -> int:
-    """The steps that count of those that were taken, `back` of which turn back in the plan: all of them, or just one if
-    the lesson turns back at least as often as it goes on."""
+    """The number of steps that count.
+
+    All `steps` count, unless at least as many of them go back in the plan as go forward; then only one counts. (The
+    first step does neither.)
+
+    Args:
+        steps: the steps that were taken.
+        back: those of them that go back in the plan.
+    """
     return 1 if back and back >= steps - 1 - back else steps
 
 
 def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
-    """The three scores and their reasons, under the six keys of a judge's answer. No score is above the covered share
-    of the lesson."""
-    task = _mean_of_sides(findings, lambda finding: finding.task_score)
-    forward = _mean_of_sides(findings, lambda finding: finding.forward_score)
-    momentum = _mean_of_sides(findings, lambda finding: finding.momentum_score)
+    """The three scores and their reasons, under the six keys of a judge's answer. No score exceeds the covered share of
+    the lesson."""
+    task = _macro_mean(findings, lambda finding: finding.task_score)
+    forward = _macro_mean(findings, lambda finding: finding.forward_score)
+    momentum = _macro_mean(findings, lambda finding: finding.momentum_score)
     has_task = any(finding.sets_task for finding in findings)
-    about_tasks = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
+    task_reasons = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
     return {
         "task_final_score": round(min(task, covered.share), 4) if has_task else 0.0,
-        "task_final_reasoning": about_tasks + covered.reason,
+        "task_final_reasoning": task_reasons + covered.reason,
         "forward_progression_score": round(min(forward, covered.share), 4),
         "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + covered.reason,
         "overall_momentum_score": round(10 * min(momentum, covered.share), 4),
@@ -221,15 +234,16 @@ def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) 
     }
 
 
-def _mean_of_sides(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], Optional[float]]) -> float:
-    """The mean score of replies to slips, averaged with the mean score of all other messages. A side without scores is
-    left out; without any scores the result is 0."""
-    sides: dict[bool, list[float]] = {True: [], False: []}
+def _macro_mean(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], Optional[float]]) -> float:
+    """The macro average of two groups of messages: the replies to slips, and all others. So a teacher that handles only
+    one of them well gets half of the score, however rare the other is. A group without scores is left out; without any
+    scores the result is 0."""
+    groups: dict[bool, list[float]] = {True: [], False: []}
     for finding in findings:
         value = score(finding)
         if value is not None:
-            sides[finding.student_error_kind is not None].append(value)
-    means = [fmean(values) for values in sides.values() if values]
+            groups[finding.student_error_kind is not None].append(value)
+    means = [fmean(values) for values in groups.values() if values]
     return fmean(means) if means else 0.0
 
 
@@ -240,8 +254,16 @@ def _reasons(findings: Iterable[TurnFinding], reason: Callable[[TurnFinding], st
 
 @dataclass(frozen=True)
 class _TeacherMessage:
-    """A parsed teacher message. `questions` holds the lesson question in each of the `sentences`, or None; `text` is
-    what the student reads; `foul` says why no message in any lesson may be like it, or is empty."""
+    """A parsed teacher message.
+
+    Attributes:
+        text: the part that the student sees; "" if the message is rejected as a whole.
+        sentences: its sentences.
+        questions: for each sentence the question of the toy language in it, or None.
+        ends: whether it closes the conversation.
+        plays_student: whether it contains a statement of the toy language, which only the student should write.
+        foul: why such a message is rejected in any lesson; "" if it is not.
+    """
 
     text: str
     sentences: tuple[str, ...]
@@ -261,25 +283,25 @@ class _TeacherMessage:
 
     @property
     def own_words(self) -> str:
-        """The text without the lesson's questions."""
+        """The sentences without a question of the lesson."""
         return " ".join(s for s, q in zip(self.sentences, self.questions, strict=True) if q is None)
 
-    def before(self, place: int) -> str:
-        """The words of the sentence at `place` before its lesson question; the whole sentence if it has none."""
-        sentence, question = " ".join(self.sentences[place].split()), self.questions[place]
+    def before(self, index: int) -> str:
+        """The words of the sentence at `index` before its lesson question; the whole sentence if it has none."""
+        sentence, question = " ".join(self.sentences[index].split()), self.questions[index]
         return sentence if question is None else sentence[: sentence.lower().rfind(question.text.lower())]
 
     @property
-    def beside_questions(self) -> str:
-        """The text without the lesson's questions, but with what stands in their sentences."""
-        return " ".join(self.before(place) for place in range(len(self.sentences)))
+    def text_without_questions(self) -> str:
+        """The text without the lesson's questions, but with the words before them in the same sentence."""
+        return " ".join(self.before(index) for index in range(len(self.sentences)))
 
     @cached_property
     def tasks(self) -> list[int]:
-        """Positions of the sentences that set a task. If there are none, the last hint counts as the task."""
-        asked = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
+        """The indices of the sentences that set a task. If there are none, the last hint counts as the task."""
+        tasks = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
         hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
-        return asked or hints[-1:]
+        return tasks or hints[-1:]
 
     @property
     def asks_to_repair(self) -> bool:
@@ -303,19 +325,19 @@ def _kinds_named(text: str) -> set[str]:
 def _read_message(text: str) -> _TeacherMessage:
     foul, shown = find_injection(text), undisguised(visible_text(text))
     spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
-    sentences = tuple(found.strip() for found in _SENTENCE.findall(spoken) if found.strip())
+    sentences = tuple(sentence.strip() for sentence in _SENTENCE.findall(spoken) if sentence.strip())
     return _TeacherMessage(
         text=spoken,
         sentences=sentences,
         questions=tuple(parse_question(sentence) for sentence in sentences),
         ends=END_OF_CONVERSATION in shown,
-        plays_student=any(holds_statement(each) for each in (*readings(spoken), *backwards(spoken))),
+        plays_student=any(holds_statement(reading) for reading in (*readings(spoken), *backwards(spoken))),
         foul=foul,
     )
 
 
 class _LessonProgress:
-    """The questions that a conversation has asked so far, compared with the plan."""
+    """The questions that the teacher has asked so far, compared with the plan."""
 
     def __init__(self, problem: str):
         self._plan = parse_problem(problem).questions
@@ -328,7 +350,7 @@ class _LessonProgress:
         return self._asked >= set(self._plan)
 
     def refusal(self, message: _TeacherMessage) -> str:
-        """Why the message brings no new content; empty if it does bring some."""
+        """Why the message brings no new content; "" if it does."""
         asked = message.lesson_questions
         if not asked:
             return "asks nothing new"
@@ -339,7 +361,7 @@ class _LessonProgress:
         return "" if asked[0] in self._plan else "asks what the lesson does not hold"
 
     def turns_back(self, message: _TeacherMessage) -> bool:
-        """Whether its question comes, in the plan, before a question that was already asked."""
+        """Whether its question comes before an already asked question in the plan."""
         positions = [self._plan.index(question) for question in self._shown if question in self._plan]
         return bool(positions) and self._plan.index(message.lesson_questions[0]) < max(positions)
 
@@ -354,95 +376,96 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
     """One finding for each teacher message. Messages are {"role": "teacher" | "student", "content"}.
 
     Raises:
-        DataError: if `problem` is no lesson of the quickstart.
+        DataError: if `problem` is not a lesson of the quickstart.
     """
     lesson = _LessonProgress(problem)
     findings = []
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
             continue
-        follows = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
-        heard = "" if follows is None else conversation[follows]["content"]
+        replies_to = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
+        student_text = "" if replies_to is None else conversation[replies_to]["content"]
         message = _read_message(turn["content"])
-        findings.append(_judge_message(index, follows, heard, message, lesson))
+        findings.append(_judge_message(index, replies_to, student_text, message, lesson))
         lesson.record(message)
     return findings
 
 
 def _judge_message(
-    index: int, follows: Optional[int], heard: str, message: _TeacherMessage, lesson: _LessonProgress
+    index: int, replies_to: Optional[int], student_text: str, message: _TeacherMessage, lesson: _LessonProgress
 ) -> TurnFinding:
-    slips = find_slips(heard)
-    refused = _refuse_whole(message, lesson, heard)
-    falsely = follows is not None and not slips and bool(message.corrections)
-    unscaffolded = (refused or _why_not_scaffolded(message, slips, heard)) if slips else "no slip"
-    blocked = refused or ("corrects what was right" if falsely else "")
+    slips = find_slips(student_text)
+    refused = _why_void(message, lesson, student_text)
+    falsely_corrected = replies_to is not None and not slips and bool(message.corrections)
+    unscaffolded = (refused or _why_not_scaffolded(message, slips, student_text)) if slips else "no slip"
+    blocked = refused or ("corrects what was right" if falsely_corrected else "")
     not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson)
-    circles = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
+    no_progress = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
     task_final = len(message.tasks) == 1 and message.tasks[0] == len(message.sentences) - 1 and not blocked
-    heard = f"error ({slips[0].kind}: {slips[0].word}) – " if slips else ""
+    prefix = f"error ({slips[0].kind}: {slips[0].word}) – " if slips else ""
     return TurnFinding(
         index=index,
-        replies_to=follows,
+        replies_to=replies_to,
         student_error_kind=slips[0].kind if slips else None,
         scaffolded=not unscaffolded,
         void=bool(refused),
-        falsely_corrected=falsely,
+        falsely_corrected=falsely_corrected,
         sets_task=bool(message.tasks),
         task_final=task_final,
-        moved_on=follows is not None and not slips and not not_moved,
-        progressed=follows is not None and not circles,
+        moved_on=replies_to is not None and not slips and not not_moved,
+        progressed=replies_to is not None and not no_progress,
         new_step=not refused and not lesson.refusal(message),
         turns_back=not lesson.refusal(message) and lesson.turns_back(message),
         ends=message.ends,
-        task_reason=heard + _say_task(message, blocked, unscaffolded if slips else ""),
-        forward_reason="" if follows is None else heard + _say_forward(bool(slips), unscaffolded, not_moved),
-        momentum_reason="" if follows is None else heard + (circles or "goes forward"),
+        task_reason=prefix + _say_task(message, blocked, unscaffolded if slips else ""),
+        forward_reason="" if replies_to is None else prefix + _say_forward(bool(slips), unscaffolded, not_moved),
+        momentum_reason="" if replies_to is None else prefix + (no_progress or "goes forward"),
     )
 
 
-def _refuse_whole(message: _TeacherMessage, lesson: _LessonProgress, heard: str) -> str:
-    """Why nothing in the message counts; empty if it does."""
+def _why_void(message: _TeacherMessage, lesson: _LessonProgress, student_text: str) -> str:
+    """Why the message counts for nothing; "" if it counts."""
     if message.foul:
         return message.foul
     if message.plays_student:
         return "says the student's part itself"
     if message.ends and not lesson.is_complete:
         return "ends before the lesson is through"
-    beside = message.beside_questions
-    if any(_tells_answer(beside, question, heard) for question in message.lesson_questions):
+    text = message.text_without_questions
+    if any(_tells_answer(text, question, student_text) for question in message.lesson_questions):
         return "hands the answer over"
     return ""
 
 
-def _tells_answer(text: str, question: Question, heard: str) -> bool:
-    """Whether the words beside a question tell its answer, openly or in a disguise."""
-    told = [f"{subject} {answer_verb(question)}" for subject in (question.subject, SUBJECTS[question.subject])]
-    shown = any(shows_answer(each, question, heard) for each in readings(text))
-    return shown or any(hides(text, each) for each in told)
+def _tells_answer(text: str, question: Question, student_text: str) -> bool:
+    """Whether the text around a question gives its answer, plainly or obfuscated."""
+    answers = [f"{subject} {answer_verb(question)}" for subject in (question.subject, SUBJECTS[question.subject])]
+    shown = any(shows_answer(reading, question, student_text) for reading in readings(text))
+    return shown or any(hides(text, answer) for answer in answers)
 
 
-def _gives_fix(slip: Slip, message: _TeacherMessage, heard: str) -> bool:
-    """Whether a message holds the right form of a slip, openly or in a disguise, or its beginning as far as it differs
-    from what the student said. Dots within a word ("bo.il.ed") end no sentence."""
+def _gives_fix(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
+    """Whether a message contains the correct form of a slip, plainly or obfuscated, or a prefix of it that differs from
+    what the student said. Dotted words ("bo.il.ed") are read in the whole text, as splitting into sentences breaks them
+    apart."""
     text = message.own_words
     dotted = " ".join(_DOTTED.findall(message.text))
-    words = {word for each in (*readings(text), *readings(dotted)) for word in _WORD.findall(each.lower())}
-    begun = any(slip.fix.startswith(word) and not slip.word.startswith(word) for word in words if len(word) > 1)
-    return slip.fix in words or begun or hides(text, words_of_fix(slip, heard))
+    words = {word for reading in (*readings(text), *readings(dotted)) for word in _WORD.findall(reading.lower())}
+    has_prefix = any(slip.fix.startswith(word) and not slip.word.startswith(word) for word in words if len(word) > 1)
+    return slip.fix in words or has_prefix or hides(text, words_of_fix(slip, student_text))
 
 
-def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], heard: str) -> str:
+def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], student_text: str) -> str:
     kinds = _kinds_named(message.own_words)
     pointed_at = set(_POINTED_AT.findall(message.own_words.lower()))
-    meant = [slip for slip in slips if {slip.kind} == kinds]
-    if any(_gives_fix(slip, message, heard) for slip in slips):
+    matching = [slip for slip in slips if {slip.kind} == kinds]
+    if any(_gives_fix(slip, message, student_text) for slip in slips):
         return "hands the answer over: not scaffolded"
     if not kinds:
         return "passed over: not scaffolded"
-    if not meant:
+    if not matching:
         return f"hinted at {' and '.join(sorted(kinds))}: not scaffolded"
-    if not pointed_at <= {slip.word for slip in meant}:
+    if not pointed_at <= {slip.word for slip in matching}:
         return f"pointed at {', '.join(sorted(pointed_at))}: not scaffolded"
     if not message.asks_to_repair:
         return "hinted and then asked something else: not scaffolded"
@@ -455,17 +478,17 @@ def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
     refusal = lesson.refusal(message)
     if refusal:
         return refusal
-    place = message.questions.index(message.lesson_questions[0])
-    before = message.sentences[:place]
+    index = message.questions.index(message.lesson_questions[0])
+    before = message.sentences[:index]
     if len(before) > 1:
         return f"says {len(before)} sentences before moving on"
-    if len(_WORD.findall(" ".join([*before, message.before(place)]))) > LONGEST_ACKNOWLEDGEMENT:
+    if len(_WORD.findall(" ".join([*before, message.before(index)]))) > LONGEST_ACKNOWLEDGEMENT:
         return "acknowledges at length"
     return ""
 
 
 def _closes(message: _TeacherMessage) -> bool:
-    """Whether the message is a farewell: a sentence or two and no task."""
+    """Whether the message is a farewell: one or two sentences and no task."""
     return 1 <= len(message.sentences) <= 2 and not message.tasks
 
 

@@ -1,4 +1,4 @@
-"""The post-test on a problem: of the quickstart's lessons, of lesson plans, or of maths problems with siblings."""
+"""Post-tests: exams on lessons of the quickstart, on lesson plans, and on maths problems with sibling problems."""
 
 import random
 import re
@@ -28,12 +28,13 @@ from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.tokens import Turn
 
 ANSWER = "the answer of the problem"
-"""The name of the item that is the final answer."""
+"""The name of the item for the final answer."""
 
 
 @dataclass(frozen=True)
 class QuantityItem:
-    """A quantity: a step of the problem or its answer. The student knows how to get it if it has named its value."""
+    """A quantity of a maths problem: the result of a step, or the answer. A student that names its value has produced
+    it."""
 
     name: str
     value: str
@@ -46,19 +47,19 @@ class QuantityItem:
 
     @cached_property
     def reference(self) -> Reference:
-        """The value, as it is searched for in messages."""
+        """The parsed value, for the search in messages."""
         return read_reference(self.value)
 
     def is_produced(self, text: str) -> bool:
-        """Whether a student's message names the value."""
+        """Whether a student's message contains the value."""
         return names_answer(self.reference, text, self.problem)
 
     def is_attempted(self, text: str) -> bool:
-        """False: which quantity a wrong number was to be, no program can tell."""
+        """Always False: no program can tell which quantity a wrong number is an attempt at."""
         return False
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message names the value, by the same rule as a student's."""
+        """Whether a teacher's message contains the value, by the same rule as for a student's message."""
         return names_answer(self.reference, text, self.problem)
 
 
@@ -66,12 +67,13 @@ class MathsExam:
     """The post-test on a maths problem with siblings.
 
     Args:
-        most: the most siblings that are asked.
+        problem: the problem, with its steps and siblings.
+        most: the maximum number of siblings to ask.
     """
 
     def __init__(self, problem: Problem, most: int):
-        named = [(step.name, step.value) for step in problem.material.steps] + [(ANSWER, problem.answer)]
-        self._items = [QuantityItem(name, value, problem.text) for name, value in named]
+        quantities = [(step.name, step.value) for step in problem.material.steps] + [(ANSWER, problem.answer)]
+        self._items = [QuantityItem(name, value, problem.text) for name, value in quantities]
         self._siblings = problem.material.siblings[:most]
 
     def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
@@ -79,13 +81,13 @@ class MathsExam:
         return read_ledger(self._items, turns)
 
     def questions(self) -> list[ExamQuestion]:
-        """For each sibling, its steps one by one, then the whole problem."""
+        """For each sibling, one question on each step, then one on the whole problem."""
         return [question for sibling in self._siblings for question in self._questions_on(sibling)]
 
     def _questions_on(self, sibling: SiblingProblem) -> list[ExamQuestion]:
         steps = [
-            ExamQuestion(place, f"{sibling.problem}\n\nOf this problem, find this alone: {step.name}.", step.value)
-            for place, step in enumerate(sibling.steps)
+            ExamQuestion(index, f"{sibling.problem}\n\nOf this problem, find this alone: {step.name}.", step.value)
+            for index, step in enumerate(sibling.steps)
         ]
         return [*steps, ExamQuestion(len(self._items) - 1, sibling.problem, sibling.answer)]
 
@@ -99,7 +101,7 @@ class MathsExam:
 
 
 DOES_NOT_KNOW = "I do not know."
-"""What the student that the program holds answers where it knows nothing."""
+"""The answer of the student that is simulated from the ledger to a question about an item that it does not know."""
 
 _LANGUAGE = re.compile(r"^Language: (\S.*)$", re.MULTILINE)
 
@@ -122,45 +124,47 @@ class PhraseItem:
         return self.phrase.meaning
 
     def is_produced(self, text: str) -> bool:
-        """Whether a student's message holds the phrase, whatever its case and punctuation."""
+        """Whether a student's message contains the phrase, ignoring case and punctuation."""
         return holds(text, self.phrase.text)
 
     def is_attempted(self, text: str) -> bool:
-        """Whether a student's message resembles this phrase more than any other of the plan."""
+        """Whether the message is an attempt at a phrase of the plan and resembles this one most."""
         return nearest_phrase(text, self.plan) == self.phrase.text
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message holds the words of the phrase in their order, also with others between them; in
-        scripts without spaces, the phrase itself."""
+        """Whether a teacher's message contains the words of the phrase in order, possibly with other words in between;
+        in scripts without spaces, the phrase itself."""
         if holds(text, self.phrase.text):
             return True
         if UNSPACED.search(self.phrase.text):
             return False
-        heard = iter(normal(text).split())
+        message_words = iter(normal(text).split())
         words = normal(self.phrase.text).split()
-        return bool(words) and all(word in heard for word in words)
+        # `in` consumes the iterator up to the match, so this checks for a subsequence.
+        return bool(words) and all(word in message_words for word in words)
 
 
 class PhraseExam:
     """The post-test on the phrases of a lesson plan.
 
     Args:
-        problem: the problem's text, in which prompt_templates/lesson_plan.txt writes the language. A plan without one
-            is a talk in English, whose meanings are questions in indirect speech.
+        plan: the lesson plan.
+        problem: the problem's text, in which prompt_templates/lesson_plan.txt names the language. A plan without a
+            language is a conversation in English, whose meanings are questions in indirect speech.
     """
 
     def __init__(self, plan: ParsedPlan, problem: str):
         self._items = [PhraseItem(phrase, plan) for phrase in plan.phrases]
-        found = _LANGUAGE.search(problem)
-        self._language = found[1] if found else None
+        match = _LANGUAGE.search(problem)
+        self._language = match[1] if match else None
 
     def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
         """One entry for each phrase."""
         return read_ledger(self._items, turns)
 
     def questions(self) -> list[ExamQuestion]:
-        """For each phrase, how to say what it means; in a talk, the question that it answers."""
-        return [ExamQuestion(place, self._ask(item.cue)) for place, item in enumerate(self._items)]
+        """For each phrase, how to say its meaning; without a language, the question that the phrase answers."""
+        return [ExamQuestion(index, self._ask(item.cue)) for index, item in enumerate(self._items)]
 
     def _ask(self, meaning: str) -> str:
         if self._language is None:
@@ -172,7 +176,7 @@ class PhraseExam:
         return self._items[question.item].name if knows else DOES_NOT_KNOW
 
     async def is_right(self, question: ExamQuestion, text: str, answers: AnswerChecker) -> bool:
-        """Whether an answer holds the phrase."""
+        """Whether an answer contains the phrase."""
         return self._items[question.item].is_produced(text)
 
 
@@ -195,7 +199,7 @@ class SentenceItem:
 
     @cached_property
     def form(self) -> str:
-        """The right form of the verb: "cooked"."""
+        """The correct form of the verb, such as "cooked"."""
         return answer(self.question, random.Random(0)).verb
 
     def is_produced(self, text: str) -> bool:
@@ -210,29 +214,34 @@ class SentenceItem:
         return sentence.verb.startswith(self.question.verb)
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message says the answer's subject with its verb, the verb's form where the question does
-        not hold it, or the right form of what the student got wrong in a try at this question."""
-        return self._says_form(text, said) or self._says_subject_and_verb(text) or self._mends_a_try(text, said)
+        """Whether a teacher's message contains the subject and the verb of the answer, the form of the verb if the
+        question does not contain it, or the correct form of what the student got wrong in an attempt at this
+        question."""
+        return self._says_form(text, said) or self._says_subject_and_verb(text) or self._corrects_attempt(text, said)
 
     def _says_form(self, text: str, said: Sequence[str]) -> bool:
-        """What the student itself has said before may be repeated, as a hint at a slip does."""
-        if self.form == self.question.verb or any(self.form in normal(each).split() for each in said):
+        """Whether the message contains the form of the verb. A form that the student has already said does not count,
+        since hints at a slip repeat it."""
+        if self.form == self.question.verb or any(self.form in normal(message).split() for message in said):
             return False
         return self.form in normal(text).split()
 
     def _says_subject_and_verb(self, text: str) -> bool:
-        """ "What do you cook every day?" holds "you cook" and gives nothing away; so does "tell me what you cook"."""
-        own, asked = (f"{normal(who)} {self.form}" for who in (SUBJECTS[self.question.subject], self.question.subject))
-        plain = normal(text)
+        """Whether the message contains the subject with the verb, in the person of the answer ("I cook") or of the
+        question ("you cook"). The latter gives nothing away in a question such as "What do you cook every day?", or in
+        "tell me what you cook"."""
+        subjects = (SUBJECTS[self.question.subject], self.question.subject)
+        in_answer, in_question = (f"{normal(subject)} {self.form}" for subject in subjects)
+        remaining = normal(text)
         if self.form == self.question.verb:
-            statements = (each for each in sentences(text) if not each.rstrip('"”» ').endswith("?"))
-            plain = normal(" ".join(statements)).replace(f"what {asked}", "")
-        return f" {own} " in f" {normal(text)} " or f" {asked} " in f" {plain} "
+            statements = (sentence for sentence in sentences(text) if not sentence.rstrip('"”» ').endswith("?"))
+            remaining = normal(" ".join(statements)).replace(f"what {in_question}", "")
+        return f" {in_answer} " in f" {normal(text)} " or f" {in_question} " in f" {remaining} "
 
-    def _mends_a_try(self, text: str, said: Sequence[str]) -> bool:
+    def _corrects_attempt(self, text: str, said: Sequence[str]) -> bool:
         plan = ParsedPlan(lesson=self.lesson)
-        tries = (each for each in said if not self.is_produced(each) and self.is_attempted(each))
-        return any(gives_right_form(each, text, plan) for each in tries)
+        attempts = (message for message in said if not self.is_produced(message) and self.is_attempted(message))
+        return any(gives_right_form(attempt, text, plan) for attempt in attempts)
 
 
 class ToyExam:
@@ -247,16 +256,16 @@ class ToyExam:
 
     def questions(self) -> list[ExamQuestion]:
         """The questions of the plan."""
-        return [ExamQuestion(place, item.cue) for place, item in enumerate(self._items)]
+        return [ExamQuestion(index, item.cue) for index, item in enumerate(self._items)]
 
     def recall(self, question: ExamQuestion, knows: bool) -> str:
-        """A right answer, or one with a slip."""
-        asked = self._items[question.item].question
-        rng = random.Random(f"post-test|{asked.text}|{knows}")
+        """A correct answer, or one with a slip. The same question always gets the same answer."""
+        toy_question = self._items[question.item].question
+        rng = random.Random(f"post-test|{toy_question.text}|{knows}")
         if knows:
-            return answer(asked, rng).text
-        kind = rng.choice(kinds_for(asked))
-        return inject(answer(asked, rng, kind), kind, rng).text
+            return answer(toy_question, rng).text
+        kind = rng.choice(kinds_for(toy_question))
+        return inject(answer(toy_question, rng, kind), kind, rng).text
 
     async def is_right(self, question: ExamQuestion, text: str, answers: AnswerChecker) -> bool:
         """Whether an answer is a sentence that answers the question, without a slip."""
@@ -267,7 +276,7 @@ class EmbeddedExaminer:
     """An examiner without a model.
 
     Args:
-        siblings: the most sibling problems that are asked after a maths problem.
+        siblings: the maximum number of sibling problems to ask after a maths problem.
     """
 
     def __init__(self, siblings: int = 3):
@@ -277,8 +286,8 @@ class EmbeddedExaminer:
         """The post-test on a problem.
 
         Raises:
-            DataError: if it is no lesson of the quickstart, holds no phrases of a lesson plan, and is no maths problem
-                with an answer and siblings.
+            DataError: if the problem is neither a lesson of the quickstart, nor a lesson plan with phrases, nor a maths
+                problem with an answer and siblings.
         """
         plan = read_plan(problem.text)
         if plan.lesson is not None:
@@ -286,10 +295,10 @@ class EmbeddedExaminer:
         if plan.phrases:
             return PhraseExam(plan, problem.text)
         if not problem.material.siblings or not problem.answer:
-            lacks = "no answer" if problem.material.siblings else "no sibling problems"
+            missing = "no answer" if problem.material.siblings else "no sibling problems"
             raise DataError(
                 f"generation.post_test.enable is true, but the problem {problem.text[:80]!r} is no lesson plan and has "
-                f"{lacks}: name the dataset's column with sibling_problems_column (python -m "
+                f"{missing}: name the dataset's column with sibling_problems_column (python -m "
                 "classroom_rl.judges.post_test.sibling_templates makes such data), or set "
                 "generation.post_test.enable=false."
             )
@@ -297,13 +306,13 @@ class EmbeddedExaminer:
 
 
 def examiner_of(generation: EnvironmentConfig) -> EmbeddedExaminer | None:
-    """The examiner of a configuration; None without a post-test."""
-    post_test = getattr(generation, "post_test", None)  # of the classroom alone
+    """The examiner for a configuration; None if it has no post-test."""
+    post_test = getattr(generation, "post_test", None)  # only the classroom has this option
     return EmbeddedExaminer(post_test.siblings) if post_test is not None and post_test.enable else None
 
 
 def check_exams(generation: EnvironmentConfig, problems: Iterable[Problem]) -> None:
-    """Raise a `DataError` for the first problem on which the configured post-test cannot be held."""
+    """Raise a `DataError` for the first problem that the configured post-test does not support."""
     examiner = examiner_of(generation)
     for problem in problems if examiner is not None else ():
         examiner.exam(problem)

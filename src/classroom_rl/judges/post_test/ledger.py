@@ -1,8 +1,9 @@
-"""The ledger of a lesson: for each item, whether the student produced it before the teacher had said it.
+"""The ledger of a lesson: for each item that the lesson teaches, whether the student produced it before the teacher
+had given it away.
 
-A pure function of the messages. It reads what each side can see of the other, so thoughts do not count. A message of
-the teacher can only take evidence away: what it gives is given for the rest of the lesson, and whether the student
-produced an item never depends on what the teacher asked.
+The ledger is a pure function of the messages. It uses what each side can see of the other, so thoughts do not count. A
+message of the teacher can only remove evidence: an item that it gives away stays so for the rest of the lesson, and
+whether the student produced an item never depends on what the teacher asked.
 """
 
 from collections.abc import Sequence
@@ -17,42 +18,49 @@ from classroom_rl.rollout.tokens import Turn
 
 
 class Item(Protocol):
-    """One thing that a lesson teaches. `name` and `cue` are as in `LedgerEntry`."""
+    """One item that a lesson teaches, such as a phrase. `name` and `cue` are as in `LedgerEntry`."""
 
     name: str
     cue: str
 
     def is_produced(self, text: str) -> bool:
-        """Whether a student's message holds the item."""
+        """Whether a student's message contains the item."""
 
     def is_attempted(self, text: str) -> bool:
-        """Whether a student's message is a try at the item; asked only if it does not hold it."""
+        """Whether a student's message, which does not contain the item, is an attempt at it."""
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message gives the item away to a student that has said `said` so far."""
+        """Whether a teacher's message gives the item away to a student whose messages so far are `said`."""
 
 
 @dataclass
-class _Account:
-    """The entry of one item while the messages are read. `met` is whether the student has said or tried it."""
+class _ItemState:
+    """The state of one item while the messages are processed in order.
+
+    Attributes:
+        outcome: `MISSED` until the item was produced or given.
+        turn: the index of the message that decided the outcome.
+        knew: whether the student knew the item before the lesson; None if unknown.
+        attempted: whether the student has already said or attempted the item.
+    """
 
     item: Item
     outcome: str = MISSED
     turn: int | None = None
     knew: bool | None = None
-    met: bool = False
+    attempted: bool = False
 
-    def read_teacher(self, text: str, said: Sequence[str], place: int) -> None:
+    def read_teacher(self, text: str, said: Sequence[str], index: int) -> None:
         if self.outcome == MISSED and self.item.is_given(text, said):
-            self.outcome, self.turn = GIVEN, place
+            self.outcome, self.turn = GIVEN, index
 
-    def read_student(self, text: str, turn: Turn, place: int, taught: bool) -> None:
+    def read_student(self, text: str, turn: Turn, index: int, taught: bool) -> None:
         produced = self.item.is_produced(text)
-        if not self.met and (produced or self.item.is_attempted(text)):
-            self.met = True
+        if not self.attempted and (produced or self.item.is_attempted(text)):
+            self.attempted = True
             self.knew = _knew(turn.persona, produced, self.outcome == GIVEN, taught)
         if produced and self.outcome == MISSED:
-            self.outcome, self.turn = PRODUCED, place
+            self.outcome, self.turn = PRODUCED, index
 
     @property
     def entry(self) -> LedgerEntry:
@@ -60,31 +68,37 @@ class _Account:
 
 
 def read_ledger(items: Sequence[Item], turns: Sequence[Turn]) -> list[LedgerEntry]:
-    """The ledger of a finished dialogue, one entry for each item, in their order."""
-    accounts = [_Account(item) for item in items]
+    """The ledger of a finished dialogue: one entry for each item, in the same order."""
+    states = [_ItemState(item) for item in items]
     said: list[str] = []
     taught = False
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         if turn.role == "student":
             text = visible_text(turn.text)
-            for account in accounts:
-                account.read_student(text, turn, place, taught)
+            for state in states:
+                state.read_student(text, turn, index, taught)
             said.append(text)
         else:
             taught = True
             text = spoken(turn.text)
-            for account in accounts:
-                account.read_teacher(text, said, place)
-    return [account.entry for account in accounts]
+            for state in states:
+                state.read_teacher(text, said, index)
+    return [state.entry for state in states]
 
 
 def _knew(persona: str | None, produced: bool, given: bool, taught: bool) -> bool | None:
-    """Whether the student knew an item before the lesson, from the first message in which it says or tries it.
+    """Whether the student knew an item before the lesson, from the first message in which it says or attempts the item.
 
-    A wrong first try shows that it did not. A right one shows that it did if nothing had been taught yet, or if the
-    persona was drawn that makes no error. If the teacher had said the item already, the text shows nothing, and the
-    persona that was drawn decides. In every other case the program cannot tell: a student told to make an error may
-    make none.
+    A wrong first attempt shows that the student did not know it. A correct one shows that it did if nothing had been
+    taught yet, or if the persona that makes no errors was drawn. If the teacher had already given the item, the text
+    shows nothing, and a drawn error persona means that the student did not know it. In all other cases the answer is
+    None, since a student that is told to make an error may make none.
+
+    Args:
+        persona: the persona that was drawn for the message.
+        produced: whether the message contains the item.
+        given: whether the teacher had given the item.
+        taught: whether the teacher had written any message.
     """
     if not produced:
         return False
