@@ -304,10 +304,8 @@ def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone:
     """
     if persona != ERROR_PERSONA:
         return False
-    normalised = normal(text)
-    if any(
-        holds(text, phrase.text) and len(normalised) <= 1.5 * len(normal(phrase.text)) + 4 for phrase in plan.phrases
-    ):
+    length = len(normal(text))
+    if any(holds(text, phrase.text) and length <= 1.5 * len(normal(phrase.text)) + 4 for phrase in plan.phrases):
         return False
     return nearest_phrase(text, plan) is not None if by_text_alone else True
 

@@ -1,8 +1,8 @@
 """The toy judge: the quickstart's embedded judge. It decides the language tutor's three criteria by rules on the text.
 
-Its input are the messages of both sides and the lesson plan. A slip (an error in the toy language) is what `find_slips`
-finds in the student's text, whatever persona was drawn. No score exceeds the covered share of the lesson (see
-`coverage`). The verdict is JSON in the format of a judge model.
+Its inputs are the messages of both sides and the lesson plan. A slip (an error in the toy language) is what
+`find_slips` finds in the student's text, whatever persona was drawn. No score exceeds the covered share of the lesson
+(see `coverage`). The verdict is JSON in the format of a judge model.
 """
 
 import json

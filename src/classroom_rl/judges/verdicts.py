@@ -282,7 +282,7 @@ async def ask_for_verdict(
     judge: Judge | EmbeddedJudge,
     rule: str,
     attempt: int,
-    about: tuple[list[dict[str, str]], str],
+    transcript_and_problem: tuple[list[dict[str, str]], str],
     facts: ConversationFacts,
     stops: tuple[type[Exception], ...] = STOPS,
     timeout_s: float | None = None,
@@ -290,7 +290,7 @@ async def ask_for_verdict(
     """Run one judge attempt at one rule. If the attempt fails, the verdict contains its error.
 
     Args:
-        about: the transcript, and the text of the problem.
+        transcript_and_problem: the transcript, and the text of the problem.
         facts: what the program knows about the conversation; passed to embedded judges only.
         stops: errors that are raised instead of being stored in the verdict.
         timeout_s: the time in seconds after which the attempt counts as failed; None for no limit.
@@ -298,7 +298,7 @@ async def ask_for_verdict(
     text = ""
     try:
         async with asyncio.timeout(timeout_s):
-            text = await ask_judge(judge, rule, *about, attempt, facts)
+            text = await ask_judge(judge, rule, *transcript_and_problem, attempt, facts)
         return parse_verdict(rule, attempt, text)
     except stops:
         raise

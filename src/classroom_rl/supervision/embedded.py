@@ -1,5 +1,5 @@
-"""The embedded supervisors by name, and the one of them that reviews messages in any lesson and on any maths problem by
-rules.
+"""The embedded supervisors by name, and the rule supervisor, which reviews messages in any lesson and on any maths
+problem.
 """
 
 from collections.abc import Callable
@@ -9,54 +9,51 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.rollout.reviews import MessageToReview, Review, Supervisor
-from classroom_rl.supervision.faults import Fault, faults_of_form, review_of
+from classroom_rl.supervision.faults import faults_of_form, review_of
 from classroom_rl.supervision.language_rules import language_correction, language_faults
 from classroom_rl.supervision.maths_rules import maths_correction, maths_faults
 from classroom_rl.supervision.toy_supervisor import RubricSupervisor, review_by_rubric
 
 Rules = Callable[[MessageToReview], Review]
-"""Rules that review a message."""
+"""A function that reviews a message by rules."""
 
 
 class RulesSupervisor:
-    """A supervisor without a model. The same message with the same facts always gets the same review.
+    """The rule supervisor. It needs no model: the same message with the same facts always gets the same review.
+
+    In the classroom, messages in lessons of the quickstart are reviewed by the toy judge, on problems with a reference
+    answer by the rules for maths, and on lesson plans by the rules for languages. On any other problem, only the form
+    of a message is reviewed.
 
     Args:
-        rules: the environment's rules; None for those of the classroom.
-
-    In the classroom, lessons of the quickstart are reviewed by the rubric, problems with a reference answer by the
-    rules for maths, lesson plans by the rules for languages. On any other problem only the form of a message is
-    reviewed.
+        rules: the rules of the environment; None for those of the classroom.
     """
 
     def __init__(self, rules: Rules | None = None):
         self._rules = rules or review_by_rules
 
-    async def review(self, about: MessageToReview) -> Review:
-        """The review; without a verdict if rules say nothing about such a message."""
-        return self._rules(about)
+    async def review(self, request: MessageToReview) -> Review:
+        """The review; it has no verdict if the rules cannot decide about such a message."""
+        return self._rules(request)
 
 
-def review_by_rules(about: MessageToReview, readers: MessageReaders | None = None) -> Review:
-    """The rules' review of a message, with a correction if the message without some of its words would be valid.
+def review_by_rules(request: MessageToReview, readers: MessageReaders | None = None) -> Review:
+    """The classroom's rules: review a message, with a correction if a shortened version of it is valid.
 
     Args:
-        readers: trained readers, for what they read better than rules; None for rules alone.
+        request: the message to review.
+        readers: trained move classifiers for labels that they predict better than rules; None for rules alone.
     """
-    plan = read_plan(about.problem)
+    plan = read_plan(request.problem)
     if plan.lesson:
-        return review_by_rubric(about)
-    if about.answer.strip():
-        faults = maths_faults(about, readers)
-        return review_of(faults, maths_correction(about, readers) if faults else None)
+        return review_by_rubric(request)
+    if request.answer.strip():
+        faults = maths_faults(request, readers)
+        return review_of(faults, maths_correction(request, readers) if faults else None)
     if plan.phrases:
-        faults = language_faults(about, plan, readers)
-        return review_of(faults, language_correction(about, plan, readers) if faults else None)
-    return _review_form(faults_of_form(about))
-
-
-def _review_form(faults: list[Fault]) -> Review:
-    if faults:
+        faults = language_faults(request, plan, readers)
+        return review_of(faults, language_correction(request, plan, readers) if faults else None)
+    if faults := faults_of_form(request):
         return review_of(faults)
     return Review(
         error="The problem is no lesson plan and has no reference answer: rules cannot review messages on it."
@@ -67,7 +64,8 @@ def embedded_supervisor(name: str, rules: Rules | None = None) -> Supervisor:
     """The supervisor without a model that `supervisor_model.model_name_or_path` names.
 
     Args:
-        rules: what `rules` stands for in the environment; None for the classroom's.
+        name: one of `EMBEDDED_SUPERVISORS`.
+        rules: the rules of the environment, which the name `rules` selects; None for those of the classroom.
 
     Raises:
         ConfigError: if there is no such supervisor.

@@ -1,4 +1,4 @@
-"""What is wrong with a message: faults, which of them counts, and the faults that need no lesson to be seen."""
+"""Faults of a message, their ranking, and the detection of faults that do not depend on the lesson."""
 
 import re
 import unicodedata
@@ -15,7 +15,7 @@ RANKING = (
     *("ignores_error", "false_correction", "wrong_maths", "language"),
     *("format", "task", "length", "repetition"),
 )
-"""The categories, worst first, in the order of their default penalties."""
+"""The categories of faults, worst first, in the order of their default penalties."""
 
 _SPECIAL = re.compile(
     r"<\||\|>|</?think>|</?s>|<(?:bos|eos|pad|unk)>|\[/?INST\]|</?tool_call>|<(?:start|end)_of_turn>", re.IGNORECASE
@@ -31,43 +31,46 @@ _TO_SUPERVISOR = re.compile(
     re.IGNORECASE,
 )
 FEWEST_ENGLISH_WORDS = 0.08
-"""Share of English function words below which a long text is not English. In English prose it is about 0.4."""
+"""Minimum share of English function words in a long English text. In English prose the share is about 0.4."""
 
 LONG_TEXT = 30
-"""In words; whether a shorter text is English is not decided. A line of a role-play is shorter."""
+"""In words. The language of a shorter text is not decided: a line of a role-play may be in any language."""
 
 _ENGLISH = frozenset(
     "a an the i you he she it we they me my your his her to of in on at for with from and or but not is are was were "
     "do does did have has had what which how when where who that this there can could would will if as be so".split()
 )
 _MOST_OF_ANOTHER_SCRIPT = 0.3
-_TOGETHER = frozenset({"HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "CJK", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH"})
-"""Scripts that Japanese mixes."""
+_JAPANESE_SCRIPTS = frozenset(
+    {"HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "CJK", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH"}
+)
+"""Scripts that occur together in Japanese text."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a message: a category of `RANKING`, and a sentence for people to read."""
+    """One fault of a message: a category of `RANKING`, and a critique in a sentence for people to read."""
 
     category: str
     critique: str
 
 
 def worst(faults: Sequence[Fault]) -> Fault:
-    """The fault whose category comes first in `RANKING`; of several in one category the first."""
+    """The fault whose category comes first in `RANKING`; the first one if several share this category."""
     return min(faults, key=lambda fault: RANKING.index(fault.category))
 
 
 def review_of(faults: Sequence[Fault], correction: str | None = None) -> Review:
-    """The rules' review of a message with these faults. A message without a fault is valid and has no correction."""
+    """The rules' review of a message with these faults, of which the worst counts. A message without faults is valid
+    and has no correction."""
     if not faults:
         return Review(valid=True)
-    found = worst(faults)
-    return Review(valid=False, category=found.category, critique=found.critique, correction=correction)
+    fault = worst(faults)
+    return Review(valid=False, category=fault.category, critique=fault.critique, correction=correction)
 
 
 def says(text: str) -> str:
-    """The part of a message that the student reads: without thoughts and without `END_OF_CONVERSATION`."""
+    """The part of a message that the student sees: without thoughts and without `END_OF_CONVERSATION`."""
     return visible_text(text).replace(END_OF_CONVERSATION, "").strip()
 
 
@@ -78,51 +81,51 @@ def ends(text: str) -> bool:
 
 def special_token(text: str) -> str:
     """The first special token or thinking tag in a text; "" if there is none."""
-    found = _SPECIAL.search(text)
-    return found[0] if found else ""
+    match = _SPECIAL.search(text)
+    return match[0] if match else ""
 
 
-def faults_of_form(about: MessageToReview) -> list[Fault]:
-    """The faults that a message has in any lesson: it is cut, empty, writes another speaker's part, or speaks to
-    whoever reviews it."""
-    said = visible_text(about.message)
+def faults_of_form(request: MessageToReview) -> list[Fault]:
+    """The faults that do not depend on the lesson: the message is truncated or empty, contains a special token or
+    another speaker's turn, or addresses the supervisor."""
+    visible = visible_text(request.message)
     faults = []
-    if about.cut:
+    if request.cut:
         faults.append(Fault("length", "The message is cut off at its token limit."))
-    if not says(about.message):
+    if not says(request.message):
         faults.append(Fault("format", "The message says nothing."))
-    if token := special_token(said):
+    if token := special_token(visible):
         faults.append(Fault("format", f"The message writes {token!r}, which belongs to no message."))
-    if _SPEAKER.search(said):
+    if _SPEAKER.search(visible):
         faults.append(Fault("format", "The message writes a speaker's name and then that speaker's part."))
-    if found := _TO_SUPERVISOR.search(said):
-        quoted = found[0].strip()[:60]
+    if match := _TO_SUPERVISOR.search(visible):
+        quoted = match[0].strip()[:60]
         faults.append(Fault("off_topic", f"The message speaks to whoever reviews it, not to the student: “{quoted}”."))
     return faults
 
 
-def repeats_earlier(about: MessageToReview) -> bool:
-    """Whether the teacher has already sent this very message; capitals and punctuation do not count."""
-    said = normal(says(about.message))
-    earlier = (each["content"] for each in about.conversation if each["role"] == "teacher")
-    return bool(said) and any(normal(says(each)) == said for each in earlier)
+def repeats_earlier(request: MessageToReview) -> bool:
+    """Whether the teacher has already sent the same message, ignoring case and punctuation."""
+    message = normal(says(request.message))
+    earlier = (turn["content"] for turn in request.conversation if turn["role"] == "teacher")
+    return bool(message) and any(normal(says(text)) == message for text in earlier)
 
 
 def is_in_another_script(text: str, lesson: str) -> bool:
-    """Whether more than 30 % of the text's letters are of scripts that occur neither in the lesson nor in English nor,
-    for formulas, in Greek."""
-    scripts = [_script(each) for each in text if each.isalpha()]
-    known = {_script(each) for each in lesson if each.isalpha()} | {"LATIN", "GREEK", "MATHEMATICAL", "MICRO"}
+    """Whether more than 30 % of the text's letters belong to scripts other than those of the lesson, Latin, and (for
+    formulas) Greek."""
+    scripts = [_script(letter) for letter in text if letter.isalpha()]
+    known = {_script(letter) for letter in lesson if letter.isalpha()} | {"LATIN", "GREEK", "MATHEMATICAL", "MICRO"}
     if known & {"HIRAGANA", "KATAKANA"}:
-        known |= _TOGETHER
-    strange = sum(script not in known for script in scripts)
-    return bool(scripts) and strange / len(scripts) > _MOST_OF_ANOTHER_SCRIPT
+        known |= _JAPANESE_SCRIPTS
+    foreign = sum(script not in known for script in scripts)
+    return bool(scripts) and foreign / len(scripts) > _MOST_OF_ANOTHER_SCRIPT
 
 
 def is_not_english(text: str) -> bool:
-    """Whether a text of at least `LONG_TEXT` words is surely not English."""
+    """Whether a text has at least `LONG_TEXT` words and is certainly not English."""
     words = re.findall(r"[^\W\d_]+", text.lower())
-    return len(words) >= LONG_TEXT and sum(each in _ENGLISH for each in words) / len(words) < FEWEST_ENGLISH_WORDS
+    return len(words) >= LONG_TEXT and sum(word in _ENGLISH for word in words) / len(words) < FEWEST_ENGLISH_WORDS
 
 
 def _script(letter: str) -> str:

@@ -1,8 +1,9 @@
 """Rules that review a single message of a mathematics tutor.
 
-They decide what a program can decide for certain: the reference answer in the message, wrong arithmetic, nothing for
-the student to do, a message too long, repeated, or a goodbye too early. Where they cannot tell, a message is valid: a
-model is asked for the rest, such as whether the tutor listens, or takes a step that the student could take.
+They detect only what a program can decide for certain: that the message contains the reference answer or wrong
+arithmetic, gives the student nothing to do, is too long or a repetition, or says goodbye too early. Where they cannot
+tell, a message is valid. A model reviews the rest, such as whether the tutor listens to the student, or takes a step
+that the student could take.
 """
 
 import re
@@ -32,10 +33,10 @@ from classroom_rl.supervision.faults import (
 )
 
 MOST_WORDS = 160
-"""A longer message is too long. The tutor's prompt asks for at most 80 words; only clear cases count."""
+"""The limit is lenient, as only clear cases count: the tutor's prompt asks for at most 80 words."""
 
 MOST_CHARACTERS = 1600
-"""The same bound for texts without spaces."""
+"""The same limit for texts without spaces."""
 
 MOST_QUESTIONS = 4
 """A message with more question marks asks too much at once. The tutor's prompt asks for one question."""
@@ -60,71 +61,74 @@ _IN_DOUBT = re.compile(
     r"instead|careful|mod|base|clock|round\w*|about|approximately|roughly|estimate\w*)\b",
     re.IGNORECASE,
 )
-"""A sentence with one of these may quote a wrong equation to have it checked."""
+"""A sentence with one of these expressions may quote a wrong equation in order to question it."""
 
 
-def maths_faults(about: MessageToReview, readers: MessageReaders | None = None) -> list[Fault]:
-    """What is wrong with a message on a maths problem; [] if the rules find nothing.
+def maths_faults(request: MessageToReview, readers: MessageReaders | None = None) -> list[Fault]:
+    """The faults of a message on a maths problem; [] if the rules find none.
 
     Args:
-        readers: trained readers, which find more messages that give the answer away; None for rules alone.
+        request: the message to review.
+        readers: trained move classifiers, which detect more messages that give the answer away; None for rules alone.
     """
-    faults = faults_of_form(about)
-    reference = read_reference(about.answer)
-    student = [each["content"] for each in about.conversation if each["role"] == "student"]
-    answers = [has_been_said(reference, text) for text in student]
-    said = True if True in answers else None if None in answers or _is_undecided(reference) else False
+    faults = faults_of_form(request)
+    reference = read_reference(request.answer)
+    student_texts = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
+    answers = [has_been_said(reference, text) for text in student_texts]
+    # An expression can be written in many ways, so rules can never be certain that it has not been said.
+    is_expression = reference.value is None and not reference.words
+    answered = True if True in answers else None if None in answers or is_expression else False
     return [
         *faults,
-        *_faults_of_answer(about, reference, said, readers),
-        *_faults_of_arithmetic(about, student),
-        *_faults_of_task(about, said),
-        *_faults_of_text(about),
+        *_faults_of_answer(request, reference, answered, readers),
+        *_faults_of_arithmetic(request, student_texts),
+        *_faults_of_task(request, answered),
+        *_faults_of_text(request),
     ]
 
 
-def _is_undecided(reference: Reference) -> bool:
-    """Whether rules cannot tell that a text does not contain the answer: an expression has many spellings."""
-    return reference.value is None and not reference.words
-
-
 def _faults_of_answer(
-    about: MessageToReview, reference: Reference, said: bool | None, readers: MessageReaders | None
+    request: MessageToReview, reference: Reference, answered: bool | None, readers: MessageReaders | None
 ) -> Iterator[Fault]:
-    """The answer in the message while the student has not said it, and a goodbye before the student has."""
-    message = says(about.message)
-    if said is not True and (place := gives_away(reference, message, about.problem)):
-        yield Fault("leak", f"The message gives the answer away: “{place[:60]}”.")
-    elif said is False and _is_read_as_leak(about, reference, readers):
+    """A leak of the answer, or a goodbye, before the student has given the answer.
+
+    Args:
+        answered: whether the student has given the answer; None if the rules cannot tell.
+    """
+    message = says(request.message)
+    if answered is not True and (leak := gives_away(reference, message, request.problem)):
+        yield Fault("leak", f"The message gives the answer away: “{leak[:60]}”.")
+    elif answered is False and _is_classified_as_leak(request, reference, readers):
         yield Fault("leak", "The message gives the answer away.")
-    if not ends(about.message) or _is_last(about):
+    if not ends(request.message) or _is_last(request):
         return
-    has_answered = any(each["role"] == "student" for each in about.conversation)
-    if said is False or not has_answered:
+    student_has_spoken = any(turn["role"] == "student" for turn in request.conversation)
+    if answered is False or not student_has_spoken:
         yield Fault("ends_early", "The message says goodbye before the student has found the answer.")
 
 
-def _is_read_as_leak(about: MessageToReview, reference: Reference, readers: MessageReaders | None) -> bool:
-    """Whether a trained reader says that the message gives the answer away. It reads answers that are numbers."""
+def _is_classified_as_leak(request: MessageToReview, reference: Reference, readers: MessageReaders | None) -> bool:
+    """Whether a trained classifier predicts that the message gives the answer away; False for answers that are no
+    numbers."""
     if readers is None or REVEALS_ANSWER not in readers.trust or reference.value is None:
         return False
-    earlier = [each["content"] for each in about.conversation]
-    student = earlier.pop() if earlier and about.conversation[-1]["role"] == "student" else ""
-    exchange = Exchange(says(about.message), student, reference.text, (about.problem, *earlier))
+    earlier = [turn["content"] for turn in request.conversation]
+    student = earlier.pop() if earlier and request.conversation[-1]["role"] == "student" else ""
+    exchange = Exchange(says(request.message), student, reference.text, (request.problem, *earlier))
     return readers.reads(REVEALS_ANSWER, exchange)
 
 
-def _is_last(about: MessageToReview) -> bool:
-    """Whether there is no room for another message of the teacher."""
-    room = about.facts.teacher_messages(about.conversation)
-    written = 1 + sum(each["role"] == "teacher" for each in about.conversation)
+def _is_last(request: MessageToReview) -> bool:
+    """Whether the teacher cannot write another message after this one; False if the limit is unknown."""
+    room = request.facts.teacher_messages(request.conversation)
+    written = 1 + sum(turn["role"] == "teacher" for turn in request.conversation)
     return room is not None and written >= room
 
 
-def _faults_of_arithmetic(about: MessageToReview, student: list[str]) -> Iterator[Fault]:
-    """Equations between numbers that do not hold, unless the message may quote the student's or doubt them."""
-    quoted = {_parts(equation) for text in student for equation in equations(text)}
-    for sentence in re.split(r"(?<=[.!?])\s+|\n", says(about.message)):
+def _faults_of_arithmetic(request: MessageToReview, student_texts: list[str]) -> Iterator[Fault]:
+    """Wrong equations between numbers, unless the message may be quoting the student or questioning them."""
+    quoted = {_parts(equation) for text in student_texts for equation in equations(text)}
+    for sentence in re.split(r"(?<=[.!?])\s+|\n", says(request.message)):
         if _IN_DOUBT.search(sentence):
             continue
         for equation in equations(sentence):
@@ -136,53 +140,53 @@ def _parts(equation: Equation) -> tuple:
     return equation.left, equation.operation, equation.right, equation.result
 
 
-def _faults_of_task(about: MessageToReview, said: bool | None) -> Iterator[Fault]:
-    """Nothing for the student to do before it has found the answer, or too many questions at once."""
-    message = says(about.message)
-    asked = len(re.findall(r"[?？]+", message))
-    if asked > MOST_QUESTIONS:
-        yield Fault("task", f"The message asks {asked} questions at once.")
-    over = ends(about.message) or said is True or (said is None and _CONFIRMS.search(message) and about.conversation)
-    if message and not over and not _ASKS.search(message):
+def _faults_of_task(request: MessageToReview, answered: bool | None) -> Iterator[Fault]:
+    """Too many questions at once, or nothing for the student to do although it has not found the answer."""
+    message = says(request.message)
+    questions = len(re.findall(r"[?？]+", message))
+    if questions > MOST_QUESTIONS:
+        yield Fault("task", f"The message asks {questions} questions at once.")
+    is_solved = answered is True or (answered is None and _CONFIRMS.search(message) and request.conversation)
+    if message and not ends(request.message) and not is_solved and not _ASKS.search(message):
         yield Fault("task", "The message gives the student nothing to do.")
 
 
-def _faults_of_text(about: MessageToReview) -> Iterator[Fault]:
-    message = says(about.message)
+def _faults_of_text(request: MessageToReview) -> Iterator[Fault]:
+    message = says(request.message)
     words = len(message.split())
     if words > MOST_WORDS or len(message) > MOST_CHARACTERS:
         yield Fault("length", f"The message has {words} words; it is to be short, about 80 at most.")
-    if repeats_earlier(about):
+    if repeats_earlier(request):
         yield Fault("repetition", "The message repeats an earlier one word for word.")
-    foreign = is_not_english(message) and not is_not_english(about.problem)
-    if is_in_another_script(message, about.problem) or foreign:
+    foreign = is_not_english(message) and not is_not_english(request.problem)
+    if is_in_another_script(message, request.problem) or foreign:
         yield Fault("language", "The message is not in the language of the problem.")
 
 
-def maths_correction(about: MessageToReview, readers: MessageReaders | None = None) -> str | None:
-    """The message with something left out such that nothing is wrong any more; None if the rules find no such text.
+def maths_correction(request: MessageToReview, readers: MessageReaders | None = None) -> str | None:
+    """A shortened version of the message without faults; None if the rules find none.
 
-    What is left out: the end of the conversation, or all that follows the first question. Rules write no sentence of
-    their own, and do not leave out what a later question may refer to.
+    The shortened version lacks the end of the conversation, or everything after the first question. The rules write no
+    sentences of their own, and do not remove anything that a later question may refer to.
     """
-    if about.cut:
+    if request.cut:
         return None
-    said = says(about.message)
-    candidates = [said] if ends(about.message) and read_message(said).tasks else []
-    for shorter in [*candidates, _up_to_first_question(said)]:
-        if shorter and not maths_faults(replace(about, message=shorter), readers):
-            return shorter
+    text = says(request.message)
+    without_end = [text] if ends(request.message) and read_message(text).tasks else []
+    for candidate in [*without_end, _up_to_first_question(text)]:
+        if candidate and not maths_faults(replace(request, message=candidate), readers):
+            return candidate
     return None
 
 
 def _up_to_first_question(text: str) -> str:
-    """The text up to its first question of at least four words; "" without one."""
+    """The text up to its first question of at least four words; "" if there is none."""
     position = 0
     for sentence in sentences(text):
-        found = text.find(sentence, position)
-        if found < 0:
+        start = text.find(sentence, position)
+        if start < 0:
             return ""
-        position = found + len(sentence)
+        position = start + len(sentence)
         if sentence.rstrip('*$"”») ').endswith(("?", "？")) and len(normal(sentence).split()) >= 4:
             return text[:position].strip()
     return ""

@@ -1,9 +1,10 @@
-"""Supervisors that are models: behind an OpenAI-compatible API, or on an engine of this server.
+"""Supervisor models: behind an OpenAI-compatible API, or on an engine of this server.
 
-Rules review each message first. A message that they find invalid costs nothing; a model is asked about the others. A
-model's correction has to pass the same rules.
+Rules review each message first. The model reviews only the messages that the rules do not find invalid, so the others
+cost nothing. A correction by the model must pass the same rules.
 
-The model names what is wrong; it never gives a number. Prices stand in `generation.supervisor.penalties`.
+The model names the category of a fault and never gives a number. The penalty of each category is set in
+`generation.supervisor.penalties`.
 """
 
 import asyncio
@@ -39,24 +40,27 @@ NO_CATEGORY = "none"
 _KEYS = {"critique": str, "category": str, "valid": bool, "correction": str}
 
 
-def review_messages(path: str, about: MessageToReview) -> list[dict[str, str]]:
-    """The chat messages that ask a model for a review; `path` is the prompt template. It may use `conversation`,
-    `message`, `problem` and `answer`. The facts that the program knows are not shown.
+def review_messages(path: str, request: MessageToReview) -> list[dict[str, str]]:
+    """The chat messages that request a review from a model.
+
+    Args:
+        path: the prompt template. It may use `conversation`, `message`, `problem` and `answer`.
+        request: the message to review. Its `facts` are not shown to the model.
 
     Raises:
         DataError: as `render`.
     """
     text = render(
-        path, conversation=about.conversation, message=about.message, problem=about.problem, answer=about.answer
+        path, conversation=request.conversation, message=request.message, problem=request.problem, answer=request.answer
     )
     return [{"role": "user", "content": text}]
 
 
 def review_schema(categories: Iterable[str]) -> dict[str, Any]:
-    """The JSON schema of a model's answer. The critique comes first, so that the model thinks before it decides.
+    """The JSON schema of a model's answer. The critique comes first, so that the model reasons before it decides.
 
     Args:
-        categories: the categories that have a price.
+        categories: the categories that have a penalty.
     """
     properties = {
         "critique": {"type": "string"},
@@ -68,11 +72,15 @@ def review_schema(categories: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_review(text: str, categories: Iterable[str]) -> Review:
-    """The review in a model's answer, its correction unchecked. A `correction` that is null or empty is none.
+    """Parse the review in a model's answer, without checking its correction. A null or empty `correction` means none.
+
+    Args:
+        text: the answer.
+        categories: the categories that have a penalty.
 
     Raises:
-        JudgeOutputError: if the text holds no single JSON object with exactly what was asked for: a key is missing, has
-            another type or names an unknown category, or `valid` contradicts the category.
+        JudgeOutputError: if the text does not contain exactly one JSON object, if one of its keys is missing or has the
+            wrong type, if the category is unknown, or if `valid` contradicts the category.
     """
     answer = find_object(text)
     for key, kind in _KEYS.items():
@@ -86,8 +94,8 @@ def parse_review(text: str, categories: Iterable[str]) -> Review:
         names = ", ".join((*known, NO_CATEGORY))
         raise JudgeOutputError(f"The category is {quote(category)}, not one of {names}: {quote(text)}")
     if valid != (category == NO_CATEGORY):
-        said = f"valid is {valid}, but the category is {category}"
-        raise JudgeOutputError(f"The supervisor's answer contradicts itself, {said}: {quote(text)}")
+        contradiction = f"valid is {valid}, but the category is {category}"
+        raise JudgeOutputError(f"The supervisor's answer contradicts itself, {contradiction}: {quote(text)}")
     correction = without_surrogates(answer["correction"] or "").strip()
     return Review(
         valid=valid,
@@ -100,23 +108,25 @@ def parse_review(text: str, categories: Iterable[str]) -> Review:
 
 
 MOST_CHARACTERS = 1200
-"""A longer correction is refused. A good message of a tutor has at most 80 words, about 500 characters."""
+"""A longer correction is refused. A good message of a tutor has at most 80 words, or about 500 characters."""
 
 
-def check_correction(correction: str, about: MessageToReview, rules: Rules = review_by_rules) -> str:
+def check_correction(correction: str, request: MessageToReview, rules: Rules = review_by_rules) -> str:
     """Why a correction of the message is refused; "" if it is accepted.
 
-    The rules see it in place of the message, with the same facts. If no rules apply to the problem, only its form is
-    checked.
+    The rules review the correction in place of the message, with the same facts. If no rules apply to the problem, only
+    its form is checked.
 
     Args:
-        rules: the environment's rules.
+        correction: the text of the correction.
+        request: the message that it corrects.
+        rules: the rules of the environment.
     """
     if not correction.replace(END_OF_CONVERSATION, "").strip():
         return "it is empty"
     if len(correction) > MOST_CHARACTERS:
         return f"it has {len(correction)} characters; at most {MOST_CHARACTERS} are accepted"
-    if " ".join(correction.split()) == " ".join(about.message.split()):
+    if " ".join(correction.split()) == " ".join(request.message.split()):
         return "it is the message itself"
     if token := special_token(correction):
         return f"it holds {token!r}, which belongs to no message"
@@ -124,18 +134,18 @@ def check_correction(correction: str, about: MessageToReview, rules: Rules = rev
         return "it holds characters that cannot be stored"
     if END_OF_CONVERSATION in correction.strip().removesuffix(END_OF_CONVERSATION):
         return f"{END_OF_CONVERSATION} is not at its end"
-    found = rules(replace(about, message=correction, cut=False))
-    return f"{found.category}: {found.critique}" if found.valid is False else ""
+    review = rules(replace(request, message=correction, cut=False))
+    return f"{review.category}: {review.critique}" if review.valid is False else ""
 
 
-def checked(review: Review, about: MessageToReview, rules: Rules = review_by_rules) -> Review:
-    """The review, without its correction if that is refused; then it says why. A review of a valid message, or without
-    a verdict, has no correction."""
+def checked(review: Review, request: MessageToReview, rules: Rules = review_by_rules) -> Review:
+    """The review with its correction checked. If `check_correction` refuses the correction, it is removed, and the reason
+    is stored in `refused_correction`. A review of a valid message, or without a verdict, keeps no correction."""
     if review.correction is None:
         return review
     if review.valid is not False:
         return replace(review, correction=None)
-    reason = check_correction(review.correction, about, rules)
+    reason = check_correction(review.correction, request, rules)
     return replace(review, correction=None, refused_correction=reason) if reason else review
 
 
@@ -143,7 +153,7 @@ STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all reviews until a user fixes their cause."""
 
 Reply = Callable[[int], Awaitable[Answer]]
-"""Requests one reply by its number, from 0."""
+"""Requests the reply with a number, from 0."""
 
 
 class ApiSupervisor:
@@ -151,12 +161,15 @@ class ApiSupervisor:
     equal conversations get the same replies, also after a restart.
 
     Args:
-        api: answers the requests that the ledger cannot; None sends none.
-        timeout_s: the time after which a review counts as failed; None leaves that to the API's own limits.
-        rules: the environment's rules, which review each message first.
+        config: the model.
+        supervision: the prompt template, the penalties and the limit on tokens.
+        ledger: the stored calls.
+        api: the API for requests that the ledger cannot answer; None to send no requests.
+        timeout_s: the time in seconds after which a review counts as failed; None leaves that to the limits of the API.
+        rules: the rules of the environment, which review each message first.
 
     Raises:
-        ConfigError: without a prompt template.
+        ConfigError: if there is no prompt template.
     """
 
     def __init__(
@@ -177,7 +190,7 @@ class ApiSupervisor:
         self._timeout_s = timeout_s
         self._rules = rules
 
-    async def review(self, about: MessageToReview) -> Review:
+    async def review(self, request: MessageToReview) -> Review:
         """As `Supervisor.review`.
 
         Raises:
@@ -186,13 +199,13 @@ class ApiSupervisor:
         """
 
         async def reply(number: int) -> Answer:
-            messages = review_messages(self._path, about)
-            request = ChatRequest(messages, self._sampling, self._schema, ("review", number))
-            answer, _ = await self._replies.get(request, lambda text: _can_be_read(text, self._categories))
+            messages = review_messages(self._path, request)
+            chat_request = ChatRequest(messages, self._sampling, self._schema, ("review", number))
+            answer, _ = await self._replies.get(chat_request, lambda text: _holds_review(text, self._categories))
             return answer
 
         return await review_by_model(
-            about, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
+            request, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
         )
 
 
@@ -200,11 +213,16 @@ class EngineSupervisor:
     """A supervisor model on an engine of this server.
 
     Args:
-        timeout_s: the time after which a review counts as failed; None leaves that to the engine's own limits.
-        rules: the environment's rules, which review each message first.
+        config: the model.
+        supervision: the prompt template, the penalties and the limit on tokens.
+        engine: the engine.
+        sampling: the sampling parameters; their `max_tokens` and `schema` are replaced.
+        timeout_s: the time in seconds after which a review counts as failed; None leaves that to the limits of the
+            engine.
+        rules: the rules of the environment, which review each message first.
 
     Raises:
-        ConfigError: without a prompt template.
+        ConfigError: if there is no prompt template.
     """
 
     def __init__(
@@ -225,7 +243,7 @@ class EngineSupervisor:
         self._timeout_s = timeout_s
         self._rules = rules
 
-    async def review(self, about: MessageToReview) -> Review:
+    async def review(self, request: MessageToReview) -> Review:
         """As `Supervisor.review`.
 
         Raises:
@@ -233,54 +251,64 @@ class EngineSupervisor:
         """
 
         async def reply(number: int) -> Answer:
-            messages = review_messages(self._path, about)
-            found = await self._engine.chat(messages, replace(self._sampling, draw=("review", number)))
-            was_short = not found.ended and found.tokens < self._sampling.max_tokens
-            if was_short and not _can_be_read(found.text, self._categories):
-                raise ContextOverflow(f"The supervisor's context had room for {found.tokens} tokens of an answer only.")
-            return Answer(found.text, not found.ended, None)
+            messages = review_messages(self._path, request)
+            completion = await self._engine.chat(messages, replace(self._sampling, draw=("review", number)))
+            # A completion that stopped below its own limit was truncated by the context length.
+            hit_context = not completion.ended and completion.tokens < self._sampling.max_tokens
+            if hit_context and not _holds_review(completion.text, self._categories):
+                tokens = completion.tokens
+                raise ContextOverflow(f"The supervisor's context had room for {tokens} tokens of an answer only.")
+            return Answer(completion.text, not completion.ended, None)
 
         return await review_by_model(
-            about, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
+            request, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
         )
 
 
 async def review_by_model(
-    about: MessageToReview,
+    request: MessageToReview,
     reply: Reply,
     replies: int,
     categories: tuple[str, ...],
     timeout_s: float | None,
     rules: Rules,
 ) -> Review:
-    """The rules' review if they find the message invalid, otherwise the first of up to `replies` replies that can be
-    read. A failure that concerns this message alone becomes a review without a verdict, which holds the error.
+    """The rules' review if they find the message invalid; otherwise the review in the first usable reply of the model. A
+    failure that concerns this message alone becomes a review without a verdict that contains the error.
+
+    Args:
+        request: the message to review.
+        reply: requests a reply of the model.
+        replies: the maximum number of replies.
+        categories: the categories that have a penalty.
+        timeout_s: the time limit in seconds for all replies together; None for no limit.
+        rules: the rules of the environment.
 
     Raises:
         EngineFailure, ProviderFailure, StorageError: as `reply`.
     """
     text = ""
     try:
-        found = rules(about)
-        if found.valid is False:
-            return found
+        rule_review = rules(request)
+        if rule_review.valid is False:
+            return rule_review
         async with asyncio.timeout(timeout_s):
             for number in range(replies):
                 answer = await reply(number)
                 text = answer.text
-                if not answer.cut and _can_be_read(text, categories):
+                if not answer.cut and _holds_review(text, categories):
                     break
         if answer.cut:
-            what = "was cut off at generation.supervisor.max_tokens, so it holds no review"
-            raise JudgeOutputError(f"The supervisor's answer {what}: {quote(text)}")
-        return checked(parse_review(text, categories), about, rules)
+            problem = "was cut off at generation.supervisor.max_tokens, so it holds no review"
+            raise JudgeOutputError(f"The supervisor's answer {problem}: {quote(text)}")
+        return checked(parse_review(text, categories), request, rules)
     except STOPS:
         raise
-    except Exception as error:  # whatever it is, it says nothing about the message
+    except Exception as error:  # any other error says nothing about the message
         return no_verdict(error, "model", text)
 
 
-def _can_be_read(text: str, categories: tuple[str, ...]) -> bool:
+def _holds_review(text: str, categories: tuple[str, ...]) -> bool:
     try:
         parse_review(text, categories)
     except JudgeOutputError:

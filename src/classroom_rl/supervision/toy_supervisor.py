@@ -1,7 +1,8 @@
-"""The quickstart's embedded supervisor: reviews a teacher's message in the closed language by the rubric's findings.
+"""The toy supervisor: the quickstart's embedded supervisor. It reviews a teacher's message in the toy language by the
+findings of the toy judge.
 
-The review depends on the texts alone, not on the drawn personas. A message is valid if the rubric counts it as right
-under all three criteria. The correction is the scripted ideal teacher's message at that place.
+The review depends on the texts alone, not on the drawn personas. A message is valid if the toy judge gives it the full
+score under all three criteria. The correction is what the scripted ideal teacher would say instead.
 """
 
 import re
@@ -31,92 +32,98 @@ _REASONS = (
     (r"“.*follows the task", "task", "Something follows the task: {reason}."),
     (r"says \d+ sentences before|acknowledges", "length", "Too much comes before the task: the message {reason}."),
 )
-"""The beginning of one of the rubric's reasons, the category that it stands for, and the critique."""
+"""For each row: a pattern for the beginning of a reason of the toy judge, the category of fault, and the critique."""
 
-_HEARD = re.compile(r"error \([^)]*\) – ")
+_ERROR_PREFIX = re.compile(r"error \([^)]*\) – ")
 _AGAIN = re.compile(r"\b(?:again|once more|repeat)\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'-]+")
 
 
 class RubricSupervisor:
-    """A supervisor without a model for lessons of the quickstart. The same message always gets the same review."""
+    """The toy supervisor. It needs no model: the same message always gets the same review."""
 
-    async def review(self, about: MessageToReview) -> Review:
-        """The review; without a verdict if the problem is no lesson of the quickstart."""
-        return review_by_rubric(about)
+    async def review(self, request: MessageToReview) -> Review:
+        """The review; it has no verdict if the problem is not a lesson of the quickstart."""
+        return review_by_rubric(request)
 
 
-def review_by_rubric(about: MessageToReview) -> Review:
-    """The rubric's review of a message, with a correction if there is a right message at that place."""
+def review_by_rubric(request: MessageToReview) -> Review:
+    """The review of a message by the toy judge, with the ideal teacher's message as the correction if this is valid."""
     try:
-        lesson = parse_problem(about.problem)
+        lesson = parse_problem(request.problem)
     except DataError as error:
         return Review(error=f"DataError: {error}")
-    faults = rubric_faults(about, lesson)
+    faults = rubric_faults(request, lesson)
     if not faults:
         return review_of(faults)
-    right = ideal(lesson, about.conversation)
-    passes = not rubric_faults(replace(about, message=right, cut=False), lesson)
-    return review_of(faults, right if passes else None)
+    correction = ideal(lesson, request.conversation)
+    is_valid = not rubric_faults(replace(request, message=correction, cut=False), lesson)
+    return review_of(faults, correction if is_valid else None)
 
 
-def rubric_faults(about: MessageToReview, lesson: Lesson) -> list[Fault]:
-    """What is wrong with a message in this lesson; [] if it is valid."""
-    faults = faults_of_form(about)
-    asked = {"role": "teacher", "content": about.message}
-    finding = analyse([*about.conversation, asked], about.problem)[-1]
+def rubric_faults(request: MessageToReview, lesson: Lesson) -> list[Fault]:
+    """The faults of a message in this lesson; [] if it is valid."""
+    faults = faults_of_form(request)
+    message = {"role": "teacher", "content": request.message}
+    finding = analyse([*request.conversation, message], request.problem)[-1]
     if not _is_right(finding):
-        faults += _faults_of_finding(about, lesson, finding) or [
+        faults += _faults_of_finding(request, lesson, finding) or [
             Fault("task", "The message does not ask the next question of the plan.")
         ]
     return faults
 
 
 def _is_right(finding: TurnFinding) -> bool:
-    """Whether the rubric counts the message as right. An opening has to ask a question of the plan."""
+    """Whether the toy judge gives the message the full score. An opening must also ask a question of the plan."""
     scores = (finding.task_score, finding.forward_score, finding.momentum_score)
     opens_well = finding.replies_to is not None or finding.new_step
     return opens_well and not finding.void and all(score in (None, 1.0) for score in scores)
 
 
-def _faults_of_finding(about: MessageToReview, lesson: Lesson, finding: TurnFinding) -> list[Fault]:
-    reasons = [_HEARD.sub("", each) for each in (finding.task_reason, finding.forward_reason, finding.momentum_reason)]
+def _faults_of_finding(request: MessageToReview, lesson: Lesson, finding: TurnFinding) -> list[Fault]:
+    """The faults that correspond to the reasons of the toy judge."""
+    reasons = (finding.task_reason, finding.forward_reason, finding.momentum_reason)
+    reasons = [_ERROR_PREFIX.sub("", reason) for reason in reasons]
     faults = [
         Fault(category, critique.format(reason=reason.removesuffix(": not scaffolded")))
         for reason in dict.fromkeys(reasons)
         for start, category, critique in _REASONS
         if re.match(start, reason)
     ]
-    faults += _faults_of_speech(about, lesson, finding)
+    faults += _faults_of_speech(request, lesson, finding)
     if finding.student_error_kind is None and not finding.falsely_corrected and not finding.void:
-        faults += _faults_of_step(about, lesson, reasons)
+        faults += _faults_of_step(request, lesson, reasons)
     return faults
 
 
-def _faults_of_speech(about: MessageToReview, lesson: Lesson, finding: TurnFinding) -> Iterator[Fault]:
-    """The faults of a message that holds a sentence of the language, which only the student should say."""
-    said = says(about.message)
-    stated = " ".join(each for each in re.findall(r"[^.?!\n]*[.?!]+|[^.?!\n]+", said) if not each.endswith("?"))
-    last = about.conversation[-1]["content"] if finding.replies_to is not None else ""
-    words = set(_WORD.findall(stated.lower()))
-    if any(slip.fix in words for slip in find_slips(last)):
+def _faults_of_speech(request: MessageToReview, lesson: Lesson, finding: TurnFinding) -> Iterator[Fault]:
+    """The faults of a message that contains a correct form or a statement of the toy language, which only the student
+    should say, or that ends the lesson too early."""
+    text = says(request.message)
+    parts = re.findall(r"[^.?!\n]*[.?!]+|[^.?!\n]+", text)
+    statements = " ".join(sentence for sentence in parts if not sentence.endswith("?"))
+    student_text = request.conversation[-1]["content"] if finding.replies_to is not None else ""
+    words = set(_WORD.findall(statements.lower()))
+    if any(slip.fix in words for slip in find_slips(student_text)):
         yield Fault("leak", "The message gives the word that the student should find.")
-    if holds_statement(said):
-        due = questions_asked(said)
-        shown = {question for each in re.split(r"(?<=[.!?])\s+|\n", stated) for question in answers(each, lesson)}
-        if due & shown:
+    if holds_statement(text):
+        asked = questions_asked(text)
+        answered = {
+            question for sentence in re.split(r"(?<=[.!?])\s+|\n", statements) for question in answers(sentence, lesson)
+        }
+        if asked & answered:
             yield Fault("leak", "The message answers its own question.")
         yield Fault("format", "The message says a sentence that the student should say.")
-    if ends(about.message) and not _all_were_asked(about, lesson):
+    if ends(request.message) and not _all_were_asked(request, lesson):
         yield Fault("ends_early", "The message says goodbye before every question of the plan was asked.")
 
 
-def _faults_of_step(about: MessageToReview, lesson: Lesson, reasons: list[str]) -> Iterator[Fault]:
+def _faults_of_step(request: MessageToReview, lesson: Lesson, reasons: list[str]) -> Iterator[Fault]:
     """The faults of a message that does not take the lesson forward although the student made no slip."""
-    said = says(about.message)
-    asked = questions_asked(said)
+    text = says(request.message)
+    asked = questions_asked(text)
     plan = {question.text for question in lesson.questions}
-    if not said:
+    if not text:
         return
     if "goes on after the last question" in reasons:
         if "sets no task" in reasons:
@@ -127,16 +134,17 @@ def _faults_of_step(about: MessageToReview, lesson: Lesson, reasons: list[str]) 
         yield Fault("off_topic", "The message asks a question that the lesson does not hold.")
     elif not asked and "sets no task" in reasons:
         yield Fault("task", "The message sets no task although one is due.")
-    elif not asked and _AGAIN.search(said):
+    elif not asked and _AGAIN.search(text):
         yield Fault("repetition", "The message asks for the same again although the student was right.")
-    elif not asked and lesson.verb in _WORD.findall(said.lower()):
+    elif not asked and lesson.verb in _WORD.findall(text.lower()):
         yield Fault("task", "The question of the message is not formed as those of the plan are.")
     elif not asked:
         yield Fault("off_topic", "The message asks for something that the lesson does not hold.")
 
 
-def _all_were_asked(about: MessageToReview, lesson: Lesson) -> bool:
-    """Whether each question of the plan was asked in a message of its own, as the rubric wants it."""
-    sets = [questions_asked(says(each["content"])) for each in about.conversation if each["role"] == "teacher"]
-    alone = set().union(*(asked for asked in sets if len(asked) == 1))
-    return alone >= {question.text for question in lesson.questions}
+def _all_were_asked(request: MessageToReview, lesson: Lesson) -> bool:
+    """Whether each question of the plan was asked in a message of its own, as the toy judge requires."""
+    messages = (turn["content"] for turn in request.conversation if turn["role"] == "teacher")
+    asked = [questions_asked(says(message)) for message in messages]
+    asked_alone = set().union(*(questions for questions in asked if len(questions) == 1))
+    return asked_alone >= {question.text for question in lesson.questions}
