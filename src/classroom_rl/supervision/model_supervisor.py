@@ -139,7 +139,7 @@ def check_correction(correction: str, request: MessageToReview, rules: Rules = r
 
 
 def checked(review: Review, request: MessageToReview, rules: Rules = review_by_rules) -> Review:
-    """The review with its correction checked. If `check_correction` refuses the correction, it is removed, and the reason
+    """The review with its correction checked. A refused correction (see `check_correction`) is removed, and the reason
     is stored in `refused_correction`. A review of a valid message, or without a verdict, keeps no correction."""
     if review.correction is None:
         return review
@@ -273,8 +273,8 @@ async def review_by_model(
     timeout_s: float | None,
     rules: Rules,
 ) -> Review:
-    """The rules' review if they find the message invalid; otherwise the review in the first usable reply of the model. A
-    failure that concerns this message alone becomes a review without a verdict that contains the error.
+    """The rules' review if they find the message invalid; otherwise the review in the first usable reply of the model.
+    A failure that concerns this message alone becomes a review without a verdict that contains the error.
 
     Args:
         request: the message to review.

@@ -1,5 +1,5 @@
-"""The toy supervisor: the quickstart's embedded supervisor. It reviews a teacher's message in the toy language by the
-findings of the toy judge.
+"""The toy supervisor: the quickstart's embedded supervisor. It reviews a teacher's message in the toy language, based
+on the findings of the toy judge.
 
 The review depends on the texts alone, not on the drawn personas. A message is valid if the toy judge gives it the full
 score under all three criteria. The correction is what the scripted ideal teacher would say instead.
