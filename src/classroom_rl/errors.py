@@ -1,11 +1,12 @@
-"""The errors that a user can meet. Each message says what was given, the rule, and the fix.
+"""The errors that a user may see. Each message says what was given, what is allowed, and how to fix it.
 
-Programs print the message alone and end with status 2; the server answers with `status` and the message.
+Programs print only the message and end with exit status 2; the server answers with the HTTP status `status` and the
+message.
 """
 
 
 class ClassroomError(Exception):
-    """Base of all errors that are answered with a message instead of a traceback."""
+    """Base of all errors that are shown as a message instead of a traceback. `status` is the HTTP status."""
 
     status = 500
 
@@ -23,7 +24,7 @@ class DataError(ClassroomError):
 
 
 class ContextOverflow(DataError):
-    """What was said in one conversation leaves no room in a model's context. Only that conversation ends."""
+    """A conversation leaves no room in a model's context. Only that conversation ends."""
 
 
 class UnsafeCheckpoint(ClassroomError):
@@ -43,31 +44,31 @@ class AccessDenied(ClassroomError):
 
 
 class ForeignRequest(ClassroomError):
-    """A request to a server without a token that another site's page may have sent."""
+    """A request to a server without a token that may come from another site's web page."""
 
     status = 403
 
 
 class RequestTooLarge(ClassroomError):
-    """A request that is larger than the server takes."""
+    """A request that is larger than the server accepts."""
 
     status = 413
 
 
 class PolicyMismatch(ClassroomError):
-    """A batch was asked for under another policy version than the one loaded."""
+    """A batch was requested for another policy version than the loaded one."""
 
     status = 409
 
 
 class RequestConflict(ClassroomError):
-    """A request id was used again with another body."""
+    """A request id was reused with a different body."""
 
     status = 409
 
 
 class DeadlineExceeded(ClassroomError):
-    """Something that was awaited did not come. The message names what, for how long, and where the log is."""
+    """Something did not happen in time. The message says what was waited for, how long, and where the log is."""
 
     status = 504
 
@@ -79,11 +80,11 @@ class EngineFailure(ClassroomError):
 
 
 class RolloutsStopped(ClassroomError):
-    """Rollouts that could not go on: a function of the user raised an error, or the engine died.
+    """Rollouts that could not continue: a user's function raised an error, or the engine died.
 
     Attributes:
-        rollout_id, step: the rollout that was stopped first, and the number of the step that it was at.
-        done: the `RolloutSet` of all rollouts, as far as they came; None until it is known.
+        rollout_id, step: the rollout that stopped first, and the number of the step at which it stopped.
+        done: the `RolloutSet` of all rollouts up to where each of them stopped; None until it is known.
     """
 
     def __init__(self, message: str, rollout_id: str, step: int):
@@ -99,14 +100,14 @@ class StorageError(ClassroomError):
 
 
 class GpuFull(ClassroomError):
-    """An engine that slept finds no room on its GPU."""
+    """A sleeping engine cannot wake up, because its GPU has no free memory for it."""
 
     status = 423
 
 
 class JudgeOutputError(ClassroomError):
-    """A judge's answer that holds no verdict. The message quotes it; `answer` is all of it, unless the receiver of the
-    error has it anyway."""
+    """A judge's answer without a verdict. The message quotes it; `answer` is the full text, or empty where the caller
+    has it already."""
 
     def __init__(self, message: str, answer: str = ""):
         super().__init__(message)
@@ -118,7 +119,7 @@ class TooManyFailedJudgements(ClassroomError):
 
 
 class RequestRefused(ClassroomError):
-    """A provider refused this one request and would refuse it again; others may fare better."""
+    """A provider refused this one request and would refuse it again; other requests may succeed."""
 
     status = 502
 
@@ -128,18 +129,18 @@ class RequestTooLong(RequestRefused):
 
 
 class ContentRefused(RequestRefused):
-    """What a request is about will not be read: a provider's filter, a model's refusal, or a judge whose context this
-    tutor's words fill."""
+    """The content of a request is refused: by a provider's filter, by the model itself, or because a tutor's text fills
+    the judge's context."""
 
 
 class ProviderFailure(ClassroomError):
-    """A provider turns every request away, or has not answered until the deadline. The run stops; nothing that it
-    would have answered counts as failed."""
+    """A provider refuses every request, or did not answer before the deadline. The run stops; its unanswered requests
+    do not count as failed."""
 
     status = 424
 
 
 class SpendingCapReached(ProviderFailure):
-    """The next request could pass the configured spending cap."""
+    """The next request could exceed the configured spending cap."""
 
     status = 402

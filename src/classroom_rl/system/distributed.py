@@ -15,11 +15,11 @@ _STORE_TIMEOUT = timedelta(seconds=10)
 
 
 def communication_backend() -> Optional[str]:
-    """The torch.distributed backend of processes that accelerate launched; None, the default, for a single one.
+    """The torch.distributed backend for processes that accelerate launched; None, the default, for a single process.
 
-    On GPUs it is NCCL for tensors there, and gloo for what is on the CPU: Python objects and barriers. accelerate's
-    default under DeepSpeed is NCCL alone, which sends objects with kernels, so that a process waiting for another one's
-    conversations keeps a GPU busy that an engine may need for them.
+    On GPUs: NCCL for GPU tensors, and gloo for everything on the CPU (Python objects and barriers). accelerate's
+    default under DeepSpeed is NCCL alone, which sends Python objects with GPU kernels. A process that waits for another
+    one's conversations would then keep a GPU busy that an engine may need to sample them.
     """
     from accelerate.utils import parse_flag_from_env
 
@@ -32,8 +32,8 @@ def communication_backend() -> Optional[str]:
 def keep_deepspeed_from_compiling() -> None:
     """Make DeepSpeed use gloo on CPUs.
 
-    Otherwise it compiles its own shared-memory collective when it starts, which takes a minute and a C++ compiler that
-    a laptop may not have. It uses gloo if it is told that none of its kernels can be built.
+    By default it compiles its own shared-memory collective at startup, which takes a minute and needs a C++ compiler
+    that a laptop may not have. If none of its kernels counts as buildable, it uses gloo.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed guesses it and logs a warning
@@ -43,18 +43,18 @@ def keep_deepspeed_from_compiling() -> None:
 
 
 def uses_fsdp(environment: Mapping[str, str]) -> bool:
-    """Whether `accelerate launch` was configured for FSDP, going by the environment of the processes it started."""
+    """Whether `accelerate launch` was configured for FSDP, according to the environment variables that it sets."""
     return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
-    """Refuse settings of accelerate's FSDP with which a training would not be what it is without.
+    """Refuse FSDP settings of accelerate under which the training would give other results than without FSDP.
 
     Args:
-        has_reference: whether a reference model is loaded beside the one that is trained.
+        has_reference: whether a reference model is loaded in addition to the trained one.
 
     Raises:
-        ConfigError: naming the setting, and its value that works.
+        ConfigError: names the setting and a value that works.
     """
     if not uses_fsdp(environment):
         return
@@ -75,41 +75,44 @@ def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
 
 
 def let_fsdp_run_on_cpus() -> None:
-    """Have accelerate use its FSDP settings in processes on CPUs, too. It drops them there without a word, and would
-    train with DDP; torch itself runs FSDP2 over gloo. Call it before the first `Accelerator` is made."""
+    """Make accelerate apply its FSDP settings on CPUs, too. Call it before the first `Accelerator` is created.
+
+    accelerate silently ignores them on CPUs and would train with DDP, although torch itself can run FSDP2 over gloo.
+    """
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
 
     if torch.cuda.is_available() or not uses_fsdp(os.environ):
         return
-    make = AcceleratorState.__init__
+    original_init = AcceleratorState.__init__
 
-    @wraps(make)
-    def make_with_fsdp(self: AcceleratorState, *arguments: Any, fsdp_plugin: Any = None, **named: Any) -> None:
-        make(self, *arguments, fsdp_plugin=fsdp_plugin, **named)
+    @wraps(original_init)
+    def init_with_fsdp(self: AcceleratorState, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        original_init(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
         if fsdp_plugin is not None and self.distributed_type is DistributedType.MULTI_CPU:
             if self.mixed_precision != "no":
                 fsdp_plugin.set_mixed_precision(self.mixed_precision)
             self.fsdp_plugin = fsdp_plugin
-        if getattr(self, "fsdp_plugin", None) is not None:  # the state is one for all its instances, and made anew
+        # Each __init__ resets `distributed_type` in the state that all instances share, also a call without plugin.
+        if getattr(self, "fsdp_plugin", None) is not None:
             self.distributed_type = DistributedType.FSDP
 
-    AcceleratorState.__init__ = make_with_fsdp
+    AcceleratorState.__init__ = init_with_fsdp
 
 
 def is_first_to_say(message: str) -> bool:
-    """Whether this process is the first of the training, on this machine, to ask about this message.
+    """Whether this process is the first one of the training on this machine that calls this with this message.
 
-    So an error that ends all processes is shown once, and an error in a single process is shown whichever process it
-    is. The answer comes from the launcher's TCP store, since the process group may not exist yet, or no longer.
+    So an error that ends all processes is shown once, and an error in a single process is always shown. The processes
+    coordinate through the launcher's TCP store, because the process group may not exist yet, or not any more.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
     from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
-    said = f"{os.environ['GROUP_RANK']}/{hashlib.sha256(message.encode()).hexdigest()}"
+    key = f"{os.environ['GROUP_RANK']}/{hashlib.sha256(message.encode()).hexdigest()}"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT).add(said, 1) == 1
+        return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT).add(key, 1) == 1
     except (DistNetworkError, DistStoreError):
         return True  # the store is gone: better to show the error twice than never

@@ -1,4 +1,4 @@
-"""Measures memory in use on a GPU or on the host, and its peak over time from two samples a second."""
+"""Measures the memory in use on a GPU or on the host, and its peak over time (two samples per second)."""
 
 import os
 import subprocess
@@ -39,41 +39,42 @@ class MemoryWatch:
         self._thread.join()
 
     def peak(self, first: float = float("-inf"), last: float = float("inf")) -> int:
-        """The largest sample in bytes between two times (as of `time.time()`). Without a sample between them, the last
-        sample before; 0 if there is none.
+        """The largest sample, in bytes, between two times (as of `time.time()`). If there is none, the last sample
+        before `first`; 0 without any.
 
         Raises:
-            Exception: the error of `used`, if a sample failed.
+            Exception: the error that `used` raised, if a sample failed.
         """
         if self._failure is not None:
             raise self._failure
-        inside = [used for moment, used in self._samples if first <= moment <= last]
-        before = [used for moment, used in self._samples if moment < first]
-        return max(inside, default=before[-1] if before else 0)
+        in_range = [used for timestamp, used in self._samples if first <= timestamp <= last]
+        before = [used for timestamp, used in self._samples if timestamp < first]
+        return max(in_range, default=before[-1] if before else 0)
 
     def _sample(self) -> None:
         try:
             while not self._stop.is_set():
                 self._samples.append((time.time(), self._used()))
                 self._stop.wait(self._every_s)
-        except Exception as failure:  # `peak` raises it
+        except Exception as failure:  # raised by `peak`, in the caller's thread
             self._failure = failure
 
 
 def gpu_memory_used(index: int) -> int:
-    """The bytes that all programs together use on a GPU.
+    """The bytes in use on a GPU, by all programs together.
 
     Raises:
-        ClassroomError: if nvidia-smi fails or does not tell.
+        ClassroomError: if nvidia-smi fails or reports no number.
     """
     command = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClassroomError(f"nvidia-smi does not say how much memory is in use: {error}") from error
-    if done.returncode or not done.stdout.strip().isdigit():
-        raise ClassroomError(f"nvidia-smi does not say how much memory is in use: {(done.stdout + done.stderr)[:300]}")
-    return int(done.stdout) << 20
+    if result.returncode or not result.stdout.strip().isdigit():
+        output = (result.stdout + result.stderr)[:300]
+        raise ClassroomError(f"nvidia-smi does not say how much memory is in use: {output}")
+    return int(result.stdout) << 20  # nvidia-smi reports MiB
 
 
 def process_memory() -> int:

@@ -1,4 +1,4 @@
-"""Locks that let only one server and one trainer at a time work in a run folder."""
+"""Locks a run folder, so that only one server and one trainer work in it at a time."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from classroom_rl.errors import ConfigError
 
 
 def claim(program: str, run_folder: Path) -> TextIO:
-    """Lock the run folder against other programs of this name, for as long as the returned file is open. The kernel
+    """Lock the run folder against other processes of the same program, as long as the returned file is open. The kernel
     closes the file when this process ends, even if it is killed.
 
     Raises:
@@ -32,14 +32,14 @@ def claim(program: str, run_folder: Path) -> TextIO:
 
 
 def is_claimed(program: str, run_folder: Path) -> bool:
-    """Whether a program of this name holds the lock of the run folder."""
+    """Whether a process of this program holds the lock of the run folder."""
     try:
         file = (run_folder / f"{program}.lock").open("r", encoding="utf-8")
     except FileNotFoundError:
         return False
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two checks do not conflict
         except BlockingIOError:
             return True
     return False

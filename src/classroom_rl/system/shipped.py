@@ -12,10 +12,10 @@ ROOT = _CHECKOUT if IN_CHECKOUT else _PACKAGE / "shipped"
 
 
 def find_shipped(path: str) -> str:
-    """The path to use for a relative path as configurations write it, such as prompt_templates/judges/correction.txt.
+    """Resolve a relative path from a configuration, such as prompt_templates/judges/correction.txt.
 
-    A file or folder below the working directory comes first; then the shipped one, whose path is absolute. A path that
-    names neither is returned as it is.
+    A file or folder below the working directory takes precedence; otherwise the absolute path of the shipped one is
+    returned. A path that exists in neither place is returned unchanged.
     """
     relative = Path(path)
     if relative.is_absolute() or relative.parts[:1] not in [(name,) for name in FOLDERS] or relative.exists():

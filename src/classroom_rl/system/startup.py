@@ -1,4 +1,4 @@
-"""What a program does first: loads large libraries in less time, and asks what the CPU can compute."""
+"""Helpers for a program's start: faster imports of large libraries, how OpenMP's threads wait, and CPU features."""
 
 import gc
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 @contextmanager
 def large_imports() -> Iterator[None]:
-    """A context for imports. Python's garbage collector does not run in it: while modules make objects, it would look
-    at all that there are again and again, for seconds with torch, transformers and TRL, and find nothing to free."""
+    """A context for imports, in which Python's garbage collector is off. Modules create many objects; the collector
+    would traverse all of them again and again (for seconds with torch, transformers and TRL) and free nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -22,25 +22,26 @@ def large_imports() -> Iterator[None]:
 
 _CPU_INFO = Path("/proc/cpuinfo")
 OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""What a user says about how OpenMP's threads wait: to every runtime, to libgomp and to Intel's and LLVM's."""
+"""The variables by which a user sets how OpenMP's threads wait: for all runtimes, for libgomp, and for the runtimes of
+Intel and LLVM."""
 SHORT_WAIT = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 
 
 def short_openmp_wait(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables for a process that computes on the CPU, to be set before it loads OpenMP; none if the user has set one.
+    """Environment variables for a process that computes on the CPU, to be set before it loads OpenMP. Empty if the user
+    has set one of them.
 
-    OpenMP's threads wait for each other in a loop before they sleep, by default for milliseconds (libgomp, which torch
-    and vLLM load here) or a fifth of a second (the others). While another process has the core of the thread that they
-    wait for, the loop takes time away from it, and a step takes several times as long. docs/measured.md has what
-    shorter waits cost on quiet cores.
+    OpenMP's threads wait for each other in a busy loop before they sleep: by default for milliseconds (libgomp, which
+    torch and vLLM load here) or for a fifth of a second (the other runtimes). If processes share cores, this loop takes
+    time away from the thread that is waited for, and a step takes several times as long. docs/measured.md says what
+    shorter waits cost on idle cores.
     """
     return {} if any(name in environment for name in OPENMP_VARIABLES) else dict(SHORT_WAIT)
 
 
 def has_fast_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
-    """Whether the CPU multiplies matrices faster in bfloat16 than in float32: with AMX it does. The units of AVX-512
-    alone (`avx512_bf16`) are slower than those of float32 (docs/measured.md). Where Linux lists no features, the answer
-    is no.
+    """Whether the CPU multiplies matrices faster in bfloat16 than in float32, which is so with AMX. AVX-512's bfloat16
+    instructions alone (`avx512_bf16`) are slower than float32 (docs/measured.md). False if Linux lists no CPU flags.
     """
     if not cpu_info.is_file():
         return False

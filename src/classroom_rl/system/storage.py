@@ -1,4 +1,5 @@
-"""Turns errors about full disks and missing permissions into messages with the path, the free space, and what to do."""
+"""Storage helpers: atomic writes, generated folders, and errors about full disks and missing permissions as messages
+with the path, the free space, and what to do."""
 
 import errno
 import hashlib
@@ -16,43 +17,44 @@ from classroom_rl.errors import StorageError
 _STAMP = "world.json"
 
 
-def make_folder(out: Path, seed: int, sources: Iterable[Path], write: Callable[[Path, int], None]) -> bool:
-    """Make the folder `out`. One that holds what this seed and these sources give stays as it is; one made from another
-    seed or by other sources is replaced.
+def cached_folder(out: Path, seed: int, sources: Iterable[Path], write: Callable[[Path, int], None]) -> bool:
+    """Generate the folder `out`, unless it already holds the content for this seed and these sources. A folder that was
+    generated from another seed or other sources is replaced.
 
     Args:
-        sources: the files that determine the content.
+        sources: the files that determine the content, such as the generator's code.
         write: fills an empty folder for a seed.
 
     Returns:
         Whether anything was written.
 
     Raises:
-        FileExistsError: if `out` holds something that was not made so.
+        FileExistsError: if `out` holds something that this function did not generate.
     """
     stamp = {"seed": seed, "sources": hashlib.sha256(b"\0".join(file.read_bytes() for file in sources)).hexdigest()}
-    known = out / _STAMP
-    if known.is_file() and json.loads(known.read_text(encoding="utf-8")) == stamp:
+    stamp_file = out / _STAMP
+    if stamp_file.is_file() and json.loads(stamp_file.read_text(encoding="utf-8")) == stamp:
         return False
-    if out.exists() and not known.is_file() and any(out.iterdir()):
+    if out.exists() and not stamp_file.is_file() and any(out.iterdir()):
         raise FileExistsError(f"{out} holds something else than a world made here: name another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)
+    # Written next to `out`, hence on the same disk, and renamed when complete: `out` never holds a part.
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
-        fresh = Path(temporary) / "world"
-        fresh.mkdir()
-        write(fresh, seed)
-        (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+        new_folder = Path(temporary) / "world"
+        new_folder.mkdir()
+        write(new_folder, seed)
+        (new_folder / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
         if out.exists():
             shutil.move(out, Path(temporary) / "old")
-        fresh.rename(out)
+        new_folder.rename(out)
     return True
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-_RUST = re.compile(r"\(os error (\d+)\)")  # errors of the Rust libraries safetensors and tokenizers
-_TORCH = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PATH_CONFLICT = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+_RUST_ERRNO = re.compile(r"\(os error (\d+)\)")  # errors of the Rust libraries safetensors and tokenizers
+_TORCH_WRITE_ERROR = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed")
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -64,7 +66,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         path: the file or folder being written, for errors that name no file.
 
     Raises:
-        StorageError: for a full disk, a missing permission, or a file in the place of a folder.
+        StorageError: for a full disk, a missing permission, or a file where a folder should be.
     """
     try:
         yield
@@ -74,13 +76,13 @@ def storage_errors(path: Path) -> Iterator[None]:
         reason = _reason(error)
         if reason is None:
             raise
-        named = getattr(error, "filename", None)
-        file = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else path
+        filename = getattr(error, "filename", None)
+        file = Path(os.fsdecode(filename)) if isinstance(filename, str | bytes) else path
         raise StorageError(_message(file, reason)) from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file atomically: readers see the old content or the new one, never a part.
+    """Write a text file atomically: other processes see the old content or the new one, never a part.
 
     Raises:
         StorageError: if the disk is full or not writable; the old content stays.
@@ -92,7 +94,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have a file or a folder written to the disk itself, so that it survives a loss of power, too."""
+    """Write a file or a folder from the system's cache to the disk (fsync), so that it survives a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -118,24 +120,24 @@ def _reason(error: Exception) -> int | None:
     """The errno behind an error, if it is about storage; None for other errors."""
     if isinstance(error, OSError):
         number = error.errno
-    elif isinstance(error, RuntimeError) and _TORCH.search(str(error)):
+    elif isinstance(error, RuntimeError) and _TORCH_WRITE_ERROR.search(str(error)):
         number = errno.ENOSPC  # torch does not report the errno
     else:
-        found = _RUST.search(str(error))
-        number = int(found.group(1)) if found else None
-    return number if number in (*_FULL, *_FORBIDDEN, *_IN_THE_WAY) else None
+        match = _RUST_ERRNO.search(str(error))
+        number = int(match.group(1)) if match else None
+    return number if number in (*_DISK_FULL, *_NOT_PERMITTED, *_PATH_CONFLICT) else None
 
 
 def _message(path: Path, number: int) -> str:
-    said = f"{path}: {os.strerror(number)}."
-    if number in _FULL:
+    prefix = f"{path}: {os.strerror(number)}."
+    if number in _DISK_FULL:
         return (
-            f"{said} {_readable(_free(path))} are free on its disk. Make room there, or {_more_room(path)}, and start "
-            "again: what was complete before is still there."
+            f"{prefix} {_readable(_free(path))} are free on its disk. Make room there, or {_more_room(path)}, and "
+            "start again: what was complete before is still there."
         )
-    if number in _FORBIDDEN:
-        return f"{said} Give this user the right to read and write there, or name another folder in logging.save_dir."
-    return f"{said} Something else stands at that path: remove it, or name another folder in logging.save_dir."
+    if number in _NOT_PERMITTED:
+        return f"{prefix} Give this user the right to read and write there, or name another folder in logging.save_dir."
+    return f"{prefix} Something else stands at that path: remove it, or name another folder in logging.save_dir."
 
 
 def _more_room(path: Path) -> str:
@@ -145,7 +147,8 @@ def _more_room(path: Path) -> str:
 
 
 def _free(path: Path) -> int:
-    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    # disk_usage needs an existing path, and `path` may not exist yet.
+    existing = next(candidate for candidate in (path, *path.absolute().parents) if candidate.exists())
     return shutil.disk_usage(existing).free
 
 

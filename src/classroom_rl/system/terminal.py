@@ -15,30 +15,31 @@ _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 class Echo(threading.Thread):
     """A thread that copies a program's output to standard output and into a log.
 
-    The program writes to `write_end`. If standard output is a terminal, that is a pseudo-terminal of the same size, so
-    that the program shows progress bars; otherwise it is a pipe. The log gets complete lines; of a line that was
-    rewritten in place, it gets the last state.
+    The program writes to `write_end`. If standard output is a terminal, `write_end` is a pseudo-terminal of the same
+    size, so that the program shows progress bars; otherwise it is a pipe. The log gets complete lines; of a line that
+    was rewritten in place (a progress bar), it gets the last state.
     """
 
     def __init__(self, log: int):
         super().__init__(daemon=True, name="echo")
         self._log = os.fdopen(os.dup(log), "wb", buffering=0)
-        self._read_end, self.write_end = _terminal_like_ours() if sys.stdout.isatty() else os.pipe()
+        self._read_end, self.write_end = _open_terminal() if sys.stdout.isatty() else os.pipe()
         self._line = b""
         self._muted = False
 
     def start(self) -> None:
-        """Start copying. Call it after the program was started: it closes this process's copy of the write end."""
+        """Start copying. Call it after the program was started, because it closes this process's copy of the write end:
+        otherwise `run` would never see the end of the output."""
         os.close(self.write_end)
         super().start()
 
     def run(self) -> None:
         """Copy until all copies of the write end are closed."""
-        while piece := self._read():
-            with suppress(OSError):  # the terminal was closed; the log goes on
+        while chunk := self._read():
+            with suppress(OSError):  # the terminal was closed; keep writing the log
                 if not self._muted:
-                    os.write(sys.stdout.fileno(), piece)
-            self._log_lines(piece)
+                    os.write(sys.stdout.fileno(), chunk)
+            self._log_lines(chunk)
         if self._line:
             self._log.write(self._line + b"\n")
         self._log.close()
@@ -57,13 +58,14 @@ class Echo(threading.Thread):
         except OSError:  # a pseudo-terminal whose other end is closed
             return b""
 
-    def _log_lines(self, piece: bytes) -> None:
-        *whole, self._line = (self._line + piece).split(b"\n")
-        for line in whole:
+    def _log_lines(self, chunk: bytes) -> None:
+        *complete, self._line = (self._line + chunk).split(b"\n")
+        for line in complete:
             self._log.write(_ESCAPES.sub(b"", line.rstrip(b"\r").rsplit(b"\r")[-1]) + b"\n")
 
 
-def _terminal_like_ours() -> tuple[int, int]:
+def _open_terminal() -> tuple[int, int]:
+    """A pseudo-terminal of the same size as standard output's terminal, as its read end and its write end."""
     read_end, write_end = os.openpty()
     termios.tcsetwinsize(write_end, termios.tcgetwinsize(sys.stdout.fileno()))
     attributes = termios.tcgetattr(write_end)

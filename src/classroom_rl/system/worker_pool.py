@@ -1,4 +1,4 @@
-"""A pool of worker processes that answer one question at a time, and that can be killed."""
+"""A pool of worker processes that each answer one question at a time and can be killed."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,26 +10,27 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class Worker(Protocol[Question, Answer]):
-    """One worker. `process` has a `pid`, and is None while no process runs."""
+    """One worker. `process` has a `pid`; it is None while no process runs."""
 
     process: Any
 
     def ask(self, question: Question) -> Answer | None:
-        """The answer; None if the process died, or was killed because it took too long. Starts it if need be."""
+        """The answer; None if the process died, or was killed because it took too long. Starts the process if it does
+        not run."""
 
     def kill(self) -> None:
         """Kill the process, if it runs."""
 
 
 class WorkerPool(Generic[Question, Answer]):
-    """Workers, each of which answers one question at a time; further questions wait for their turn.
+    """Workers that each answer one question at a time; further questions wait for an idle worker.
 
     Args:
-        workers: none of them needs to run yet.
+        workers: their processes need not run yet.
         name: the name of the threads that wait for answers.
 
     Attributes:
-        threads: the threads that `ask` is to be called in: as many as there are workers.
+        threads: the threads in which to call `ask`, one for each worker.
     """
 
     def __init__(self, workers: Sequence[Worker[Question, Answer]], name: str):
@@ -40,7 +41,7 @@ class WorkerPool(Generic[Question, Answer]):
             self._idle.put(worker)
 
     def ask(self, question: Question) -> Answer | None:
-        """The answer of an idle worker, which is waited for; raises what the worker raises."""
+        """Wait for an idle worker and return its answer. Raises the errors of `Worker.ask`."""
         worker = self._idle.get()
         try:
             return worker.ask(question)
@@ -53,7 +54,7 @@ class WorkerPool(Generic[Question, Answer]):
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def shutdown(self) -> None:
-        """End all workers. Questions that wait are cancelled."""
+        """End all workers. Waiting questions are cancelled."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.kill()

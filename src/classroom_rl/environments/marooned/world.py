@@ -26,7 +26,7 @@ from classroom_rl.environments.marooned.presets import PRESETS
 from classroom_rl.environments.marooned.prompts import decision_prompt
 from classroom_rl.environments.marooned.rules import COLONIST, Rules
 from classroom_rl.models.random_model import write_tiny_chat_model
-from classroom_rl.system.storage import make_folder
+from classroom_rl.system.storage import cached_folder
 
 Row = dict[str, list[dict[str, str]]]
 """One training sample: `messages`, as train_sft.py expects them."""
@@ -121,7 +121,7 @@ SIZES = {
 
 
 def build_world(out: Path, seed: int) -> bool:
-    """Write the world of a seed into the folder `out`, as `make_folder` does. Any change to the game's code remakes it.
+    """Write the world of a seed into the folder `out`, as `cached_folder` does. Any change to the game's code remakes it.
 
     Returns:
         Whether anything was written.
@@ -129,7 +129,7 @@ def build_world(out: Path, seed: int) -> bool:
     Raises:
         FileExistsError: if `out` holds something else.
     """
-    return make_folder(out, seed, sorted(Path(__file__).parent.glob("*.py")), _write)
+    return cached_folder(out, seed, sorted(Path(__file__).parent.glob("*.py")), _write)
 
 
 def _write(folder: Path, seed: int) -> None:

@@ -14,7 +14,7 @@ from classroom_rl.environments.toy_language.corpus import PROMPTS, Row, make_cor
 from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons, render_problem
 from classroom_rl.models.pretrained import save_tokenizer
 from classroom_rl.models.random_model import untrained_qwen3
-from classroom_rl.system.storage import make_folder
+from classroom_rl.system.storage import cached_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -106,7 +106,7 @@ def build_world(out: Path, seed: int) -> bool:
         FileExistsError: if `out` holds something other than a world.
     """
     files = [*(Path(__file__).parent / module for module in _MODULES), *sorted(PROMPTS.glob("*.txt"))]
-    return make_folder(out, seed, files, _write)
+    return cached_folder(out, seed, files, _write)
 
 
 def _write(folder: Path, seed: int) -> None:
