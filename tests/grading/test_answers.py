@@ -200,15 +200,15 @@ def test_code_is_not_run(checker, tmp_path, code):
 
 
 def ask_for_rights(pipe, folder: str) -> None:
-    """What a worker may still do after `_give_up_rights`, one letter for each."""
+    """What a worker may still do after `_drop_privileges`, one letter for each."""
     import subprocess
 
     import sympy
 
-    from classroom_rl.grading.worker import _give_up_rights, _replace_eval
+    from classroom_rl.grading.worker import _drop_privileges, _replace_eval
 
     _replace_eval()
-    _give_up_rights()
+    _drop_privileges()
     allowed = ""
     for letter, attempt in {
         "w": lambda: (Path(folder) / "mark").write_text("x"),

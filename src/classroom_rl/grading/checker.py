@@ -1,8 +1,8 @@
-"""Grades maths solutions: compares the boxed answer with the reference.
+"""Grades maths solutions: compares the boxed answer with the reference answer.
 
-The answer is the last `\\boxed{…}` of a solution; a solution without one is wrong. Comparing the texts decides most
-answers. math-verify decides the others, in worker processes: its own timeout works only in a program's main thread, and
-cannot interrupt a long multiplication even there.
+The answer is the last `\\boxed{…}` of a solution; a solution without one is wrong. For most answers, it is enough to
+compare the texts. math-verify decides the others, in worker processes: its own timeout works only in a program's main
+thread, and even there it cannot interrupt a long multiplication.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ _START_TIMEOUT_S = 120.0
 
 
 class AnswerChecker:
-    """Compares answers, `workers` of them at a time.
+    """Compares answers, up to `workers` of them at a time.
 
-    A worker process starts when it is first needed and is reused. If it does not decide within `timeout_s` seconds, it
-    is killed, and the answer counts as wrong; so it does if the worker dies. `given_up` counts these answers.
+    A worker process starts when it is first needed and is reused. If it takes longer than `timeout_s` seconds, it is
+    killed. Then, and if the worker dies, the answer counts as wrong. `given_up` counts these answers.
     """
 
     def __init__(self, timeout_s: float = 5.0, workers: int = WORKERS):
@@ -44,10 +44,10 @@ class AnswerChecker:
         boxed = extract_boxed(solution)
         if boxed is None:
             return False
-        decided = compare_as_text(boxed, answer)
-        if isinstance(decided, bool):
-            return decided
-        return await asyncio.get_running_loop().run_in_executor(self._pool.threads, self._ask, decided)
+        result = compare_as_text(boxed, answer)
+        if isinstance(result, bool):
+            return result
+        return await asyncio.get_running_loop().run_in_executor(self._pool.threads, self._ask, result)
 
     @property
     def pids(self) -> list[int]:
@@ -55,15 +55,15 @@ class AnswerChecker:
         return self._pool.pids
 
     def shutdown(self) -> None:
-        """End all workers. Comparisons that are running fail with `EngineFailure`; those that wait are cancelled."""
+        """End all workers. Running comparisons fail with `EngineFailure`; waiting ones are cancelled."""
         self._ended = True
         self._pool.shutdown()
 
     def _ask(self, question: list[Pair]) -> bool:
-        equal = self._pool.ask(question)
+        is_equal = self._pool.ask(question)
         if self._ended:
             raise EngineFailure("The processes that compare answers were ended while this program shuts down.")
-        if equal is None:
+        if is_equal is None:
             self.given_up += 1
             logger.warning(
                 "no verdict within %g s on the answer %.200r, wanted %.200r: it counts as wrong (%d so far)",
@@ -71,7 +71,7 @@ class AnswerChecker:
                 *question[0],
                 self.given_up,
             )
-        return bool(equal)
+        return bool(is_equal)
 
 
 class _Worker:
@@ -82,8 +82,9 @@ class _Worker:
         self._timeout_s = timeout_s
 
     def ask(self, question: list[Pair]) -> bool | None:
-        """Whether one of the pairs is equal; None if the process died, or was killed after `timeout_s` seconds."""
-        if self.process is None or self._pipe.poll():  # it sends nothing unasked, so the process has ended
+        """Whether any of the pairs is equal; None if the process died, or was killed after `timeout_s` seconds."""
+        # The worker sends nothing without a question, so readable data means that its end of the pipe is closed.
+        if self.process is None or self._pipe.poll():
             self._start()
         try:
             self._pipe.send_bytes(json.dumps(question).encode())
@@ -103,10 +104,10 @@ class _Worker:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, self._timeout_s), name="answers", daemon=True)
+        self._pipe, worker_end = context.Pipe()
+        process = context.Process(target=serve, args=(worker_end, self._timeout_s), name="answers", daemon=True)
         process.start()
-        theirs.close()  # else this process holds the worker's end open, and never sees that the worker died
+        worker_end.close()  # otherwise the pipe stays open when the worker dies, and this process would not notice
         self.process = process
         try:
             ready = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv_bytes() == READY
