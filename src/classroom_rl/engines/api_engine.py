@@ -1,7 +1,7 @@
-"""An engine behind any OpenAI-compatible API: messages in, text out, no tokens to train on.
+"""An engine behind any OpenAI-compatible API: it takes messages and returns text, without tokens to train on.
 
-For notebooks and the command line. The classroom's roles behind an API count costs and keep replies
-(engines/api/); this engine does neither.
+It is for notebooks and the command line. The classroom's roles use engines/api/ instead, which also tracks costs and
+stores replies.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAIError
     from openai.types.chat import ChatCompletion
 
-_OF_ALL_REQUESTS = (401, 402, 403, 404)
-"""Status codes with which every other request would be answered, too."""
-_CONTEXT_WORDS = (
+_FATAL_STATUSES = (401, 402, 403, 404)
+"""Status codes that every other request would get, too."""
+_CONTEXT_PHRASES = (
     "context_length_exceeded",
     "maximum context length",
     "context length",
@@ -29,28 +29,29 @@ _CONTEXT_WORDS = (
     "too many tokens",
 )
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Where servers put thoughts that they took out of the message."""
+"""The fields in which servers return reasoning that they removed from the message's content."""
 
 
 class ApiEngine:
     """A model behind an OpenAI-compatible API: a `ChatEngine`.
 
     Args:
-        model: its name at the provider.
-        base_url: the API's address, such as http://127.0.0.1:8000/v1; None takes OpenAI's.
-        api_key_env: the environment variable that holds the key; None sends no key, for servers without one.
+        model: the model's name at the provider.
+        base_url: the API's address, such as http://127.0.0.1:8000/v1; None for OpenAI's.
+        api_key_env: the environment variable that holds the key; None for servers without a key.
         timeout_s: how long a request may take, in seconds.
-        max_retries: how often a request is repeated after a failure that may pass, with growing pauses.
-        concurrency: the most requests in flight.
-        send_seed: whether seeds are sent; set it to False where a provider refuses them.
-        opens_thought: whether the model's template begins each message with `<think>`, so that its text begins as a
-            thought.
+        max_retries: how often a request is retried after a failure that may be temporary, with exponential backoff.
+        concurrency: the maximum number of requests in flight.
+        send_seed: whether seeds are sent; set it to False if the provider refuses them.
+        opens_thought: whether the model's chat template begins each assistant message with `<think>`, so that the
+            generated text begins inside a thought.
 
     Attributes:
-        policy, weights: no version; the model's name and address.
+        policy: None, because the weights have no version.
+        weights: the model's name and address.
 
     Raises:
-        ConfigError: if the variable of the key is not set.
+        ConfigError: if the environment variable of the key is not set.
     """
 
     policy = None
@@ -83,14 +84,14 @@ class ApiEngine:
         self._slots: asyncio.Semaphore | None = None
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """The assistant message that follows `messages`. A thought that the server took out of the message stands in
-        its text again, between tags.
+        """Sample the assistant message that follows `messages`. Reasoning that the server returns in a separate field
+        is put back in front of the text, between `<think>` tags.
 
         Raises:
             ContextOverflow: if the messages do not fit into the model's context.
             ContentRefused: if the provider's filter refuses them or the reply.
             ProviderFailure: if every request would fail: a wrong key, model or address, no credit.
-            EngineFailure: if this request failed, also after retries.
+            EngineFailure: if this request failed and its retries, too.
         """
         import openai
 
@@ -101,18 +102,18 @@ class ApiEngine:
                     model=self.model_name, messages=list(messages), **self._options(sampling)
                 )
             except openai.OpenAIError as error:
-                raise self._sorted(error) from error
+                raise self._translate(error) from error
         return self._completion(reply)
 
     def check_alive(self) -> None:
-        """Nothing to check: each request says for itself whether the API answers."""
+        """Does nothing: only a request can show whether the API answers."""
 
     def shutdown(self) -> None:
-        """Forget the client."""
+        """Drop the client."""
         self._client = self._loop = None
 
     def _open(self) -> None:
-        """Open a client for the running event loop: connections cannot move to another one."""
+        """Open a client for the running event loop, because connections cannot move to another loop."""
         import openai
 
         loop = asyncio.get_running_loop()
@@ -139,8 +140,8 @@ class ApiEngine:
             options["extra_body"] = {"top_k": sampling.top_k}
         return options
 
-    def _sorted(self, error: "OpenAIError") -> Exception:
-        """The error of this project that an error of the client stands for."""
+    def _translate(self, error: "OpenAIError") -> Exception:
+        """This project's error for an error of the `openai` client."""
         import openai
 
         name = f"{self.model_name} at {self._base_url or 'OpenAI'}"
@@ -150,12 +151,12 @@ class ApiEngine:
             return ProviderFailure(f"{name} cannot be reached: {error.__cause__ or error}.")
         if not isinstance(error, openai.APIStatusError):
             return EngineFailure(f"{name} gave no readable answer: {error}.")
-        said = f"{name} answered with status {error.status_code}: {str(error)[:500]}"
-        if error.status_code in _OF_ALL_REQUESTS:
-            return ProviderFailure(said)
-        if error.status_code == 400 and any(words in str(error).lower() for words in _CONTEXT_WORDS):
-            return ContextOverflow(said)
-        return EngineFailure(said)
+        message = f"{name} answered with status {error.status_code}: {str(error)[:500]}"
+        if error.status_code in _FATAL_STATUSES:
+            return ProviderFailure(message)
+        if error.status_code == 400 and any(phrase in str(error).lower() for phrase in _CONTEXT_PHRASES):
+            return ContextOverflow(message)
+        return EngineFailure(message)
 
     def _completion(self, reply: "ChatCompletion") -> Completion:
         if not getattr(reply, "choices", None):
@@ -164,16 +165,16 @@ class ApiEngine:
         refusal = getattr(choice.message, "refusal", None)
         if choice.finish_reason == "content_filter" or refusal:
             raise ContentRefused(f"{self.model_name} refused to answer: {refusal or 'its content filter'}.")
-        text = without_surrogates(_text_of(choice.message))
-        counted = reply.usage.completion_tokens if reply.usage is not None else 0
+        text = without_surrogates(_text_with_thought(choice.message))
+        tokens = reply.usage.completion_tokens if reply.usage is not None else 0
         ended = choice.finish_reason != "length"
-        return Completion((), (), text, ended, None, counted or approximate_tokens(text), self.weights)
+        return Completion((), (), text, ended, None, tokens or approximate_tokens(text), self.weights)
 
 
-def _text_of(message: Any) -> str:
-    """A message with its thought in front, which stays open if nothing follows it."""
-    said = message.content or ""
-    thought = next((found for name in _REASONING_FIELDS if (found := getattr(message, name, None))), None)
-    if not isinstance(thought, str) or "</think>" in said:
-        return said
-    return f"<think>{thought}</think>{said}" if said else f"<think>{thought}"
+def _text_with_thought(message: Any) -> str:
+    """The message's content after its thought. The thought's tag stays open if no content follows."""
+    content = message.content or ""
+    thought = next((value for name in _REASONING_FIELDS if (value := getattr(message, name, None))), None)
+    if not isinstance(thought, str) or "</think>" in content:
+        return content
+    return f"<think>{thought}</think>{content}" if content else f"<think>{thought}"

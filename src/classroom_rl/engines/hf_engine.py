@@ -1,11 +1,12 @@
-"""An engine on transformers, for any device: one process, no server, nothing but torch and transformers.
+"""An engine on transformers, for any device: one process, no server, only torch and transformers.
 
-Requests that come at the same time are sampled in one batch. A batch takes as long as its longest message, so vLLM is
-much faster where rollouts are many; this engine is for notebooks, small models and machines without vLLM.
+Requests that arrive at the same time are sampled in one batch. A batch takes as long as its longest message, so vLLM is
+much faster for many rollouts; this engine is for notebooks, small models and machines without vLLM.
 
-`generate` decodes greedily; a logits processor turns its choice into a sample. It applies transformers' own warpers for
-temperature, top-k and top-p, keeps the log-probs, and adds Gumbel noise to them, from a generator of each row's own.
-The largest sum is a sample of the distribution (the Gumbel-max trick; Maddison, Tarlow and Minka 2014, section 2).
+`generate` of transformers decodes greedily; a logits processor turns its choice into a sample. It applies transformers'
+own warpers for temperature, top-k and top-p, records the log-probs, and adds Gumbel noise to them, from a separate
+random generator for each sequence. The token with the largest sum is a sample of the distribution (the Gumbel-max
+trick; Maddison, Tarlow and Minka 2014, section 2).
 """
 
 import asyncio
@@ -37,22 +38,22 @@ def sample_batch(
 
     Args:
         prompts: token ids, of any lengths.
-        limits: the most tokens of each message, at least 1.
+        limits: the maximum number of tokens of each message, at least 1.
         stop_ids: the tokens that end a message.
 
     Returns:
-        For each prompt the sampled ids, a stop token included, and their log-probs.
+        For each prompt, the sampled ids, including a stop token, and their log-probs.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), stop_ids[0], dtype=torch.long)
-    attended = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):  # the padding stands at the left
+    attention_mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):  # padding on the left, as `generate` needs it
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        attended[row, width - len(prompt) :] = 1
-    sampler = _Sampler(samplings, model.device)
+        attention_mask[row, width - len(prompt) :] = 1
+    sampler = _GumbelSampler(samplings, model.device)
     config = GenerationConfig(
         max_new_tokens=max(limits),
         do_sample=False,
@@ -60,31 +61,32 @@ def sample_batch(
         pad_token_id=stop_ids[0],
         return_dict_in_generate=False,
     )
-    ours, model.generation_config = model.generation_config, GenerationConfig()  # its defaults are not asked for
+    # `generate` fills in unset options from the model's own config, which may change the sampling.
+    model_config, model.generation_config = model.generation_config, GenerationConfig()
     try:
         with torch.inference_mode():
-            whole = model.generate(
+            sequences = model.generate(
                 input_ids=ids.to(model.device),
-                attention_mask=attended.to(model.device),
+                attention_mask=attention_mask.to(model.device),
                 generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
-                stopping_criteria=StoppingCriteriaList([_Limits(limits, width)]),
+                stopping_criteria=StoppingCriteriaList([_LengthLimits(limits, width)]),
             )
     finally:
-        model.generation_config = ours
-    sampled = whole[:, width:].tolist()
+        model.generation_config = model_config
+    sampled = sequences[:, width:].tolist()
     logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
     return [_cut(*row, limit, stop_ids) for *row, limit in zip(sampled, logprobs, limits, strict=True)]
 
 
 def _cut(ids: list[int], logprobs: list[float], limit: int, stop_ids: Sequence[int]) -> tuple[list[int], list[float]]:
-    """A row up to its end: what follows is padding until the longest row ended."""
-    end = next((place + 1 for place, token in enumerate(ids[:limit]) if token in stop_ids), min(limit, len(ids)))
+    """A sequence up to its end. The rest is padding, up to the end of the longest sequence in the batch."""
+    end = next((index + 1 for index, token in enumerate(ids[:limit]) if token in stop_ids), min(limit, len(ids)))
     return ids[:end], logprobs[:end]
 
 
-class _Limits:
-    """Ends each row at its own limit."""
+class _LengthLimits:
+    """A stopping criterion that ends each sequence at its own limit."""
 
     def __init__(self, limits: Sequence[int], prompt_width: int):
         self._limits, self._width = limits, prompt_width
@@ -95,11 +97,11 @@ class _Limits:
         return torch.tensor(self._limits, device=input_ids.device) <= input_ids.shape[1] - self._width
 
 
-class _Sampler:
+class _GumbelSampler:
     """The logits processor that samples.
 
     Attributes:
-        logprobs: for each position, the log-probs of the sampled tokens, of shape (rows,).
+        logprobs: for each position, the log-probs of the sampled tokens, of shape (batch,).
     """
 
     def __init__(self, samplings: Sequence[Sampling], device: "torch.device"):
@@ -108,19 +110,19 @@ class _Sampler:
         self.logprobs: list[torch.Tensor] = []
         self._generators: dict[int, torch.Generator] = {}
         rows: dict[tuple[float, int, float], list[int]] = defaultdict(list)
-        for row, each in enumerate(samplings):
-            if each.temperature == 0:
+        for row, sampling in enumerate(samplings):
+            if sampling.temperature == 0:  # greedy: neither warpers nor noise
                 continue
-            rows[each.temperature, each.top_k, each.top_p].append(row)
+            rows[sampling.temperature, sampling.top_k, sampling.top_p].append(row)
             self._generators[row] = torch.Generator(device)
-            if each.seed is None:
+            if sampling.seed is None:
                 self._generators[row].seed()
             else:
-                self._generators[row].manual_seed(each.seed)
-        self._warpers = [(torch.tensor(group, device=device), _warpers(*kind)) for kind, group in rows.items()]
+                self._generators[row].manual_seed(sampling.seed)
+        self._warpers = [(torch.tensor(group, device=device), _warpers(*options)) for options, group in rows.items()]
 
     def __call__(self, input_ids: "torch.Tensor", scores: "torch.Tensor") -> "torch.Tensor":
-        """Log-probs with noise, of shape (rows, vocabulary); their largest is the sample."""
+        """Log-probs with noise, of shape (batch, vocabulary); the largest one of each row is the sample."""
         import torch
 
         scores = scores.float()
@@ -129,8 +131,9 @@ class _Sampler:
         logprobs = scores.log_softmax(dim=-1)
         noisy = logprobs.clone()
         for row, generator in self._generators.items():
-            waits = torch.empty_like(noisy[row]).exponential_(generator=generator)
-            noisy[row] -= waits.clamp_min(torch.finfo(waits.dtype).tiny).log()
+            # -log of an Exponential(1) variable is Gumbel noise. Clamped, because the log of 0 would be infinite.
+            exponential = torch.empty_like(noisy[row]).exponential_(generator=generator)
+            noisy[row] -= exponential.clamp_min(torch.finfo(exponential.dtype).tiny).log()
         self.logprobs.append(logprobs.gather(1, noisy.argmax(dim=-1, keepdim=True))[:, 0])
         return noisy
 
@@ -138,19 +141,20 @@ class _Sampler:
 def _warpers(temperature: float, top_k: int, top_p: float) -> "LogitsProcessorList":
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-    found = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
     if top_k > 0:
-        found.append(TopKLogitsWarper(top_k))
+        warpers.append(TopKLogitsWarper(top_k))
     if top_p < 1:
-        found.append(TopPLogitsWarper(top_p))
-    return found
+        warpers.append(TopPLogitsWarper(top_p))
+    return warpers
 
 
-_MODEL = "HfEngine's model"
-_EXTRA = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
-_GATHER_S = 0.005
-"""How long a batch waits for further requests."""
+_MODEL_LABEL = "HfEngine's model"
+_REQUIRED_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub")
+_BATCH_WAIT_S = 0.005
+"""How long a batch waits for more requests, in seconds."""
 _UNLIMITED = 1_000_000
+"""The context length of a model whose configuration does not name one."""
 
 
 @dataclass(frozen=True)
@@ -163,25 +167,28 @@ class _Request:
 class HfEngine:
     """A model on transformers: a `TokenEngine` and a `ChatEngine`.
 
-    A message depends on its prompt, sampling and seed; on the other messages of its batch only through the rounding of
-    floating-point sums. Weights are read from safetensors, and no code of the model's authors is run.
+    A message depends on its prompt, sampling options and seed; the other messages of its batch influence it only
+    through the rounding of floating-point sums. Weights are read from safetensors, and no custom model code is run
+    (`trust_remote_code`).
 
     Args:
         model: a folder, a name on the Hub, or a loaded model.
-        tokenizer: that of a loaded model; read from its folder if None.
-        device: such as cuda, mps or cpu; None takes the first of these that is there. A loaded model stays where it is.
+        tokenizer: the tokenizer of a loaded model; None reads it from the model's folder.
+        device: such as cuda, mps or cpu; None takes the first of these that is available. A loaded model stays on its
+            device.
         dtype: such as float32 or bfloat16; None takes the checkpoint's, or float32 on a CPU.
-        batch_size: the most messages that are sampled at a time.
+        batch_size: the maximum number of messages that are sampled at a time.
 
     Attributes:
         tokenizer: the model's tokenizer.
-        frame: how its chat template frames a reply between two assistant messages.
-        policy, weights: the version and a name of the weights.
-        max_length: the model's context in tokens.
+        frame: the chat template's tokens around a reply between two assistant messages.
+        policy: the version of the weights.
+        weights: a name of the weights.
+        max_length: the model's context length in tokens.
 
     Raises:
-        ConfigError: if the extra `hf` is not installed, or the model or its tokenizer cannot be loaded, or has no chat
-            template that holds a conversation.
+        ConfigError: if the extra `hf` is not installed, if the model or its tokenizer cannot be loaded, or if its chat
+            template does not support conversations.
     """
 
     def __init__(
@@ -200,7 +207,7 @@ class HfEngine:
 
         loaded = None if isinstance(model, str | Path) else model
         self.model_name = str(model) if loaded is None else str(loaded.name_or_path)
-        self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(_MODEL, self.model_name)
+        self.tokenizer = tokenizer if tokenizer is not None else load_tokenizer(_MODEL_LABEL, self.model_name)
         self.frame = ReplyFrame(self.tokenizer)
         self._model = loaded if loaded is not None else _load(self.model_name, device, dtype)
         self._model.eval()
@@ -215,12 +222,12 @@ class HfEngine:
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample the message after `prompt_ids`.
 
-        The log-probs are those of the distribution that is sampled from, after temperature, top-k and top-p. At
-        temperature 0 the most probable token is taken, with its log-prob at temperature 1.
+        The log-probs are those of the sampling distribution, after temperature, top-k and top-p. At temperature 0 the
+        most probable token is taken, with its log-prob at temperature 1.
 
         Raises:
             ContextOverflow: if the prompt leaves no room in the model's context.
-            EngineFailure: if the model raises an error, such as one about memory, or was shut down.
+            EngineFailure: if the model raises an error, such as out of memory, or the engine was shut down.
         """
         self.check_alive()
         room = self.max_length - len(prompt_ids)
@@ -240,7 +247,7 @@ class HfEngine:
         return await self.generate(encode_chat(self.tokenizer, messages), sampling)
 
     def health(self) -> EngineHealth:
-        """Model and version of transformers."""
+        """The model and the version of transformers."""
         import transformers
 
         self.check_alive()
@@ -258,36 +265,36 @@ class HfEngine:
         self._model = None
 
     async def _work(self) -> None:
-        """Sample batches until nobody waits."""
+        """Sample batches until no request waits."""
         while self._waiting:
-            await asyncio.sleep(_GATHER_S)
-            self._waiting = [request for request in self._waiting if not request.answer.done()]
+            await asyncio.sleep(_BATCH_WAIT_S)
+            self._waiting = [request for request in self._waiting if not request.answer.done()]  # drop cancelled ones
             batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
             if not batch:
                 continue
             try:
-                found = await asyncio.to_thread(self._sample, batch)
+                completions = await asyncio.to_thread(self._sample, batch)
             except Exception as error:
                 reason = error if isinstance(error, EngineFailure) else _failure(self.model_name, error)
                 for request in batch:
                     if not request.answer.done():
                         request.answer.set_exception(reason)
                 continue
-            for request, completion in zip(batch, found, strict=True):
+            for request, completion in zip(batch, completions, strict=True):
                 if not request.answer.done():
                     request.answer.set_result(completion)
 
     def _sample(self, batch: Sequence[_Request]) -> list[Completion]:
         self.check_alive()
-        limits = [min(each.sampling.max_tokens, self.max_length - len(each.prompt_ids)) for each in batch]
-        found = sample_batch(
+        limits = [min(request.sampling.max_tokens, self.max_length - len(request.prompt_ids)) for request in batch]
+        samples = sample_batch(
             self._model,
-            [each.prompt_ids for each in batch],
-            [each.sampling for each in batch],
+            [request.prompt_ids for request in batch],
+            [request.sampling for request in batch],
             limits,
             self._stop_ids,
         )
-        return [self._completion(ids, logprobs) for ids, logprobs in found]
+        return [self._completion(ids, logprobs) for ids, logprobs in samples]
 
     def _completion(self, ids: list[int], logprobs: list[float]) -> Completion:
         ended = ids[-1] in self._stop_ids
@@ -302,7 +309,7 @@ def _failure(name: str, error: Exception) -> EngineFailure:
 
 
 def _require_extra() -> None:
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"HfEngine needs {', '.join(missing)}, not installed here: in this project's folder, pip install '.[hf]'. "
@@ -316,21 +323,21 @@ def _load(name: str, device: str | None, dtype: str | None) -> "PreTrainedModel"
 
     from classroom_rl.models.pretrained import check_model
 
-    check_model(_MODEL, name)
+    check_model(_MODEL_LABEL, name)
     device = device or _first_device()
-    kind = dtype or ("float32" if device == "cpu" else "auto")
-    if kind != "auto" and not isinstance(getattr(torch, kind, None), torch.dtype):
+    dtype_name = dtype or ("float32" if device == "cpu" else "auto")
+    if dtype_name != "auto" and not isinstance(getattr(torch, dtype_name, None), torch.dtype):
         raise ConfigError(f"dtype is {dtype}; torch has no such type. Common ones: float32, bfloat16, float16.")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name,
-            dtype=kind if kind == "auto" else getattr(torch, kind),
+            dtype=dtype_name if dtype_name == "auto" else getattr(torch, dtype_name),
             trust_remote_code=False,
             use_safetensors=True,
         )
         return model.to(device)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{_MODEL}: {name} cannot be loaded on {device}: {error}") from error
+        raise ConfigError(f"{_MODEL_LABEL}: {name} cannot be loaded on {device}: {error}") from error
 
 
 def _first_device() -> str:
@@ -343,5 +350,5 @@ def _first_device() -> str:
 
 def _stop_ids(model: "PreTrainedModel", frame: ReplyFrame) -> list[int]:
     """The end-of-turn token of the chat template, and the end tokens in the model's generation config."""
-    named = getattr(model.generation_config, "eos_token_id", None) or []
-    return sorted({frame.turn_end_id, *([named] if isinstance(named, int) else named)})
+    eos_ids = getattr(model.generation_config, "eos_token_id", None) or []
+    return sorted({frame.turn_end_id, *([eos_ids] if isinstance(eos_ids, int) else eos_ids)})

@@ -1,8 +1,9 @@
-"""Records every request to a model behind an API in an SQLite table: its cost, its outcome and its reply.
+"""Records every request to a model behind an API in an SQLite table, with its cost, outcome and reply.
 
 A request is entered with its highest possible cost (its reservation) before it is sent. Its outcome, cost and reply are
 stored in one transaction. So spending never exceeds the cap unnoticed, and no paid reply is lost: the same request is
-answered from here, also after a restart. A request with unknown outcome (hung, reset, killed) keeps its reservation.
+answered from the table, even after a restart. A request with unknown outcome (timed out, connection reset, process
+killed) keeps its reservation.
 """
 
 import sqlite3
@@ -19,8 +20,8 @@ from classroom_rl.rollout.engine import BATCH, Usage
 IN_FLIGHT, USABLE, UNUSABLE, LOST = "in flight", "usable", "unusable", "lost"
 
 LARGEST_COUNT, LARGEST_COST_USD = 10**9, 10_000.0
-"""Upper bounds on tokens and dollars of one reply. Larger numbers from a provider are ignored: they would overflow the
-sums, or use up any cap."""
+"""Upper bounds on the tokens and dollars of one reply. Larger numbers from a provider are ignored: they would overflow
+the sums, or use up any cap."""
 
 
 _SCHEMA = """
@@ -54,8 +55,8 @@ class CallUsage:
 
 @dataclass(frozen=True)
 class Spending:
-    """Tokens and cost of one role's API over a whole run folder. `reserved_usd` is held for requests in flight and for
-    those with unknown outcome."""
+    """Tokens and cost of one role's API for a whole run folder. `reserved_usd` is reserved for requests in flight and
+    for those with unknown outcome."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -67,11 +68,12 @@ class CallLedger:
     """The table of requests at `path`, with running totals.
 
     Args:
-        cap_usd: limit on spent and reserved dollars together; None for no cap.
+        cap_usd: limit on the sum of spent and reserved dollars; None for no cap.
 
     Attributes:
-        spent_usd, reserved_usd, prompt_tokens, completion_tokens: totals over all requests, also of earlier processes.
-        outcomes: number of settled requests by (model, outcome), also of earlier processes.
+        spent_usd, reserved_usd, prompt_tokens, completion_tokens: totals over all requests, including those of earlier
+            processes.
+        outcomes: number of settled requests by (model, outcome), including those of earlier processes.
 
     Raises:
         StorageError: if the file cannot be read or written; without it no request may be sent.
@@ -90,20 +92,21 @@ class CallLedger:
             if "cut" not in {column[1] for column in self._db.execute("PRAGMA table_info(calls)")}:
                 self._db.execute("ALTER TABLE calls ADD COLUMN cut INTEGER")  # the file is older than this column
         except sqlite3.Error as error:
-            raise self._broken(error) from error
+            raise self._storage_error(error) from error
+        # Requests in flight when an earlier process ended: they may have been billed, so they keep their reservations.
         self._run("UPDATE calls SET outcome = ? WHERE outcome = ?", LOST, IN_FLIGHT)
         self._zero_impossible_usage()
         sums = "SELECT TOTAL(cost_usd), TOTAL(reserved_usd), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
         self.spent_usd, self.reserved_usd, prompt, completion = self._run(sums).fetchone()
         self.prompt_tokens, self.completion_tokens = int(prompt), int(completion)
         counts = self._run("SELECT model, outcome, COUNT(*) FROM calls GROUP BY model, outcome")
-        self.outcomes: Counter[tuple[str, str]] = Counter({(model, what): n for model, what, n in counts})
+        self.outcomes: Counter[tuple[str, str]] = Counter({(model, outcome): n for model, outcome, n in counts})
 
     def enter(self, key: str, model: str, worst_usd: float) -> int | None:
         """Enter a request that is about to be sent.
 
         Args:
-            worst_usd: its highest possible cost, which is reserved.
+            worst_usd: the request's highest possible cost, which is reserved.
 
         Returns:
             The request's id in the table; None if its highest possible cost would exceed the cap.
@@ -129,12 +132,12 @@ class CallLedger:
         Args:
             text: the reply, or the failure's message.
             usage: tokens and cost; None if the provider reported none.
-            keep_reserved: keep the reservation, since the request may have been billed without a reported cost.
-            cut: whether the reply ran into `max_tokens`; None if unknown.
+            keep_reserved: keep the reservation, because the request may have been billed without a reported cost.
+            cut: whether the reply was cut off at `max_tokens`; None if unknown.
         """
-        model, held = self._run("SELECT model, reserved_usd FROM calls WHERE id = ?", call).fetchone()
+        model, reserved = self._run("SELECT model, reserved_usd FROM calls WHERE id = ?", call).fetchone()
         usage = usage or CallUsage(0, 0, 0.0)
-        kept = held if keep_reserved else 0.0
+        still_reserved = reserved if keep_reserved else 0.0
         self._run(
             "UPDATE calls SET outcome = ?, text = ?, prompt_tokens = ?, completion_tokens = ?, cost_usd = ?, "
             "reserved_usd = ?, cut = ? WHERE id = ?",
@@ -144,12 +147,12 @@ class CallLedger:
                 usage.prompt_tokens,
                 usage.completion_tokens,
                 usage.cost_usd or 0.0,
-                kept,
+                still_reserved,
                 cut,
                 call,
             ),
         )
-        self.reserved_usd += kept - held
+        self.reserved_usd += still_reserved - reserved
         self.spent_usd += usage.cost_usd or 0.0
         self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
@@ -159,8 +162,8 @@ class CallLedger:
         """The first reply, usable or not, to a request of this content; None if there is none.
 
         Returns:
-            Its text, its usage (no tokens if the provider reported none), and whether it was cut off (None if unknown).
-            Replies that cannot be read, for example after damage to the disk, are skipped.
+            The reply's text, its usage (zero tokens if the provider reported none), and whether it was cut off (None if
+            unknown). Replies that cannot be decoded, for example after damage to the disk, are skipped.
         """
         rows = self._run(
             "SELECT CAST(text AS BLOB), cut, prompt_tokens, completion_tokens, cost_usd FROM calls "
@@ -173,7 +176,7 @@ class CallLedger:
         return None
 
     def usage(self, batch: str) -> Usage:
-        """Usage of the requests of a batch, also of earlier processes."""
+        """Usage of the requests of a batch, including those of earlier processes."""
         rows = self._run(
             "SELECT outcome, COUNT(*), SUM(prompt_tokens), SUM(completion_tokens), SUM(cost_usd), SUM(reserved_usd) "
             "FROM calls WHERE batch = ? GROUP BY outcome",
@@ -185,7 +188,9 @@ class CallLedger:
             calls=sum(counts.values()),
             retries=sum(counts.values()) - keys,
             unusable=counts.get(UNUSABLE, 0),
-            failures={what: n for what, n in counts.items() if what not in (USABLE, UNUSABLE, IN_FLIGHT)},
+            failures={
+                outcome: count for outcome, count in counts.items() if outcome not in (USABLE, UNUSABLE, IN_FLIGHT)
+            },
             prompt_tokens=sum(row[2] for row in rows),
             completion_tokens=sum(row[3] for row in rows),
             cost_usd=sum(row[4] for row in rows),
@@ -201,7 +206,7 @@ class CallLedger:
         self._db.close()
 
     def _zero_impossible_usage(self) -> None:
-        """Set impossible numbers in the table to 0, as if the provider had reported none; they would spoil the sums."""
+        """Set impossible numbers in the table to 0, as if the provider had reported none; they would distort sums."""
         for column, kind, largest in (
             ("prompt_tokens", "integer", LARGEST_COUNT),
             ("completion_tokens", "integer", LARGEST_COUNT),
@@ -214,9 +219,9 @@ class CallLedger:
         try:
             return self._db.execute(statement, values)
         except sqlite3.Error as error:
-            raise self._broken(error) from error
+            raise self._storage_error(error) from error
 
-    def _broken(self, error: sqlite3.Error) -> StorageError:
+    def _storage_error(self, error: sqlite3.Error) -> StorageError:
         return StorageError(
             f"The record of paid requests, {self.path}, cannot be used: {error}. End the other program if one uses the "
             "same run folder, or make room on the disk; a damaged file can be moved aside, and with it goes what was "

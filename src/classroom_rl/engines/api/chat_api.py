@@ -1,9 +1,9 @@
 """Sends requests to models behind an OpenAI-compatible API, with rate limits, a spending cap, retries and fallbacks.
 
-Each request is retried by itself, with growing pauses. The state of a model is shared by all requests: a Retry-After
-pauses all requests to it. After `_DOWN_AFTER` failures in a row, only single requests probe the model, less and less
-often, down to once a minute; the others go to the fallback models or wait. A failure that waiting cannot fix stops the
-run.
+Each request is retried on its own, with exponential backoff. All requests share the state of a model: a Retry-After
+header pauses all requests to it. After `_DOWN_AFTER` failures in a row, a model counts as down: only single requests
+probe it, at growing intervals of up to a minute; the others go to the fallback models or wait. A failure that waiting
+cannot fix stops the run.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 GEMINI_URL = "https://generativelanguage.googleapis.com/v1beta/openai/"
 
-_FIRST_PAUSE_S, _FIRST_MODEL_PAUSE_S, _LONGEST_S = 1.0, 5.0, 60.0
+# The first pause of a request after a failure, the first pause of a model that is down, and the longest of both.
+_FIRST_PAUSE_S, _FIRST_MODEL_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 5.0, 60.0
 _DOWN_AFTER = 8
 _POLL_S = 1.0
 _HEARTBEAT_S = 30.0
@@ -52,7 +53,7 @@ _DRAIN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request to a model. `draw` distinguishes requests with equal content that should get different replies."""
+    """A request to a model. `draw` distinguishes requests with equal content that must get different replies."""
 
     messages: Sequence[dict[str, str]]
     sampling: Sampling
@@ -67,7 +68,7 @@ class ChatRequest:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """An upper bound on the prompt's tokens: one for each byte, and 32 for each message's chat template."""
+        """An upper bound on the prompt's tokens: one per byte, and 32 per message for the chat template around it."""
         texts = [message["content"] for message in self.messages]
         if self.schema is not None:
             texts.append(json.dumps(self.schema))
@@ -75,13 +76,13 @@ class ChatRequest:
 
 
 @dataclass
-class _Model:
+class _ModelState:
     """The state of a model, shared by all requests.
 
     Attributes:
-        without_schema: requests are sent without a JSON schema.
-        unknown: the provider does not know the model.
-        probes: requests that were sent to it since it went down.
+        without_schema: whether requests are sent without a JSON schema.
+        unknown: whether the provider does not know the model.
+        probes: the number of requests that were sent to it since it went down.
         paused_until: no request is sent before this time.
     """
 
@@ -94,20 +95,21 @@ class _Model:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next probe, if the model is down; else 0."""
-        return _growing(_FIRST_MODEL_PAUSE_S, self.probes) if self.failures_in_a_row >= _DOWN_AFTER else 0.0
+        """Seconds between probes, if the model is down; otherwise 0."""
+        return _doubled_pause(_FIRST_MODEL_PAUSE_S, self.probes) if self.failures_in_a_row >= _DOWN_AFTER else 0.0
 
 
-def _growing(first_s: float, times: int) -> float:
-    return min(_LONGEST_S, first_s * 2 ** min(times, 10))
+def _doubled_pause(first_s: float, times: int) -> float:
+    """A pause that doubles with each time, up to `_LONGEST_PAUSE_S`."""
+    return min(_LONGEST_PAUSE_S, first_s * 2 ** min(times, 10))
 
 
 class ChatApi:
     """One API, its models in order of preference, and the ledger that records every request.
 
     Args:
-        role: the role that uses it, for messages: "judge", "student" or "teacher".
-        clock, sleep: for tests.
+        role: the role that uses the API, for messages: "judge", "student" or "teacher".
+        clock, sleep: replaced in tests.
 
     Raises:
         ConfigError: if the API key's environment variable is not set.
@@ -127,7 +129,7 @@ class ChatApi:
         self._clock, self._sleep = clock, sleep
         self._client = _connect(config)
         names = [config.model_name_or_path, *config.fallback_models]
-        self._models = [_Model(name, without_schema=config.response_format == "text") for name in names]
+        self._models = [_ModelState(name, without_schema=config.response_format == "text") for name in names]
         self._slots = asyncio.Semaphore(config.max_concurrent_requests)
         self._limiter = RateLimiter(config.requests_per_minute, config.tokens_per_minute, clock, sleep)
         self._in_flight: set[asyncio.Task] = set()
@@ -149,14 +151,15 @@ class ChatApi:
 
     @property
     def trouble(self) -> str | None:
-        """For how long no request has been answered while some wait, and why; None if it is not for long."""
+        """A message if requests have been waiting without any answer for `_SILENT_S` seconds: for how long, and the
+        last failure. Otherwise None."""
         since = min(self._waiting.values(), default=None)
         if since is None or (silent_s := self._clock() - max(since, self._last_answer)) < _SILENT_S:
             return None
         return self._describe_silence(silent_s)
 
     async def ask(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> Answer:
-        """The answer of the first model that gives one.
+        """Send a request, with retries, and return the first answer of any model.
 
         Args:
             is_usable: decides whether the ledger records the reply as usable.
@@ -164,17 +167,18 @@ class ChatApi:
         Raises:
             ProviderFailure: if every request would fail: no key, no credit, no such model, or no answer to any request
                 until the deadline.
-            SpendingCapReached: if the cap leaves no room for another request.
+            SpendingCapReached: if the request could exceed the cap.
             RequestRefused: if only this request is refused or gets no answer.
         """
         failures, ticket = 0, object()
-        if all(each.unknown for each in self._models):  # an earlier request whose caller was cancelled found this out
+        # An earlier request may have found this out, and its caller was cancelled before it could reset the models.
+        if all(model.unknown for model in self._models):
             self._retry_unknown_models()
         try:
             while True:
                 pause_s = _POLL_S
-                if self._available() is not None and (tried := await self._try(request, is_usable)) is not None:
-                    model, outcome = tried
+                if self._available() is not None and (attempt := await self._try(request, is_usable)) is not None:
+                    model, outcome = attempt
                     if isinstance(outcome, Answer):
                         return outcome
                     if self._may_repeat_at_once(model, outcome):
@@ -193,14 +197,14 @@ class ChatApi:
 
     # Which model, and what its failure means --------------------------------------------------------------------
 
-    def _available(self) -> _Model | None:
+    def _available(self) -> _ModelState | None:
         """The first model that may be asked now; None if all of them are paused or unknown."""
         now = self._clock()
         return next((model for model in self._models if not model.unknown and model.paused_until <= now), None)
 
-    def _update_model(self, model: _Model, outcome: Answer | Failure) -> None:
+    def _update_model(self, model: _ModelState, outcome: Answer | Failure) -> None:
         """Update the state of a model with the outcome of a request."""
-        if isinstance(outcome, Answer) or outcome.remedy is not Remedy.WAIT:  # the model is up, even if it refused
+        if isinstance(outcome, Answer) or outcome.remedy is not Remedy.WAIT:  # a refusal also shows that it is up
             model.failures_in_a_row, model.probes, model.paused_until = 0, 0, 0.0
         if isinstance(outcome, Answer):
             self._last_answer = self._clock()
@@ -216,40 +220,41 @@ class ChatApi:
             model.unknown = True
             logger.warning("%s is not there: %s", self._label(model), outcome.message)
 
-    def _may_repeat_at_once(self, model: _Model, failure: Failure) -> bool:
-        """Whether a failed request may be sent again at once (to another model, or without a schema) or after a pause.
+    def _may_repeat_at_once(self, model: _ModelState, failure: Failure) -> bool:
+        """Whether a failed request may be sent again immediately (to another model, or without a schema). False if it
+        must wait first.
 
         Raises:
             ProviderFailure, RequestRefused: if it must not be sent again.
         """
-        who, why = self._label(model), failure.message
+        label, reason = self._label(model), failure.message
         match failure.remedy:
             case Remedy.WAIT:
                 return False
             case Remedy.STOP:
-                raise ProviderFailure(f"{who} refuses every request: {why}. {self._key_hint()}")
+                raise ProviderFailure(f"{label} refuses every request: {reason}. {self._key_hint()}")
             case Remedy.CONTENT:
-                raise ContentRefused(f"{who} refuses what this request is about: {why}")
+                raise ContentRefused(f"{label} refuses what this request is about: {reason}")
             case Remedy.SHORTER:
-                raise RequestTooLong(f"{who} refused this request: {why}")
+                raise RequestTooLong(f"{label} refused this request: {reason}")
             case Remedy.NONE:
-                raise RequestRefused(f"{who} refused this request: {why}")
+                raise RequestRefused(f"{label} refused this request: {reason}")
             case Remedy.TEXT if self._config.response_format == "json_schema":
                 raise ProviderFailure(
-                    f"{who} takes no JSON schema: {why}. Set {self._role}_model.response_format=text."
+                    f"{label} takes no JSON schema: {reason}. Set {self._role}_model.response_format=text."
                 )
-            case Remedy.OTHER_MODEL if all(each.unknown for each in self._models):
+            case Remedy.OTHER_MODEL if all(state.unknown for state in self._models):
                 self._retry_unknown_models()
                 hint = f"Correct {self._role}_model.model_name_or_path, or the API's address."
-                raise ProviderFailure(f"{who} is not there: {why}. {hint}")
+                raise ProviderFailure(f"{label} is not there: {reason}. {hint}")
         return True
 
     def _retry_unknown_models(self) -> None:
         """Let later requests try all models again after a pause: a model may exist by then."""
-        for each in self._models:
-            each.unknown, each.paused_until = False, self._clock() + _FIRST_MODEL_PAUSE_S
+        for model in self._models:
+            model.unknown, model.paused_until = False, self._clock() + _FIRST_MODEL_PAUSE_S
 
-    def _label(self, model: _Model) -> str:
+    def _label(self, model: _ModelState) -> str:
         return f"The {self._role} {model.name} ({self.url})"
 
     def _key_hint(self) -> str:
@@ -259,7 +264,8 @@ class ChatApi:
         return f"The key is that in the environment variable {variable}."
 
     def _backoff_s(self, failures: int) -> float:
-        return self._jitter.uniform(0.5, 1.0) * _growing(_FIRST_PAUSE_S, failures - 1)
+        # With jitter, so that requests that failed together do not all come back together.
+        return self._jitter.uniform(0.5, 1.0) * _doubled_pause(_FIRST_PAUSE_S, failures - 1)
 
     def _check_deadline(self, waiting_since: float) -> float:
         """Seconds until the deadline of a request that has failed at least once.
@@ -267,14 +273,14 @@ class ChatApi:
         Raises:
             ProviderFailure: if no request was answered for `deadline_s` seconds.
             RequestRefused: if this request is past its deadline while others were answered, and either it is the only
-                one that waits, or an answer came in the last `deadline_s` / 2 seconds.
+                waiting one, or an answer came in the last `deadline_s` / 2 seconds.
         """
         now, deadline_s = self._clock(), self._config.deadline_s
         self._log_heartbeat(now, waiting_since)
-        last = self._last_failure.message if self._last_failure is not None else "none"
+        failure = self._last_failure.message if self._last_failure is not None else "none"
         message = (
             f"The {self._role} {' and '.join(model.name for model in self._models)} ({self.url}) did not "
-            f"answer within {self._role}_model.deadline_s = {deadline_s:g} s; the last failure: {last}"
+            f"answer within {self._role}_model.deadline_s = {deadline_s:g} s; the last failure: {failure}"
         )
         late = now >= waiting_since + deadline_s
         others_were_answered = self._last_answer >= waiting_since
@@ -289,23 +295,22 @@ class ChatApi:
         if self._last_answer >= waiting_since or now - max(waiting_since, self._last_heartbeat) < _HEARTBEAT_S:
             return
         self._last_heartbeat = now
-        why = self._describe_silence(now - waiting_since)
-        logger.warning("waiting for the %s %s: %s", self._role, self._models[0].name, why)
+        reason = self._describe_silence(now - waiting_since)
+        logger.warning("waiting for the %s %s: %s", self._role, self._models[0].name, reason)
 
     def _describe_silence(self, seconds: float) -> str:
-        last = self._last_failure.message if self._last_failure is not None else "none"
-        return (
-            f"no answer for {seconds:.0f} s, given up after {self._config.deadline_s:.0f} s; the last failure: {last}"
-        )
+        failure = self._last_failure.message if self._last_failure is not None else "none"
+        deadline_s = self._config.deadline_s
+        return f"no answer for {seconds:.0f} s, given up after {deadline_s:.0f} s; the last failure: {failure}"
 
     # One request -------------------------------------------------------------------------------------------------
 
     async def _try(
         self, request: ChatRequest, is_usable: Callable[[str], bool]
-    ) -> tuple[_Model, Answer | Failure] | None:
-        """Send one request to the first available model; None if no model is available when it could be sent.
+    ) -> tuple[_ModelState, Answer | Failure] | None:
+        """Send one request to the first available model. None if no model is available when the request could be sent.
 
-        A request that was sent is not cancelled with its caller: its reply is paid for, so the ledger still records it.
+        A sent request is not cancelled with its caller: its reply is paid for, so the ledger still records it.
         """
         await self._slots.acquire()
         task = None
@@ -320,22 +325,22 @@ class ChatApi:
             try:
                 return model, await asyncio.shield(task)
             except asyncio.CancelledError:
-                task.add_done_callback(_log_error)  # nobody awaits the task any more
+                task.add_done_callback(_log_error)  # nothing else awaits the task any more
                 raise
         finally:
-            if task is None:
+            if task is None:  # otherwise `_finish` releases the slot
                 self._slots.release()
 
     def _finish(self, task: asyncio.Task) -> None:
         self._in_flight.discard(task)
         self._slots.release()
 
-    async def _admit(self, request: ChatRequest) -> tuple[int, Reservation, _Model] | None:
+    async def _admit(self, request: ChatRequest) -> tuple[int, Reservation, _ModelState] | None:
         """Wait until the rate limits and the cap allow the request, choose a model, and enter the request in the
-        ledger; None if no model is available by then.
+        ledger. None if no model is available by then.
 
         Raises:
-            SpendingCapReached: if its highest possible cost exceeds the cap when no other request is in flight.
+            SpendingCapReached: if its highest possible cost exceeds the cap while no other request is in flight.
         """
         tokens = request.max_prompt_tokens + request.sampling.max_tokens
         worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
@@ -348,9 +353,10 @@ class ChatApi:
                     model.probes += 1
                     model.paused_until = self._clock() + model.pause_s
                 return call, reservation, model
-            reservation.tokens = 0
+            reservation.tokens = 0  # nothing is sent now
             if model is None:
                 return None
+            # Requests in flight hold reservations above their real cost: each one that ends may make room for this.
             if not self._in_flight:
                 raise SpendingCapReached(self._describe_cap(worst_usd))
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
@@ -364,33 +370,38 @@ class ChatApi:
         )
 
     async def _send_and_settle(
-        self, call: int, reservation: Reservation, model: _Model, request: ChatRequest, is_usable: Callable[[str], bool]
+        self,
+        call: int,
+        reservation: Reservation,
+        model: _ModelState,
+        request: ChatRequest,
+        is_usable: Callable[[str], bool],
     ) -> Answer | Failure:
         try:
             outcome = await self._send(model, request)
-            what = _outcome_name(outcome, is_usable)
+            outcome_name = _outcome_name(outcome, is_usable)
         except BaseException:  # cancelled, or an unexpected error: the request may have been billed
             self.ledger.settle(call, LOST, "", None, keep_reserved=True)
             raise
         self._update_model(model, outcome)
-        usage = self._priced(outcome.usage)
+        usage = self._with_cost(outcome.usage)
         if usage is not None:
             reservation.tokens = usage.prompt_tokens + usage.completion_tokens
         if isinstance(outcome, Failure):
-            self.ledger.settle(call, what, outcome.message, usage, outcome.billed_unseen)
+            self.ledger.settle(call, outcome_name, outcome.message, usage, outcome.billed_unseen)
             return outcome
-        self.ledger.settle(call, what, outcome.text, usage, keep_reserved=usage is None, cut=outcome.cut)
+        self.ledger.settle(call, outcome_name, outcome.text, usage, keep_reserved=usage is None, cut=outcome.cut)
         return self._overcharge(request, usage) or outcome
 
-    async def _send(self, model: _Model, request: ChatRequest) -> Answer | Failure:
-        """The outcome of one request. Providers and proxies repeat keys in their errors: none comes further than here,
-        into the ledger or a message."""
+    async def _send(self, model: _ModelState, request: ChatRequest) -> Answer | Failure:
+        """Send one request and return its outcome without API keys. Providers and proxies may repeat a key in their
+        errors; it must not get into the ledger or into a message."""
         outcome, variable = await self._receive(model, request), key_variable(self._config)
         if isinstance(outcome, Answer):
             return replace(outcome, text=without_keys(outcome.text, variable))
         return replace(outcome, message=without_keys(outcome.message, variable))
 
-    async def _receive(self, model: _Model, request: ChatRequest) -> Answer | Failure:
+    async def _receive(self, model: _ModelState, request: ChatRequest) -> Answer | Failure:
         from openai import APIError
 
         arguments: dict[str, Any] = {
@@ -404,8 +415,8 @@ class ChatApi:
             arguments["seed"] = request.sampling.seed
         schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
-            named = {"name": "answer", "strict": True, "schema": request.schema}
-            arguments["response_format"] = {"type": "json_schema", "json_schema": named}
+            json_schema = {"name": "answer", "strict": True, "schema": request.schema}
+            arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
             async with asyncio.timeout(self._config.request_timeout_s):  # also limits a reply that arrives slowly
                 reply = await self._client.chat.completions.with_raw_response.create(**arguments)
@@ -418,14 +429,16 @@ class ChatApi:
         prompt_usd = prompt_tokens * config.usd_per_million_prompt_tokens
         return (prompt_usd + completion_tokens * config.usd_per_million_completion_tokens) / 1e6
 
-    def _priced(self, usage: CallUsage | None) -> CallUsage | None:
+    def _with_cost(self, usage: CallUsage | None) -> CallUsage | None:
+        """The usage with its cost at the configured prices, if the provider reported no cost."""
         if usage is None or usage.cost_usd is not None:
             return usage
         cost_usd = self._price(usage.prompt_tokens, usage.completion_tokens)
         return CallUsage(usage.prompt_tokens, usage.completion_tokens, cost_usd)
 
     def _overcharge(self, request: ChatRequest, usage: CallUsage | None) -> Failure | None:
-        """A failure if the provider billed more than the configured prices allow, so that the cap cannot be kept."""
+        """A failure if the provider billed more than the configured prices allow, because then the cap could not be
+        kept."""
         worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
         if self.ledger.cap_usd is None or usage is None or usage.cost_usd <= worst_usd:
             return None
@@ -450,7 +463,7 @@ def _outcome_name(outcome: Answer | Failure, is_usable: Callable[[str], bool]) -
 
 
 def key_variable(config: ApiModelConfig) -> str | None:
-    """The environment variable with the API's key; None for an API without a key."""
+    """The environment variable that holds the API's key; None for an API without a key."""
     if config.api_key_env is not None:
         return config.api_key_env
     if config.use_openrouter:
@@ -467,13 +480,13 @@ def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
     url = config.base_url or (OPENROUTER_URL if config.use_openrouter else GEMINI_URL)
     is_local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     variable = key_variable(config)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # else it logs a line for each request
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # at level INFO it logs a line for each request
     key = "none" if variable is None else os.environ.get(variable)
     if not key:
         raise ConfigError(
             f"{config.model_name_or_path} is behind an API that needs a key: set the environment variable {variable} "
             "(any text will do for a local server)."
         )
-    timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+    timeout = httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S)  # `_receive` limits the time of the whole request
     client = BoundedClient(timeout=timeout, trust_env=not is_local)  # no proxy for local servers
     return AsyncOpenAI(api_key=key, base_url=url, timeout=timeout, max_retries=0, http_client=client)

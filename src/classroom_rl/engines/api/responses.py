@@ -30,7 +30,7 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's answer. `cut` tells whether it ran into `max_tokens`; `usage` is None if the provider reported none."""
+    """A model's answer. `cut` says whether it was cut off at `max_tokens`; `usage` is None if none was reported."""
 
     text: str
     cut: bool
@@ -42,9 +42,9 @@ class Failure:
     """A failed request.
 
     Attributes:
-        kind: its kind, for the statistics.
+        kind: the kind of failure, for the statistics.
         message: the provider's message.
-        retry_after_s: seconds that the provider asks to wait.
+        retry_after_s: the seconds that the provider asks to wait.
         billed_unseen: whether the request may have been billed although the provider reported no usage.
     """
 
@@ -57,7 +57,7 @@ class Failure:
 
 
 _WAIT_STATUSES = (408, 409, 425, 429)
-_GATEWAY_TIMEOUTS = (408, 504, 524)  # a gateway gave up; the model may have gone on
+_GATEWAY_TIMEOUTS = (408, 504, 524)  # a gateway gave up; the model may have continued
 _KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 _NO_CREDIT = re.compile(r"insufficient[ _](?:quota|credits?|balance|funds)|credit balance", re.IGNORECASE)
 _FORMAT = re.compile(r"response[ _]?(?:format|schema)|json[ _]schema|structured[ _]output", re.IGNORECASE)
@@ -66,8 +66,8 @@ _UNKNOWN_MODEL = re.compile(
     r"exist|is not available)",
     re.IGNORECASE | re.DOTALL,
 )
-_FILTERED_STATUSES = (400, 403, 422, 451)
-_FILTERED = re.compile(
+_CONTENT_FILTER_STATUSES = (400, 403, 422, 451)
+_CONTENT_FILTER = re.compile(
     r"flagged|moderation|content[ _-]?filter|content[ _-](?:management[ _-])?policy|responsibleaipolicy|"
     r"data_inspection_failed|prohibited_content|blocked by safety|safety system",
     re.IGNORECASE,
@@ -79,7 +79,7 @@ _TOO_LONG = re.compile(
 )
 _ERROR_CODE = re.compile(r"[45][0-9]{2}")
 _LONGEST_RETRY_AFTER_S = 3600.0
-_MOST_LEVELS = 50
+_MAX_NESTING = 50
 
 
 def read_body(text: str, schema_sent: bool) -> Answer | Failure:
@@ -89,16 +89,17 @@ def read_body(text: str, schema_sent: bool) -> Answer | Failure:
         body = json.loads(text)
     except (ValueError, RecursionError):
         body = None
-    if not isinstance(body, dict) or nests_deeper(body, _MOST_LEVELS):
+    if not isinstance(body, dict) or nests_deeper(body, _MAX_NESTING):
         return _garbled(f"a reply that is not JSON: {text[:300]!r}")
     usage = _read_usage(body.get("usage"))
     choice = _first_choice(body)
     error = body.get("error") or choice.get("error")
     if error:
         status = _status_of(error)
-        begun = status == 408 or status >= 500  # only then may the model have begun to answer
+        # With other statuses the request was refused before the model began to answer.
+        may_have_begun = status == 408 or status >= 500
         failure = of_status(status, error, {}, schema_sent)
-        return replace(failure, kind="error in 200", billed_unseen=begun and usage is None, usage=usage)
+        return replace(failure, kind="error in 200", billed_unseen=may_have_begun and usage is None, usage=usage)
     message = choice.get("message")
     content = message.get("content") if isinstance(message, dict) else None
     refusal = _refusal(choice)
@@ -107,11 +108,11 @@ def read_body(text: str, schema_sent: bool) -> Answer | Failure:
     cut = choice.get("finish_reason") == "length"
     if isinstance(content, str) and (content.strip() or cut):
         return Answer(without_surrogates(content), cut, usage)
-    if cut:  # thinking used up all tokens; a retry would cost the same and end the same
+    if cut:  # thinking used up all tokens; a retry would cost as much and fail in the same way
         return Answer("", cut, usage)
     kind = "empty" if choice else "no choices"
-    shown = without_surrogates(text[:300])
-    return Failure(kind, f"{kind}: {shown}", Remedy.WAIT, billed_unseen=usage is None, usage=usage)
+    excerpt = without_surrogates(text[:300])
+    return Failure(kind, f"{kind}: {excerpt}", Remedy.WAIT, billed_unseen=usage is None, usage=usage)
 
 
 def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: bool) -> Failure:
@@ -119,27 +120,27 @@ def of_status(status: int, body: Any, headers: Mapping[str, str], schema_sent: b
 
     Args:
         body: the response's body: a provider's error object, or text.
-        schema_sent: whether the request had a response format; the provider may refuse that.
+        schema_sent: whether the request had a response format, which the provider may refuse.
     """
-    if nests_deeper(body, _MOST_LEVELS):
+    if nests_deeper(body, _MAX_NESTING):
         body = "an error that nests too deep to be read"
-    words = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     kind, message = str(status), f"{status}: {without_surrogates(_message(body)[:1000])}"
     if status in _WAIT_STATUSES or status >= 500:
-        if status == 429 and _NO_CREDIT.search(words):
+        if status == 429 and _NO_CREDIT.search(text):
             return Failure(kind, message, Remedy.STOP)
         wait_s = retry_after_s(headers.get("retry-after"), time.time())
         return Failure(kind, message, Remedy.WAIT, wait_s, billed_unseen=status in _GATEWAY_TIMEOUTS)
-    if status in _FILTERED_STATUSES and _FILTERED.search(words):
-        asks = status == 403 and _ACCOUNT.search(message)  # the account is refused, not the content
-        return Failure(kind, message, Remedy.STOP if asks else Remedy.CONTENT)
-    if status in (401, 402, 403) or _KEY.search(words):
+    if status in _CONTENT_FILTER_STATUSES and _CONTENT_FILTER.search(text):
+        account_refused = status == 403 and _ACCOUNT.search(message)  # not the content of this request
+        return Failure(kind, message, Remedy.STOP if account_refused else Remedy.CONTENT)
+    if status in (401, 402, 403) or _KEY.search(text):
         return Failure(kind, message, Remedy.STOP)
-    if schema_sent and _FORMAT.search(words):
+    if schema_sent and _FORMAT.search(text):
         return Failure(kind, message, Remedy.TEXT)
-    if status == 404 or _UNKNOWN_MODEL.search(words):
+    if status == 404 or _UNKNOWN_MODEL.search(text):
         return Failure(kind, message, Remedy.OTHER_MODEL)
-    if status in (400, 413, 422) and _TOO_LONG.search(words):
+    if status in (400, 413, 422) and _TOO_LONG.search(text):
         return Failure(kind, message, Remedy.SHORTER)
     return Failure(kind, message, Remedy.NONE)
 
@@ -166,8 +167,8 @@ def of_exception(error: "APIError | TimeoutError", schema_sent: bool) -> Failure
 
 
 def retry_after_s(header: str | None, now: float) -> float:
-    """Seconds that a Retry-After header (a number of seconds or a date) asks to wait, at most an hour; 0 if the header
-    is missing or unreadable."""
+    """The seconds that a Retry-After header (a number of seconds or a date) asks to wait, at most an hour; 0 if the
+    header is missing or unreadable."""
     if header is None:
         return 0.0
     if header.strip().isdecimal():
@@ -180,7 +181,7 @@ def retry_after_s(header: str | None, now: float) -> float:
 
 
 def _garbled(message: str) -> Failure:
-    """An unreadable reply; it may have been billed."""
+    """The failure for an unreadable reply, which may have been billed."""
     return Failure("garbled", message, Remedy.WAIT, billed_unseen=True)
 
 
@@ -195,15 +196,16 @@ def _refusal(choice: dict[str, Any]) -> str | None:
     reason, message = choice.get("finish_reason"), choice.get("message")
     if isinstance(reason, str) and reason.startswith("content_filter"):
         return f"finish_reason {without_surrogates(reason[:100])}"
-    said = message if isinstance(message, dict) else {}
-    words = said.get("refusal")
-    if not isinstance(words, str) or not words.strip() or said.get("content"):
+    if not isinstance(message, dict):
         return None
-    return f"a refusal: {without_surrogates(words[:300])}"
+    refusal = message.get("refusal")
+    if not isinstance(refusal, str) or not refusal.strip() or message.get("content"):
+        return None
+    return f"a refusal: {without_surrogates(refusal[:300])}"
 
 
 def _read_usage(usage: Any) -> CallUsage | None:
-    """The usage that the provider reports; None if it reports none, or an impossible one."""
+    """The usage that the provider reports; None if it reports none, or impossible numbers."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
@@ -224,12 +226,12 @@ def _is_amount(value: Any, largest: float) -> bool:
 def _status_of(error: Any) -> int:
     """The code of an error object inside a 200; 500 if it has none."""
     code = error.get("code") if isinstance(error, dict) else None
-    readable = isinstance(code, (int, str)) and _ERROR_CODE.fullmatch(str(code))
-    return int(code) if readable else 500
+    is_status = isinstance(code, (int, str)) and _ERROR_CODE.fullmatch(str(code))
+    return int(code) if is_status else 500
 
 
 def _message(body: Any) -> str:
-    """The provider's error message, and that of the upstream provider behind it."""
+    """The provider's error message, followed by that of the upstream provider, if a router passes it on."""
     if isinstance(body, list) and body:  # Gemini wraps its errors in a list
         body = body[0]
     if isinstance(body, dict) and isinstance(body.get("error"), (dict, str)):
@@ -237,5 +239,5 @@ def _message(body: Any) -> str:
     if not isinstance(body, dict):
         return body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     metadata = body.get("metadata")
-    behind = metadata.get("raw") if isinstance(metadata, dict) else None
-    return " – ".join(str(part) for part in (body.get("message", body), behind) if part)
+    upstream = metadata.get("raw") if isinstance(metadata, dict) else None
+    return " – ".join(str(part) for part in (body.get("message", body), upstream) if part)
