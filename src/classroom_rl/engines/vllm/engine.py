@@ -1,4 +1,4 @@
-"""A vLLM engine for a role: it gets token ids or messages and returns sampled tokens."""
+"""A vLLM engine for one role: it takes token ids or messages and returns sampled tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _CPU_BLOCK = 32
-"""Tokens; vLLM's attention on CPUs wants a multiple of 32."""
+"""In tokens; vLLM's attention on CPUs needs a multiple of 32."""
 
 
 class VllmEngine(EngineProcess):
@@ -34,7 +34,7 @@ class VllmEngine(EngineProcess):
 
     Attributes:
         tokenizer: the model's tokenizer.
-        frame: how its chat template frames a reply between two assistant messages.
+        frame: the chat template's tokens around a reply between two assistant messages.
         policy: the version of the loaded weights.
         weights: a fingerprint of the loaded weights; equal weights have equal fingerprints.
     """
@@ -60,7 +60,7 @@ class VllmEngine(EngineProcess):
 
     @property
     def gate(self) -> WeightsGate:
-        """The engine's gate; inside it, the weights are those of `policy`."""
+        """The engine's gate. The weights do not change while a turn is inside it."""
         return self._gate
 
     @property
@@ -70,7 +70,7 @@ class VllmEngine(EngineProcess):
 
     @property
     def max_length(self) -> int:
-        """The length of the model's context, in tokens."""
+        """The model's context length in tokens."""
         return self._model.vllm.max_length
 
     @property
@@ -98,11 +98,11 @@ class VllmEngine(EngineProcess):
             )
         from vllm.inputs.engine import tokens_input
 
-        # A prompt without a type would first go through vLLM's tokenising thread.
+        # vLLM would send an untyped prompt through its tokenizer thread first.
         params, prompt = self._sampling_params(sampling, room), tokens_input(list(prompt_ids))
-        params.logprobs = 0 if with_logprobs else None
+        params.logprobs = 0 if with_logprobs else None  # 0: only the sampled token's
         async with self._gate.turn():
-            policy, weights = self.policy, self.weights
+            policy, weights = self.policy, self.weights  # read here: they may have changed while the turn waited
             request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
             output = (await self._finish(request)).outputs[0]
         ids = tuple(output.token_ids)
@@ -117,18 +117,18 @@ class VllmEngine(EngineProcess):
         )
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Sample the assistant message that follows `messages`, without log-probs: nothing is trained on it, and they
-        cost the engine and the server time for each token. Raises the same errors as `generate`."""
+        """Sample the assistant message that follows `messages`, without log-probs: nothing is trained on it, and
+        log-probs cost the engine and the server time for each token. Raises the same errors as `generate`."""
         return await self._sample(encode_chat(self.tokenizer, messages), sampling, with_logprobs=False)
 
     async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-        """Wait for the turns in flight, then load published weights in place, or replace the adapter by a published
-        one. The engine is not restarted. If it slept, it is awake afterwards.
+        """Wait for the turns in flight, then load published weights in place, or replace the adapter with a published
+        one. The engine is not restarted. If it was asleep, it is awake afterwards.
 
         Raises:
             DataError: if the folder does not hold a complete published policy for this model.
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
-            GpuFull: if the engine slept and the GPU has no room for it.
+            GpuFull: if the engine was asleep and the GPU has no memory for it.
             EngineFailure: if the engine died, or loaded only some of the weights; it then counts as dead.
         """
         weights = check_policy(folder, policy)
@@ -139,13 +139,14 @@ class VllmEngine(EngineProcess):
                     await self._engine.collective_rpc("load_policy", args=(str(folder),))
                 else:
                     await self._adapter.load(folder, policy)
+                # Cached prefixes hold the KV values of the old weights.
                 if not await self._engine.reset_prefix_cache():
                     raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
             self.policy, self.weights = policy, weights
 
     def shutdown(self) -> None:
         """End the engine's processes."""
-        del self._adapter  # it holds a reference to the engine, too
+        del self._adapter  # it also holds a reference to the engine
         super().shutdown()
 
     def _sampling_params(self, sampling: Sampling, room: int) -> "SamplingParams":
@@ -167,18 +168,18 @@ class VllmEngine(EngineProcess):
     def _find_stop_ids(self) -> list[int]:
         """The end-of-turn token of the chat template, and the end tokens in the model's generation config."""
         generation_config = self._engine.model_config.try_get_generation_config()
-        named = generation_config.get("eos_token_id") or []
-        named = [named] if isinstance(named, int) else list(named)
-        return sorted({self.frame.turn_end_id, *named})
+        eos_ids = generation_config.get("eos_token_id") or []
+        eos_ids = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids)
+        return sorted({self.frame.turn_end_id, *eos_ids})
 
 
 def _logprobs_of(ids: Sequence[int], entries: Sequence[Any]) -> tuple[float, ...]:
-    """The log-probs of sampled tokens in vLLM's entries, which hold those of other tokens, too."""
+    """The log-probs of the sampled tokens. vLLM's entries (one dictionary per position) may hold other tokens, too."""
     return tuple(entry[token].logprob for entry, token in zip(entries, ids, strict=True))
 
 
 def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncLLM":
-    """Start vLLM with a model that generates text (`runner` "generate") or gives scores ("pooling")."""
+    """Start vLLM with a model that generates text (`runner` "generate") or computes scores ("pooling")."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     return AsyncLLM.from_engine_args(engine_arguments(model, seed, sleep_mode, runner), stat_loggers=[own_metrics()])
@@ -192,7 +193,7 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
     return AsyncEngineArgs(
         model=model.model_name_or_path,
         runner=runner,
-        load_format="safetensors",  # "auto" would fall back to pickles
+        load_format="safetensors",  # "auto" would fall back to pickle files, which can run code
         trust_remote_code=False,
         dtype=options.dtype,
         seed=seed,
@@ -202,8 +203,8 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
         tensor_parallel_size=options.number_of_gpus_per_instance,
         enforce_eager=options.enforce_eager,
         enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        generation_config="vllm",
+        logprobs_mode="processed_logprobs",  # those of the sampling distribution, after temperature and truncation
+        generation_config="vllm",  # not the sampling defaults in the model's folder
         worker_extension_cls="classroom_rl.engines.vllm.worker_extension.PolicyWorker",
         enable_log_requests=False,
         enable_sleep_mode=sleep_mode and _sleep_mode_is_available(),
@@ -213,34 +214,34 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
 
 
 def _sleep_mode_is_available() -> bool:
-    """Whether vLLM supports its sleep mode on this platform; where it does not, vLLM refuses to start with it."""
+    """Whether vLLM supports sleep mode on this platform. If not, vLLM refuses to start with it."""
     from vllm.platforms import current_platform
 
     return current_platform.is_sleep_mode_available() and current_platform.is_cumem_allocator_available()
 
 
 def _cpu_arguments(options: VllmConfig) -> dict[str, Any]:
-    """vLLM's arguments on CPUs; none elsewhere.
+    """vLLM's arguments for CPUs; empty on other platforms.
 
-    Chunked prefill is off, because that of a seeded request kills the worker there: CPU generators cannot be rewound
-    ("CPU Generator does not use offset"). Blocks of the prefix cache are small, because only whole ones are found
-    again: with the 128 tokens that vLLM takes on CPUs, each turn of a conversation reads up to 127 old tokens again. An
-    engine with cores of its own runs in one process.
+    Chunked prefill is off, because with a seeded request it kills vLLM's worker on a CPU: CPU generators cannot be
+    rewound ("CPU Generator does not use offset"). The blocks of the prefix cache are small, because only whole blocks
+    are reused: with vLLM's default of 128 tokens on CPUs, each turn of a conversation would compute up to 127 old
+    tokens again. An engine with its own cores runs in a single process.
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return {}
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(options.max_length, 8192),
         "block_size": _CPU_BLOCK,
     }
     if options.cpu_cores is not None and options.number_of_gpus_per_instance == 1:
-        found["distributed_executor_backend"] = (
+        arguments["distributed_executor_backend"] = (
             "classroom_rl.engines.vllm.single_process_executor.SingleProcessExecutor"
         )
-    return found
+    return arguments
 
 
 async def open_vllm(model: str, *, max_length: int | None = None, seed: int = 0, **options: Any) -> VllmEngine:
@@ -248,19 +249,22 @@ async def open_vllm(model: str, *, max_length: int | None = None, seed: int = 0,
 
     Args:
         model: a folder or a name on the Hub.
-        max_length: the context in tokens; None takes `VllmConfig`'s, or the model's if that is shorter.
+        max_length: the context length in tokens; None takes the default of `VllmConfig`, or the model's if it is
+            shorter.
         options: further fields of `config.base.VllmConfig`, such as gpu_memory_utilization, number_of_gpus_per_instance
-            or dtype. Those of sampling belong to `Rollouts`.
+            or dtype. Sampling options belong to `Rollouts`.
 
     Raises:
-        ConfigError: if there is no such model or option, or the model's context is shorter than `max_length`.
+        ConfigError: if the model or an option does not exist, or the model's context is shorter than `max_length`.
         EngineFailure: if vLLM cannot load the model; the message is vLLM's.
     """
     name = str(model)
-    known = {field for field in VllmConfig.__dataclass_fields__ if field not in ("temperature", "top_k", "top_p")}
-    unknown = sorted(set(options) - known)
+    known_options = {
+        field for field in VllmConfig.__dataclass_fields__ if field not in ("temperature", "top_k", "top_p")
+    }
+    unknown = sorted(set(options) - known_options)
     if unknown:
-        raise ConfigError(f"open_vllm has no option {', '.join(unknown)}. It has: {', '.join(sorted(known))}.")
+        raise ConfigError(f"open_vllm has no option {', '.join(unknown)}. It has: {', '.join(sorted(known_options))}.")
     check_model("open_vllm's model", name)
     load_tokenizer("open_vllm's model", name)
     if max_length is None:

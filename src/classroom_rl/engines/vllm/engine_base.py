@@ -1,9 +1,9 @@
-"""The base of all vLLM engines: start, sleep, health check, deadlines of turns, and shutdown.
+"""The base class of all vLLM engines: start, sleep, health check, deadlines of turns, and shutdown.
 
-This uses sleep level 1 of vLLM: the weights move to host memory, and the KV cache is dropped. Level 2 would drop the
-weights, too, and save that host memory (and a copy, a small part of the time for publishing). But then an engine could
-only wake up with newly published weights: a server whose trainer died could not go on with the old ones, and
-everything that vLLM holds besides parameters and buffers would be lost.
+It uses vLLM's sleep level 1: the weights move to host memory, and the KV cache is dropped. Level 2 would drop the
+weights, too, and save that host memory (and a copy, which is a small part of the time for publishing). But then an
+engine could only wake up with newly published weights: a server whose trainer died could not continue with the old
+ones, and everything that vLLM holds besides parameters and buffers would be lost.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class TurnDeadlines:
-    """Gives each turn a time, which begins anew for all of them whenever one ends: with a small KV cache, an engine
-    samples turns one after the other.
+    """Gives each turn a deadline. Whenever a turn ends, the deadlines of all other turns start anew: with a small KV
+    cache, an engine samples turns one after the other, so waiting alone is no failure.
 
     Attributes:
-        seconds: the time in which some turn must end.
+        seconds: the time within which some turn must end.
     """
 
     def __init__(self, seconds: float):
@@ -41,43 +41,44 @@ class TurnDeadlines:
         self._extended_at = float("-inf")
 
     def extend(self) -> None:
-        """Begin the time of all turns anew. They are not touched: each looks again when its own time is over."""
+        """Restart the time of all turns. Their timers stay as they are: each checks for an extension when it fires."""
         self._extended_at = asyncio.get_running_loop().time()
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """A turn goes inside.
+        """A context in which one turn is sampled.
 
         Raises:
-            TimeoutError: if neither it nor any other turn ended in time.
+            TimeoutError: if neither this turn nor any other ended in time.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as timeout:
 
-            def look_again() -> None:
+            def check_deadline() -> None:
                 nonlocal timer
-                until = self._extended_at + self.seconds
-                if until > loop.time():
-                    timer = loop.call_at(until, look_again)
+                deadline = self._extended_at + self.seconds
+                if deadline > loop.time():
+                    timer = loop.call_at(deadline, check_deadline)
                 else:
-                    timeout.reschedule(loop.time())
+                    timeout.reschedule(loop.time())  # raises TimeoutError in the turn
 
-            timer = loop.call_later(self.seconds, look_again)
+            timer = loop.call_later(self.seconds, check_deadline)
             try:
                 yield
             finally:
                 timer.cancel()
 
 
-_LEVEL = 1
+_SLEEP_LEVEL = 1
 
 
 class SleepControl:
-    """Puts one engine to sleep and wakes it up. Its gate is closed meanwhile, so turns wait. Calls run one at a time.
+    """Puts one engine to sleep and wakes it up. Its gate is closed while it sleeps, so turns wait. Calls run one at a
+    time.
 
     Args:
         gate: the gate that the engine's turns pass through.
-        can_sleep: whether vLLM supports sleep for this engine. It does not on CPUs; there only the gate is closed.
+        can_sleep: whether vLLM supports sleep for this engine. On CPUs it does not; there only the gate is closed.
 
     Attributes:
         asleep: whether the engine sleeps (on CPUs: whether its gate is closed).
@@ -91,7 +92,7 @@ class SleepControl:
         self._changes = asyncio.Lock()
 
     async def sleep(self, timeout_s: float) -> None:
-        """Wait for the turns in flight, then put the engine to sleep. Does nothing if it sleeps already.
+        """Wait for the turns in flight, then put the engine to sleep. Does nothing if it already sleeps.
 
         Raises:
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
@@ -102,17 +103,17 @@ class SleepControl:
             await self._gate.close(timeout_s)
             try:
                 if self.can_sleep:
-                    await self._engine.sleep(level=_LEVEL)
+                    await self._engine.sleep(level=_SLEEP_LEVEL)
             except BaseException:
                 self._gate.open()
                 raise
             self.asleep = True
 
     async def wake_up(self) -> None:
-        """Wake the engine up with the weights that it had. Does nothing if it is awake.
+        """Wake the engine up with the same weights. Does nothing if it is awake.
 
         Raises:
-            GpuFull: if the GPU has no room; the engine stays asleep and can be woken up later.
+            GpuFull: if the GPU has no free memory for it; the engine stays asleep and can be woken up later.
             EngineFailure: if an earlier change of its weights failed halfway.
         """
         async with self._changes:
@@ -123,11 +124,11 @@ class SleepControl:
     @asynccontextmanager
     async def loading(self, timeout_s: float) -> AsyncIterator[None]:
         """A context in which new weights can be loaded: no turn is sampled, and the weights are in GPU memory.
-        Afterwards the engine is awake. The KV cache is allocated last, so that loading has room.
+        Afterwards the engine is awake. The KV cache is allocated last, so that its memory is free during loading.
 
         Raises:
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
-            GpuFull: if the GPU has no room for the engine.
+            GpuFull: if the GPU has no free memory for the engine.
         """
         async with self._changes:
             if not self.asleep:
@@ -140,7 +141,7 @@ class SleepControl:
             self._mark_awake()
 
     async def _wake(self, tags: list[str] | None) -> None:
-        """Take GPU memory again for these vLLM `tags`; None means all that still sleep."""
+        """Allocate GPU memory again for these `tags` of vLLM ("weights", "kv_cache"); None means all that sleep."""
         self._gate.check()
         if not self.can_sleep:
             return
@@ -150,7 +151,7 @@ class SleepControl:
             await self._engine.wake_up(tags=tags)
         except EngineDeadError:
             raise
-        except Exception as error:  # vLLM raises errors of its workers without a type of their own
+        except Exception as error:  # vLLM raises its workers' errors without a specific type
             raise GpuFull(
                 f"An engine could not take its GPU's memory again: {error}. Lower vllm.gpu_memory_utilization of the "
                 "engines, or what the trainer keeps there; dry_run=true shows who takes how much."
@@ -165,7 +166,7 @@ Output = TypeVar("Output", "RequestOutput", "PoolingRequestOutput")
 
 
 class EngineProcess:
-    """One model on vLLM's `AsyncLLM`. Subclasses define how it is loaded and which requests it takes.
+    """One model on vLLM's `AsyncLLM`. Subclasses define how it is loaded and which requests it accepts.
 
     Attributes:
         tokenizer: the model's tokenizer.
@@ -186,11 +187,11 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
-        """Load a model. This takes about twenty seconds on a CPU, longer for large models. Where no GPU's memory is to
-        be shared out, several engines may start at once.
+        """Load a model. This takes about twenty seconds on a CPU, longer for large models. Several engines may start at
+        the same time, unless they share a GPU's memory.
 
-        A start that is cancelled first waits until the model is loaded, because vLLM loads in a thread, and then ends
-        the engine.
+        If the start is cancelled, it first waits until the model is loaded, because vLLM loads it in a thread, and then
+        ends the engine.
 
         Args:
             generation: sets the deadlines, and whether the engine needs sleep mode.
@@ -200,13 +201,13 @@ class EngineProcess:
         """
         load = partial(cls._load, model, seed, _needs_sleep_mode(generation))
         try:
-            engine, pids = await _to_the_end(asyncio.to_thread(start_engine, model, load))
+            engine, pids = await _end_if_cancelled(asyncio.to_thread(start_engine, model, load))
             try:
                 await engine.collective_rpc("exit_with_server", args=(os.getpid(),))
                 gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
                 return cls(engine, model, pids, gpus, generation)
             except BaseException:
-                _end(engine)
+                _shut_down(engine)
                 raise
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineFailure(f"vLLM could not load {model.model_name_or_path}: {error}") from error
@@ -222,7 +223,7 @@ class EngineProcess:
 
     async def sleep(self, timeout_s: float) -> None:
         """Wait for the turns in flight, then free the GPU's memory; the weights move to host memory. New turns wait
-        until `wake_up`. On CPUs turns wait, too, but no memory is freed.
+        until `wake_up`. On CPUs turns also wait, but no memory is freed.
 
         Raises:
             DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
@@ -232,17 +233,17 @@ class EngineProcess:
             await self._sleep_control.sleep(timeout_s)
 
     async def wake_up(self) -> None:
-        """Take GPU memory again and go on with the same weights.
+        """Allocate GPU memory again and continue with the same weights.
 
         Raises:
-            GpuFull: if the GPU has no room; the engine stays asleep.
+            GpuFull: if the GPU has no free memory for it; the engine stays asleep.
             EngineFailure: if the engine died.
         """
         with engine_errors(self._model):
             await self._sleep_control.wake_up()
 
     def health(self) -> EngineHealth:
-        """Model, vLLM version, and the ids of the engine's processes."""
+        """The model, the vLLM version, and the engine's process ids, GPUs and sleep state."""
         import vllm
 
         self.check_alive()
@@ -257,7 +258,7 @@ class EngineProcess:
         )
 
     def metrics(self) -> list["Metric"]:
-        """vLLM's metrics of this engine, for Prometheus."""
+        """This engine's vLLM metrics, for Prometheus."""
         return metrics_of(self._engine)
 
     def check_alive(self) -> None:
@@ -273,19 +274,19 @@ class EngineProcess:
 
     def shutdown(self) -> None:
         """End the engine's processes."""
-        del self._sleep_control
-        _end(self.__dict__.pop("_engine"))
+        del self._sleep_control  # it also holds a reference to the engine
+        _shut_down(self.__dict__.pop("_engine"))
 
     @contextmanager
-    def _weight_change(self, what: str) -> Iterator[None]:
+    def _weight_change(self, action: str) -> Iterator[None]:
         """A context in which the weights change. If it fails or is cancelled, the engine may hold a mix of old and new
-        weights, perhaps a different one on each GPU. So no turn is sampled any more, and the engine counts as dead.
+        weights, perhaps a different mix on each GPU. Then no turn is sampled any more, and the engine counts as dead.
 
         Args:
-            what: describes the change, for the message.
+            action: describes the change, for the message.
 
         Raises:
-            DataError: passed on: the change was refused before any weight changed.
+            DataError: passed through: the change was refused before any weight changed.
             EngineFailure: for every other error.
         """
         try:
@@ -294,8 +295,8 @@ class EngineProcess:
             raise
         except BaseException as error:
             self._failure = EngineFailure(
-                f"The engine of {self._model.model_name_or_path} failed while it {what}, and may hold parts of the old "
-                f"weights and of the new ones: {error or type(error).__name__}"
+                f"The engine of {self._model.model_name_or_path} failed while it {action}, and may hold parts of the "
+                f"old weights and of the new ones: {error or type(error).__name__}"
             )
             self._gate.close_for_good(self._failure)
             if isinstance(error, Exception):
@@ -303,7 +304,7 @@ class EngineProcess:
             raise
 
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
-        """The final output of a request to vLLM, which must have passed the gate.
+        """The final output of a request to vLLM. Call it inside the gate.
 
         Raises:
             EngineFailure: if the engine died, or finished no request in time.
@@ -343,8 +344,10 @@ def _needs_sleep_mode(generation: GenerationConfig) -> bool:
     return generation.colocate is not False or generation.schedule == PHASED
 
 
-async def _to_the_end(loading: Coroutine[None, None, tuple["AsyncLLM", list[int]]]) -> tuple["AsyncLLM", list[int]]:
-    """Wait for an engine. If the waiting is cancelled, the engine is ended as soon as it is there."""
+async def _end_if_cancelled(
+    loading: Coroutine[None, None, tuple["AsyncLLM", list[int]]],
+) -> tuple["AsyncLLM", list[int]]:
+    """Wait for an engine. If the waiting is cancelled, the engine is shut down as soon as it is loaded."""
     task = asyncio.create_task(loading)
     try:
         return await asyncio.shield(task)
@@ -352,14 +355,14 @@ async def _to_the_end(loading: Coroutine[None, None, tuple["AsyncLLM", list[int]
         await asyncio.wait([task])
         if task.exception() is None:
             engine, _ = task.result()
-            _end(engine)
+            _shut_down(engine)
         raise
 
 
-def _end(engine: "AsyncLLM") -> None:
+def _shut_down(engine: "AsyncLLM") -> None:
     engine.shutdown()
-    engine.shutdown = _nothing  # vLLM's __del__ calls it again, perhaps after the interpreter unloaded its modules
+    engine.shutdown = _do_nothing  # vLLM's __del__ calls it again, perhaps after the interpreter unloaded its modules
 
 
-def _nothing(timeout: float | None = None) -> None:
+def _do_nothing(timeout: float | None = None) -> None:
     """Replaces `shutdown` of an engine that has been shut down."""

@@ -1,4 +1,4 @@
-"""Starts the processes of vLLM's engines, each with the environment that its model asks for."""
+"""Starts the processes of vLLM's engines, each with the environment variables that its model needs."""
 
 import multiprocessing
 import os
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 SLOTS = 2
-"""One more than the adapters in use: if all slots are taken, vLLM applies the last adapter to requests without one.
+"""One more than the adapters in use: if all slots are full, vLLM applies the last adapter to requests without adapter.
 While a new version replaces the old one, both are loaded, and no request is sampled."""
 
 
 class AdapterSlot:
-    """The current version of the adapter in an engine. Before the first one is loaded, the model samples without.
+    """The current version of an engine's adapter. Until the first one is loaded, the model samples without adapter.
 
     Attributes:
-        current: the `LoRARequest` for requests; None before the first version.
+        current: vLLM's `LoRARequest` of that version; None before the first version.
     """
 
     def __init__(self, engine: "AsyncLLM"):
@@ -41,7 +41,7 @@ class AdapterSlot:
         self.current: LoRARequest | None = None
 
     async def load(self, folder: Path, policy: PolicyVersion) -> None:
-        """Replace the adapter by a published one. Nothing may be sampled meanwhile.
+        """Replace the adapter with a published one. Nothing may be sampled meanwhile.
 
         Raises:
             DataError: if vLLM refuses the new adapter; the old one stays.
@@ -49,25 +49,25 @@ class AdapterSlot:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        # vLLM does not reload an id that it knows, and finds cached prefixes by name. So both are new for each load,
-        # also if the same version is published again.
+        # vLLM does not reload a known id, and looks up cached prefixes by the adapter's name. So each load gets a new
+        # id and a new name, even if the same version is published again.
         self._loaded += 1
         new = LoRARequest(f"{policy} ({self._loaded})", self._loaded, str(folder))
         try:
             await self._engine.add_lora(new)
         except EngineDeadError:
             raise
-        except Exception as error:  # vLLM raises errors of its workers without a type of their own
+        except Exception as error:  # vLLM raises its workers' errors without a specific type
             raise DataError(f"vLLM did not take the adapter in {folder}: {error}") from error
-        before, self.current = self.current, new
-        if before is not None:
-            await self._engine.remove_lora(before.lora_int_id)
+        previous, self.current = self.current, new
+        if previous is not None:
+            await self._engine.remove_lora(previous.lora_int_id)
 
 
 def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
     """vLLM's engine arguments for a model's adapter; empty without one.
 
-    The modules are named so that the output head gets no adapter slot. A slot would need memory of rank × vocabulary,
+    The modules are listed so that the output head gets no adapter slot. A slot would need rank × vocabulary parameters,
     and the head could not compute log-probs of prompts, which would kill the engine.
 
     Raises:
@@ -85,7 +85,7 @@ def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
 
 
 def served_rank(rank: int) -> int:
-    """The smallest rank supported by vLLM that is not below `rank`.
+    """The smallest rank supported by vLLM that is at least `rank`.
 
     Raises:
         ConfigError: if there is none.
@@ -95,41 +95,43 @@ def served_rank(rank: int) -> int:
             f"The teacher's adapter has a matrix of rank {rank}, but vLLM serves ranks up to {SERVED_RANKS[-1]}: lower "
             "teacher_model.lora.rank."
         )
-    return min(each for each in SERVED_RANKS if each >= rank)
+    return min(served for served in SERVED_RANKS if served >= rank)
 
 
-_LOOK_S = 0.05
-_ENVIRONMENT = threading.Lock()
-"""Held while the environment of this process is that of one engine. A started process keeps what it inherited."""
+_POLL_S = 0.05
+_ENVIRONMENT_LOCK = threading.Lock()
+"""Held while this process's environment variables are those of one engine. A started process keeps what it
+inherited."""
 
 
 def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["AsyncLLM", list[int]]:
-    """Call `load`, with the environment for `model` until vLLM has started the engine's process. Several threads may
-    start engines at once: one waits for the other's process to start, not for its model to load.
+    """Call `load` with the environment variables for `model`, which stay set until vLLM has started the engine's
+    process. Several threads may start engines at once: one waits until the other's process has started, not until its
+    model is loaded.
 
     Processes are spawned. vLLM's default on GPUs is to fork, but a fork from a server's thread would inherit locks that
-    other threads hold. VLLM_WORKER_MULTIPROC_METHOD is respected if it is set, and so is VLLM_USE_FLASHINFER_SAMPLER.
+    other threads hold. VLLM_WORKER_MULTIPROC_METHOD and VLLM_USE_FLASHINFER_SAMPLER are respected if they are set.
 
     Returns:
-        The engine, and the ids of its processes.
+        The engine, and its process ids.
     """
     with ThreadPoolExecutor(1, "vllm-start") as pool:
-        with _ENVIRONMENT, _engine_environment(model):
+        with _ENVIRONMENT_LOCK, _engine_environment(model):
             others = set(multiprocessing.active_children())
             loading = pool.submit(load)
-            process = _first_process_beside(others, loading)
+            process = _wait_for_process(others, loading)
         engine = loading.result()
     return engine, [] if process is None else _with_descendants(process.pid)
 
 
-def _first_process_beside(others: set[BaseProcess], loading: Future) -> BaseProcess | None:
-    """The process that the engine starts, once it runs; None if the engine failed, or needed none."""
+def _wait_for_process(others: set[BaseProcess], loading: Future) -> BaseProcess | None:
+    """The process that the engine starts, as soon as it runs; None if the engine failed, or needed no process."""
     while True:
-        over = loading.done()
+        done = loading.done()  # before looking for the process, so that one started in between is not missed
         started = set(multiprocessing.active_children()) - others
-        if started or over:
+        if started or done:
             return started.pop() if started else None
-        wait([loading], _LOOK_S)
+        wait([loading], _POLL_S)
 
 
 def _with_descendants(pid: int) -> list[int]:
@@ -137,12 +139,12 @@ def _with_descendants(pid: int) -> list[int]:
 
 
 class _engine_environment:
-    """Sets the environment variables of an engine: how vLLM starts processes and samples, and for CPUs the cores, how
-    threads wait, and the size of the KV cache.
+    """Sets an engine's environment variables inside the `with` block: how vLLM starts processes and samples, and for
+    CPUs the cores, how threads wait, and the size of the KV cache.
 
-    OpenMP reads its own when the engine's process starts, so the model may run in that process. On GPUs vLLM would
-    sample a turn with `top_k` or `top_p` by FlashInfer, which first downloads and compiles kernels, for minutes, in the
-    middle of that turn, or fails to; vLLM's own kernels need neither.
+    OpenMP reads its variables when the engine's process starts, so the model may run in that process. On GPUs, vLLM
+    would sample turns with `top_k` or `top_p` by FlashInfer. In the middle of the first such turn, that downloads and
+    compiles kernels, which takes minutes or fails. vLLM's own kernels need neither.
     """
 
     def __init__(self, model: ModelConfig):
@@ -150,20 +152,20 @@ class _engine_environment:
 
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        self._wanted = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib), **short_openmp_wait()}
+        self._variables = {"VLLM_CPU_KVCACHE_SPACE": str(model.vllm.cpu_kvcache_gib), **short_openmp_wait()}
         if model.vllm.cpu_cores is not None:
-            self._wanted["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
+            self._variables["VLLM_CPU_OMP_THREADS_BIND"] = model.vllm.cpu_cores
             cores = parse_id_list(model.vllm.cpu_cores)
-            self._wanted["OMP_NUM_THREADS"] = str(len(cores))
-            self._wanted["OMP_PLACES"] = f"{{{','.join(map(str, cores))}}}"
-            self._wanted["OMP_PROC_BIND"] = "true"
+            self._variables["OMP_NUM_THREADS"] = str(len(cores))
+            self._variables["OMP_PLACES"] = f"{{{','.join(map(str, cores))}}}"
+            self._variables["OMP_PROC_BIND"] = "true"
 
     def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._wanted}
-        os.environ.update(self._wanted)
+        self._previous = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
 
     def __exit__(self, *_error) -> None:
-        for name, value in self._before.items():
+        for name, value in self._previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -1,4 +1,4 @@
-"""A reward model on vLLM, which scores a conversation with one number."""
+"""A reward model on vLLM, which gives a conversation one number as its score."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 _TASKS = ("classify", "token_classify")
-"""vLLM's pooling tasks for a score: one for the whole text, or one after each token (as for Qwen2.5-Math-RM-72B), of
-which the last counts."""
+"""vLLM's pooling tasks that return scores: one score for the whole text, or one after each token (as for
+Qwen2.5-Math-RM-72B), of which the last one is used."""
 
 
 class RewardEngine(EngineProcess):
@@ -29,7 +29,7 @@ class RewardEngine(EngineProcess):
         """Load a reward model. Arguments as in `EngineProcess.start`.
 
         Raises:
-            ConfigError: if the model does not give exactly one number.
+            ConfigError: if the model does not output exactly one number.
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
         """
         engine = await super().start(model, seed, generation)
@@ -41,7 +41,8 @@ class RewardEngine(EngineProcess):
         return engine
 
     async def score(self, messages: Sequence[Message]) -> float:
-        """The model's score of the last message, given those before it: the raw logit, unbounded, without a sigmoid.
+        """The model's score of the last message, given the messages before it: the raw logit, without a sigmoid, so
+        unbounded.
 
         Raises:
             ContextOverflow: if the conversation does not fit into the model's context.
@@ -55,9 +56,9 @@ class RewardEngine(EngineProcess):
                 f"into the context of the reward model {self.model_name}: its vllm.max_length is {limit}. Raise it, or "
                 "have shorter ones."
             )
-        return float((await self._read(ids))[-1])
+        return float((await self._head_outputs(ids))[-1])
 
-    async def _read(self, ids: Sequence[int]) -> "torch.Tensor":
+    async def _head_outputs(self, ids: Sequence[int]) -> "torch.Tensor":
         """All outputs of the classification head for these tokens, flattened."""
         from vllm import PoolingParams
 
@@ -67,6 +68,7 @@ class RewardEngine(EngineProcess):
             return (await self._finish(request)).outputs.data.flatten()
 
     async def _find_task(self) -> None:
+        """Choose the pooling task, and check with a short text that the model outputs one number."""
         tasks = [task for task in _TASKS if task in await self._engine.get_supported_tasks()]
         if not tasks:
             raise ConfigError(
@@ -75,7 +77,7 @@ class RewardEngine(EngineProcess):
             )
         self._task = tasks[0]
         probe = encode_dialogue(self.tokenizer, [{"role": "user", "content": "a"}])
-        count = len(await self._read(probe)) / (len(probe) if self._task == "token_classify" else 1)
+        count = len(await self._head_outputs(probe)) / (len(probe) if self._task == "token_classify" else 1)
         if count != 1:
             raise ConfigError(
                 f"{self.model_name} gives {count:g} numbers where a reward model gives one: num_labels in its "

@@ -1,7 +1,7 @@
 """vLLM's metrics of several engines in one process, for `/metrics`.
 
-vLLM keeps its metrics in the process's registry, from which each new engine removes those of the engines before it.
-Here each engine has a registry of its own, and the label `role` tells them apart.
+vLLM stores its metrics in the process's global registry, and each new engine removes those of earlier engines from it.
+So here each engine has its own registry, and the label `role` distinguishes them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def own_metrics() -> "type[PrometheusStatLogger]":
-    """A class for the `stat_loggers` of one engine: vLLM's metrics in a registry of their own."""
+    """A class for one engine's `stat_loggers`: vLLM's metrics in a separate registry."""
     from vllm.v1.metrics.loggers import PrometheusStatLogger
     from vllm.v1.metrics.perf import PerfMetricsProm
 
@@ -44,20 +44,20 @@ def metrics_of(engine: "AsyncLLM") -> list[Metric]:
 
 
 def in_words(by_role: Mapping[str, Iterable[Metric]]) -> bytes:
-    """The metrics of several roles in Prometheus's format: each metric once, its samples with their role."""
-    found: dict[str, Metric] = {}
+    """The metrics of several roles in Prometheus's text format: each metric once, its samples labelled by role."""
+    merged: dict[str, Metric] = {}
     for role, metrics in by_role.items():
         for metric in metrics:
-            if metric.name not in found:
-                found[metric.name] = copy(metric)
-                found[metric.name].samples = []
+            if metric.name not in merged:
+                merged[metric.name] = copy(metric)
+                merged[metric.name].samples = []
             samples = (sample._replace(labels={"role": role, **sample.labels}) for sample in metric.samples)
-            found[metric.name].samples += samples
-    return generate_latest(_Found(found.values()))
+            merged[metric.name].samples += samples
+    return generate_latest(_CollectedMetrics(merged.values()))
 
 
-class _Found:
-    """Collected metrics, as a registry that `generate_latest` takes."""
+class _CollectedMetrics:
+    """Collected metrics with the registry interface that `generate_latest` expects."""
 
     def __init__(self, metrics: Iterable[Metric]):
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""A gate in front of an engine: it limits the turns in flight, and holds all turns back while weights are loaded or the
+"""A gate in front of an engine: it limits the turns in flight, and makes all turns wait while weights are loaded or the
 engine sleeps."""
 
 import asyncio
@@ -12,8 +12,8 @@ class WeightsGate:
     """Turns are sampled inside `turn()`. `close(timeout_s)` lets no new turn in and waits for those inside; `open()`
     lets turns in again.
 
-    So every turn is sampled by one policy version, which is the one read inside `turn()`. A turn that waits for a place
-    is still outside, so `close` does not wait for it. All methods must be called in the same event loop.
+    So every turn is sampled by one policy version: the one read inside `turn()`. A turn that waits for a free slot is
+    still outside, so `close` does not wait for it. All methods must be called in the same event loop.
 
     Args:
         patience_s: how many seconds a turn waits to get in.
@@ -22,7 +22,7 @@ class WeightsGate:
 
     def __init__(self, patience_s: float = 3600.0, places: int = 256) -> None:
         self._patience_s = patience_s
-        self._places = asyncio.Semaphore(places)
+        self._slots = asyncio.Semaphore(places)
         self._inside = 0
         self._failure: EngineFailure | None = None
         self._open, self._idle = asyncio.Event(), asyncio.Event()
@@ -31,15 +31,15 @@ class WeightsGate:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """The context in which a turn is sampled. Waits, first come first served, for a free place and an open gate.
+        """The context in which a turn is sampled. Waits, first come first served, for a free slot and an open gate.
 
         Raises:
-            DeadlineExceeded: if no place is free within `patience_s`, or the gate stays closed for as long.
+            DeadlineExceeded: if no slot is free within `patience_s`, or the gate stays closed for that long.
             EngineFailure: if the gate was closed for good.
         """
         try:
             async with asyncio.timeout(self._patience_s):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise DeadlineExceeded(
                 f"The engine had no place free within {self._patience_s:g} s. Raise its vllm.max_num_seqs or "
@@ -50,11 +50,11 @@ class WeightsGate:
             with self.inside():
                 yield
         finally:
-            self._places.release()
+            self._slots.release()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Count as inside, for work that a turn inside starts and that may outlast the turn."""
+        """Count as inside, for work that a turn inside the gate starts and that may outlast the turn."""
         self._inside += 1
         self._idle.clear()
         try:
@@ -113,7 +113,7 @@ class WeightsGate:
     async def _wait_until_open(self) -> None:
         try:
             async with asyncio.timeout(self._patience_s):
-                while not self._open.is_set():
+                while not self._open.is_set():  # it may be closed again before this task runs
                     await self._open.wait()
         except TimeoutError:
             raise DeadlineExceeded(

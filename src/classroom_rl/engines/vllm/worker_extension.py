@@ -1,4 +1,4 @@
-"""Code that runs inside each vLLM worker process, next to the model."""
+"""Code that runs inside each vLLM worker process, with access to the model."""
 
 import logging
 import os
@@ -19,16 +19,16 @@ class PolicyWorker:
     """A mixin for vLLM's worker (`worker_extension_cls`). `collective_rpc` calls its methods on every rank."""
 
     def exit_with_server(self, server: int) -> None:
-        """Kill this worker and its engine when the server's process ends. A server that is killed cannot end them, and
-        the next server would find the GPU's memory in use.
+        """Kill this worker and its engine when the server's process ends. A killed server cannot end them itself, and
+        the next server would find the GPU's memory still in use.
 
         Args:
             server: the server's process id.
         """
-        engine = [parent.pid for parent in psutil.Process().parents()]
-        engine = engine[: engine.index(server)]
-        watched = os.pidfd_open(server)
-        threading.Thread(target=_kill_after_exit, args=(watched, [*engine, os.getpid()]), daemon=True).start()
+        engine_pids = [parent.pid for parent in psutil.Process().parents()]
+        engine_pids = engine_pids[: engine_pids.index(server)]
+        pidfd = os.pidfd_open(server)
+        threading.Thread(target=_kill_after_exit_of, args=(pidfd, [*engine_pids, os.getpid()]), daemon=True).start()
 
     def gpu(self) -> str | None:
         """The id of this worker's GPU; see `gpu_id`."""
@@ -38,28 +38,29 @@ class PolicyWorker:
         """Load the safetensors in `path` into the running model, in place.
 
         On CPUs, vLLM keeps a packed copy of the output head. If the head is tied to the embeddings, `reload_weights`
-        does not update the copy, so it is packed again.
+        does not update this copy, so it is packed again.
 
         Raises:
-            RuntimeError: if `path` has no weights for some parameters. vLLM would only warn and keep their old weights.
+            RuntimeError: if `path` has no weights for some parameters. vLLM would only log a warning and keep their old
+                weights.
         """
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
         from vllm.model_executor.model_loader.reload import layerwise
 
         model = self.model_runner.get_model()
-        layerwise.logger.addFilter(_keep_record)
+        layerwise.logger.addFilter(_is_relevant)
         try:
             with _loads_all_parameters(model, path):
                 self.reload_weights(weights_path=path)
         finally:
-            layerwise.logger.removeFilter(_keep_record)
+            layerwise.logger.removeFilter(_is_relevant)
         for module in model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
 
 
-def _kill_after_exit(watched: int, pids: list[int]) -> None:
-    select.select([watched], [], [])
+def _kill_after_exit_of(pidfd: int, pids: list[int]) -> None:
+    select.select([pidfd], [], [])  # a pidfd becomes readable when its process ends
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -72,25 +73,25 @@ def _loads_all_parameters(model: "torch.nn.Module", path: str) -> Iterator[None]
     Raises:
         RuntimeError: if it did not load some of them.
     """
-    load, wanted, loaded = model.load_weights, {name for name, _ in model.named_parameters()}, None
+    load_weights, expected, loaded = model.load_weights, {name for name, _ in model.named_parameters()}, None
 
-    def load_and_note(weights: Any) -> Any:
+    def load_and_record(weights: Any) -> Any:
         nonlocal loaded
-        loaded = load(weights)
+        loaded = load_weights(weights)
         return loaded
 
-    model.load_weights = load_and_note
+    model.load_weights = load_and_record
     try:
         yield
     finally:
-        del model.load_weights  # the class's method is visible again
-    lacking = sorted(wanted - loaded) if loaded is not None else []
-    if lacking:
-        raise RuntimeError(f"{path} lacks weights of the model, {len(lacking)} in all: {', '.join(lacking[:8])}")
+        del model.load_weights  # removes the instance attribute, so the class's method is used again
+    missing = sorted(expected - loaded) if loaded is not None else []
+    if missing:
+        raise RuntimeError(f"{path} lacks weights of the model, {len(missing)} in all: {', '.join(missing[:8])}")
 
 
-def _keep_record(record: logging.LogRecord) -> bool:
-    """A logging filter that drops vLLM's warning that a tied head or a rotary embedding has no weights to load."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """A logging filter that drops vLLM's warnings that a tied head or a rotary embedding has no weights to load."""
     return not record.getMessage().startswith(("ParallelLMHead: Failed to load", "RotaryEmbedding: Failed to load"))
 
 
