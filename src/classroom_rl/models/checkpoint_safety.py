@@ -1,5 +1,5 @@
-"""Checks a checkpoint before a training resumes from it: optimizer states are pickles, and DeepSpeed loads them without
-restrictions, so they could run any code. A file that was cut is found here, too, before any model is loaded."""
+"""Checks a checkpoint before a training resumes from it. Optimizer states are pickles, and DeepSpeed loads them without
+restrictions, so they could run any code. Truncated files are also found here, before any model is loaded."""
 
 import json
 from importlib import import_module
@@ -12,9 +12,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from classroom_rl.errors import UnsafeCheckpoint
 
-_PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+_PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 _TAG_FILE = "latest"
-_MADE_BY_DTYPE = "numpy.dtypes.UInt32DType"  # no file names it: unpickling numpy.dtype makes one
+_DTYPE_CLASS = "numpy.dtypes.UInt32DType"  # not named in the pickle, but created when numpy.dtype is unpickled
 ALLOWED = frozenset(
     {
         # numpy's random state in rng_state*.pth
@@ -28,23 +28,24 @@ ALLOWED = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
-"""The globals in checkpoints of transformers and DeepSpeed, besides tensors. All of them only hold numbers."""
+"""The globals (classes and functions) in checkpoints of transformers and DeepSpeed, apart from tensors. All of them
+hold only numbers."""
 
 
 def refuse_unsafe_checkpoint(folder: Path) -> None:
     """Read every pickle of a checkpoint with torch's restricted unpickler, its JSON files, and the headers of its
-    safetensors files, which say how long each file is; tensors stay on disk.
+    safetensors files, which contain the length of each file. Tensors are not read from disk.
 
-    The `training_args.bin` of transformers is skipped: nothing loads it.
+    The `training_args.bin` of transformers is skipped, because nothing loads it.
 
     Raises:
-        UnsafeCheckpoint: for a pickle that would call anything but `ALLOWED` (with the file and the call), a damaged
-            file, a link, and a DeepSpeed tag that names no folder in the checkpoint.
+        UnsafeCheckpoint: for a pickle that would call anything but `ALLOWED` (the message names the file and the call),
+            a damaged file, a link, and a DeepSpeed tag that names no folder in the checkpoint.
     """
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
             raise UnsafeCheckpoint(f"{path} is a link: what it leads to was not written with this checkpoint. {_FIX}")
-        if path.is_file() and path.suffix in _PICKLES and path.name != TRAINING_ARGS_NAME:
+        if path.is_file() and path.suffix in _PICKLE_SUFFIXES and path.name != TRAINING_ARGS_NAME:
             _refuse_unsafe_file(path)
         elif path.is_file() and path.suffix in (".json", ".safetensors"):
             _refuse_damaged_file(path)
@@ -60,20 +61,20 @@ _FIX = "It was damaged or altered: remove the checkpoint's folder, and the train
 
 def _refuse_unsafe_file(path: Path) -> None:
     try:
-        found = set(get_unsafe_globals_in_checkpoint(str(path)))
-        strange = sorted(found - ALLOWED)
-        if strange:
+        global_names = set(get_unsafe_globals_in_checkpoint(str(path)))
+        disallowed = sorted(global_names - ALLOWED)
+        if disallowed:
             raise UnsafeCheckpoint(
-                f"{path} would call {', '.join(strange)} when it is loaded; a checkpoint of this project calls nothing "
-                f"of that kind. {_FIX}"
+                f"{path} would call {', '.join(disallowed)} when it is loaded; a checkpoint of this project calls "
+                f"nothing of that kind. {_FIX}"
             )
-        with safe_globals([_global(name) for name in found | {_MADE_BY_DTYPE}]):
+        with safe_globals([_global(name) for name in global_names | {_DTYPE_CLASS}]):
             torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except UnsafeCheckpoint:
         raise
     except Exception as error:  # an altered file can make an unpickler raise anything
-        said = str(error).rpartition("WeightsUnpickler error:")[2].strip()  # without torch's advice to trust the file
-        reason = said.splitlines()[0].split(". ")[0] if said else type(error).__name__
+        text = str(error).rpartition("WeightsUnpickler error:")[2].strip()  # without torch's advice to trust the file
+        reason = text.splitlines()[0].split(". ")[0] if text else type(error).__name__
         raise UnsafeCheckpoint(f"{path} cannot be read as a checkpoint: {reason}. {_FIX}") from error
 
 

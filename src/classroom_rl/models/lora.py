@@ -17,7 +17,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 class LoraOptions(Protocol):
-    """The adapter's options in `model.lora` and `teacher_model.lora`."""
+    """The adapter options of the config keys `model.lora` and `teacher_model.lora`."""
 
     rank: int
     alpha: int
@@ -47,8 +47,8 @@ class AdapterShape:
     Attributes:
         modules: the adapted modules, by the last part of their names.
         rank: the largest rank of its matrices. PEFT gives fused matrices a higher rank than the configured one.
-        parameters: number of trained parameters.
-        inputs: the summed input widths of its matrices A over all layers.
+        parameters: the number of trained parameters.
+        inputs: the sum of the input widths of its A matrices over all layers.
     """
 
     modules: tuple[str, ...]
@@ -58,24 +58,25 @@ class AdapterShape:
 
 
 def adapter_shape(key: str, name: str, lora: LoraOptions) -> AdapterShape:
-    """The shape of a model's adapter. The model is built on torch's meta device; its weights are not read.
+    """The shape of a model's adapter. The model is built on torch's meta device, without reading its weights.
 
     Args:
         key: the config key of the adapter, for messages.
         name: the model, a Hub name or a local folder.
 
     Raises:
-        ConfigError: if the model has no modules of these names, or if they cannot have such an adapter.
+        ConfigError: if the model has no modules with these names, or if they cannot have such an adapter.
     """
     modules = lora.target_modules if isinstance(lora.target_modules, str) else tuple(lora.target_modules)
-    found = _shape_or_reason(name, lora.rank, modules, lora.dropout)
-    if isinstance(found, str):
-        raise ConfigError(f"{key} does not fit {name}: {found}")
-    return found
+    result = _shape_or_reason(name, lora.rank, modules, lora.dropout)
+    if isinstance(result, str):
+        raise ConfigError(f"{key} does not fit {name}: {result}")
+    return result
 
 
 @cache
 def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...], dropout: float) -> AdapterShape | str:
+    """The adapter's shape, or the reason why the model cannot have it. Cached, because building a model takes time."""
     import torch
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
@@ -92,8 +93,8 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
         )
     except ValueError as error:
         return str(error)
-    ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
-    if any(isinstance(end, LoraLayer) for end in ends):
+    embeddings_and_head = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
+    if any(isinstance(module, LoraLayer) for module in embeddings_and_head):
         return (
             "it names the embeddings or the output head. Log-probs are computed from the head's own matrix, and heads "
             "may be tied to embeddings, so neither can have an adapter: leave them out of target_modules."
@@ -102,7 +103,7 @@ def _shape_or_reason(name: str, rank: int, target_modules: str | tuple[str, ...]
     return AdapterShape(
         modules=tuple(sorted({path.rpartition(".")[2] for path, _ in layers})),
         rank=max(layer.r["default"] for _, layer in layers),
-        parameters=sum(each.numel() for each in adapted.parameters() if each.requires_grad),
+        parameters=sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad),
         inputs=sum(layer.in_features for _, layer in layers),
     )
 
@@ -115,7 +116,7 @@ def check_adapter(key: str, name: str, lora: LoraOptions) -> None:
         key: the config key of the model.
 
     Raises:
-        ConfigError: naming key, model and reason.
+        ConfigError: names the key, the model and the reason.
     """
     check_model(f"{key}.model_name_or_path", name)
     adapter_shape(f"{key}.lora", name, lora)
@@ -131,32 +132,32 @@ def check_published(folder: Path, model: str, lora: LoraOptions | None) -> None:
 
     Args:
         model: the model that the engine has loaded, as configured.
-        lora: the adapter's options; None if the engine serves whole weights.
+        lora: the adapter's options; None if the engine serves full weights.
 
     Raises:
-        DataError: for whole weights in place of an adapter and vice versa, an adapter for another model, and an adapter
+        DataError: for full weights instead of an adapter and vice versa, an adapter for another model, and an adapter
             of a higher rank.
     """
     if is_adapter(folder) is not (lora is not None):
-        held, served = ("an adapter", "false") if lora is None else ("whole weights", "true")
+        content, served = ("an adapter", "false") if lora is None else ("whole weights", "true")
         raise DataError(
-            f"{folder} holds {held}, but this server was started with teacher_model.lora.enable={served}. Start server "
-            "and trainer with the same configuration."
+            f"{folder} holds {content}, but this server was started with teacher_model.lora.enable={served}. Start "
+            "server and trainer with the same configuration."
         )
     if lora is None:
         return
-    found = read_adapter_config(folder)
+    adapter_config = read_adapter_config(folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise DataError(f"{folder} holds no {ADAPTER_WEIGHTS}, so it is no adapter that can be served.")
-    base = str(found.get("base_model_name_or_path"))
+    base = str(adapter_config.get("base_model_name_or_path"))
     if not _is_same_model(base, model):
         raise DataError(
             f"{folder} holds an adapter for another base, {base}; the teacher here is {model}. Start server and "
             "trainer with the same teacher_model.model_name_or_path."
         )
-    if not isinstance(found.get("r"), int) or found["r"] > lora.rank:
+    if not isinstance(adapter_config.get("r"), int) or adapter_config["r"] > lora.rank:
         raise DataError(
-            f"{folder} holds an adapter of rank {found.get('r')}, but this server was started with "
+            f"{folder} holds an adapter of rank {adapter_config.get('r')}, but this server was started with "
             f"teacher_model.lora.rank={lora.rank}. Start server and trainer with the same configuration."
         )
 
@@ -165,19 +166,19 @@ def check_checkpoint(folder: Path, model: str, lora: LoraOptions | None) -> None
     """Refuse to resume from a checkpoint that does not fit the configuration: loading it would silently skip weights.
 
     Raises:
-        ConfigError: with both settings, and what to do.
+        ConfigError: names both settings and says what to do.
     """
     fix = "Go on with the configuration that it was made with, or start anew with another logging.save_dir."
     if is_adapter(folder) is not (lora is not None):
-        made, wanted = ("with", "without") if lora is None else ("without", "with")
-        raise ConfigError(f"{folder} was made {made} LoRA, but this training is {wanted} it (lora.enable). {fix}")
+        before, now = ("with", "without") if lora is None else ("without", "with")
+        raise ConfigError(f"{folder} was made {before} LoRA, but this training is {now} it (lora.enable). {fix}")
     if lora is None:
         return
-    found = read_adapter_config(folder)
-    for name, key, wanted in (("r", "rank", lora.rank), ("lora_alpha", "alpha", lora.alpha)):
-        if found.get(name) != wanted:
-            raise ConfigError(f"{folder} was made with lora.{key}={found.get(name)}, not {wanted}. {fix}")
-    base = str(found.get("base_model_name_or_path"))
+    adapter_config = read_adapter_config(folder)
+    for name, key, configured in (("r", "rank", lora.rank), ("lora_alpha", "alpha", lora.alpha)):
+        if adapter_config.get(name) != configured:
+            raise ConfigError(f"{folder} was made with lora.{key}={adapter_config.get(name)}, not {configured}. {fix}")
+    base = str(adapter_config.get("base_model_name_or_path"))
     if not _is_same_model(base, model):
         raise ConfigError(f"{folder} holds an adapter for another base, {base}, not for {model}. {fix}")
 
@@ -186,33 +187,33 @@ def read_adapter_config(folder: Path) -> dict:
     """The adapter_config.json in a folder.
 
     Raises:
-        DataError: if it is damaged.
+        DataError: if the file is damaged.
     """
     path = folder / ADAPTER_CONFIG
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
     except ValueError as error:
         raise DataError(f"{path} is damaged: {error}.") from error
-    return found
+    return content
 
 
 def _is_same_model(one: str, other: str) -> bool:
-    """Whether two names mean the same model; folders are compared by their resolved paths."""
+    """Whether two names refer to the same model; folders are compared by their resolved paths."""
     if Path(one).is_dir() and Path(other).is_dir():
         return Path(one).resolve() == Path(other).resolve()
     return one == other
 
 
 def merge_adapter(adapter: Path, base: str | None, into: Path) -> None:
-    """Merge an adapter into its base and write the model into a folder, with the base's tokenizer.
+    """Merge an adapter into its base model and write the result into a folder, with the base model's tokenizer.
 
     Args:
-        base: a folder or Hub name; None means the base that the adapter names.
+        base: a folder or Hub name; None means the base model that the adapter names.
 
     Raises:
-        ConfigError: if the folder holds no adapter in safetensors, or the base cannot be loaded.
+        ConfigError: if the folder holds no adapter in safetensors, or the base model cannot be loaded.
     """
     if not (is_adapter(adapter) and (adapter / ADAPTER_WEIGHTS).is_file()):
         raise ConfigError(

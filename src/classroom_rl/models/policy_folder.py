@@ -1,5 +1,5 @@
-"""Writes and checks model folders, which are complete or not there. A marker in a published folder names its policy
-version. Published folders are in the run folder, or in the machine's shared memory."""
+"""Writes model folders atomically, and checks them. A marker file in a published folder names its policy version.
+Published folders are in the run folder, or in the machine's shared memory."""
 
 import hashlib
 import json
@@ -21,17 +21,17 @@ from classroom_rl.system.storage import SHARED_MEMORY, flush, refuse_full_disk, 
 
 MARKER = "COMPLETE"
 CONTENT_DIGEST = "content_xxh3_128"
-"""The key of a safetensors file's metadata for a digest of its content, by which `write_policy` need not read it."""
+"""The metadata key of a safetensors file for a digest of its content, so that `write_policy` need not read the file."""
 
 
 def policies_folder(run_folder: Path) -> Path:
-    """The folder that holds the policy versions a run has published, each in its own folder."""
+    """The folder for the policy versions that a run publishes, each in its own subfolder."""
     return run_folder / "policy"
 
 
 def shared_memory_folder(run_folder: Path) -> Path:
-    """The folder in shared memory for the policy versions of a run: a file system without a disk, which all programs of
-    the machine see. Its name follows from the run folder, so that server and trainer agree on it."""
+    """The folder for a run's policy versions in shared memory: a file system in RAM that all programs on the machine
+    can read. Its name is derived from the run folder, so that server and trainer agree on it."""
     name = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]
     return SHARED_MEMORY / f"classroom-{os.getuid()}-{name}"
 
@@ -47,10 +47,10 @@ def policy_name(version: int) -> str:
 
 
 def open_shared_memory(run_folder: Path) -> Path:
-    """Make the run's folder in shared memory, for this user alone, unless it exists.
+    """Create the run's folder in shared memory, accessible only to this user, unless it exists.
 
     Raises:
-        StorageError: if something else is there, or there is no shared memory.
+        StorageError: if the path belongs to another user or is not a folder, or there is no shared memory.
     """
     folder = shared_memory_folder(run_folder)
     if not SHARED_MEMORY.is_dir():
@@ -65,8 +65,10 @@ def open_shared_memory(run_folder: Path) -> Path:
 
 
 def _is_own_folder(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    """Whether this is a folder (no link) of this user that nobody else can write to. Any user can create a folder with
+    this name in shared memory, and weights from there must not be loaded."""
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def write_policy(
@@ -76,7 +78,8 @@ def write_policy(
     errors are those of `write_whole`.
 
     Args:
-        over: the folder of an old version, for `save` to overwrite; as a version it is gone before that begins.
+        over: the folder of an old version that `save` overwrites. Its marker is removed first, so it no longer counts
+            as a version.
     """
 
     def save_and_mark(target: Path) -> None:
@@ -90,14 +93,15 @@ def write_policy(
 
 
 def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0, over: Path | None = None) -> None:
-    """Let `save` fill a folder that gets its final name once everything in it is on disk: it is complete or not there.
+    """Let `save` fill a temporary folder, and rename it to `folder` once everything in it is on disk. So a folder of
+    that name is always complete.
 
-    An existing folder of that name stays until the new one is complete and then is replaced. If `save` fails, its
-    unfinished folder is removed.
+    An existing folder of that name is replaced when the new one is complete. If `save` fails, its unfinished folder is
+    removed.
 
     Args:
-        needed: the bytes that have to be free for it: a lower bound of the folder's size, if known.
-        over: a folder on the same disk that `save` is to overwrite, in place of an empty one.
+        needed: the bytes that must be free: a lower bound of the folder's size, if known.
+        over: a folder on the same disk that `save` overwrites, instead of an empty one.
 
     Raises:
         StorageError: if the disk is full or not writable.
@@ -122,27 +126,27 @@ def write_whole(folder: Path, save: Callable[[Path], None], needed: int = 0, ove
 
 def complete(unfinished: Path, folder: Path) -> None:
     """Flush an unfinished folder to disk and rename it to `folder`, replacing an existing one."""
+    # In this order: after a power loss, a folder with the final name must not hold files that never reached the disk.
     for path in unfinished.rglob("*"):
         flush(path)
     if folder.exists():
         shutil.rmtree(folder)
     unfinished.rename(folder)
-    flush(folder.parent)
+    flush(folder.parent)  # makes the rename itself durable
 
 
 def inside_run_folder(run_folder: Path, path: str) -> Path:
     """The folder that a request names, with links resolved.
 
     Raises:
-        DataError: if the folder, or a file in it, is neither inside the run folder nor inside its folder in shared
-            memory.
+        DataError: if the folder, or a file in it, is outside both the run folder and the run's folder in shared memory.
     """
     try:
         folder, shared = Path(path).resolve(), shared_memory_folder(run_folder)
         in_memory = folder.is_relative_to(shared) and _is_own_folder(shared)
         root = shared if in_memory else run_folder
         outside = not folder.is_relative_to(root) or not all(
-            each.resolve().is_relative_to(root) for each in folder.rglob("*")
+            file.resolve().is_relative_to(root) for file in folder.rglob("*")
         )
     except (ValueError, OSError, RuntimeError) as error:  # a null byte, a name too long, a loop of links
         raise DataError(f"{path[:200]!r} is no path: {error}.") from error
@@ -155,23 +159,23 @@ def inside_run_folder(run_folder: Path, path: str) -> Path:
 
 
 def check_policy(folder: Path, policy: PolicyVersion) -> str:
-    """Refuse a folder that does not hold this policy completely: loading it would kill vLLM's engine.
+    """Refuse a folder that does not hold this policy completely, because loading it would kill vLLM's engine.
 
     Returns:
         The fingerprint of its weights. Equal weights have equal fingerprints.
 
     Raises:
-        DataError: with what is missing, damaged or different.
+        DataError: names what is missing, damaged or different.
     """
     marker = folder / MARKER
     if not marker.is_file():
         raise DataError(f"{folder} holds no complete published policy: there is no file {MARKER} in it.")
     try:
         written = json.loads(marker.read_text(encoding="utf-8"))
-        found, weights = (written["run_id"], written["version"]), written["weights"]
+        published, weights = (written["run_id"], written["version"]), written["weights"]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{marker} is damaged: {error}.") from error
-    if found != (policy.run_id, policy.version):
+    if published != (policy.run_id, policy.version):
         raise DataError(f"{folder} holds {written}, not run {policy.run_id} version {policy.version}.")
     try:
         check_weights(folder)
@@ -181,18 +185,18 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
 
 
 def remove_old_policies(folder: Path, keep: int, version: int) -> None:
-    """Delete published versions in a folder: all but the newest `keep`, and those above `version`, the current one. A
-    training that resumed at an earlier step publishes them anew."""
-    complete = _complete_policies(folder)
-    past = [path for path in complete if path.name <= policy_name(version)]
-    for path in set(complete) - set(past[-keep:]):
+    """Delete published versions in a folder: all but the newest `keep`, and those newer than `version`, the current
+    one. Newer ones are left over from before the training resumed at an earlier step, which publishes them again."""
+    versions = _complete_policies(folder)
+    not_newer = [path for path in versions if path.name <= policy_name(version)]
+    for path in set(versions) - set(not_newer[-keep:]):
         shutil.rmtree(path)
 
 
 def oldest_policy(folder: Path, keep: int) -> Path | None:
-    """The oldest of the published versions in a folder; None if it holds no more than `keep`."""
-    complete = _complete_policies(folder)
-    return complete[0] if len(complete) > keep else None
+    """The oldest published version in a folder; None if it holds no more than `keep` versions."""
+    versions = _complete_policies(folder)
+    return versions[0] if len(versions) > keep else None
 
 
 def _complete_policies(folder: Path) -> list[Path]:
@@ -200,21 +204,21 @@ def _complete_policies(folder: Path) -> list[Path]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """A hash of the weights' content. An adapter's configuration is included, since it scales the weights."""
+    """A hash of the weights' content. An adapter's configuration is included, because it sets the weights' scale."""
     digest = xxhash.xxh3_128()
     for path in sorted((*folder.glob("*.safetensors"), *folder.glob(ADAPTER_CONFIG))):
         digest.update(path.name.encode())
-        noted = _noted_digest(path)
-        if noted is not None:
-            digest.update(noted.encode())
-        elif path.stat().st_size:  # nothing can be mapped of an empty file
+        stored = _stored_digest(path)
+        if stored is not None:
+            digest.update(stored.encode())
+        elif path.stat().st_size:  # mmap refuses an empty file
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 digest.update(content)
     return digest.hexdigest()
 
 
-def _noted_digest(path: Path) -> str | None:
-    """The digest in a safetensors file's metadata; None if it has none, or is another file."""
+def _stored_digest(path: Path) -> str | None:
+    """The digest in a safetensors file's metadata; None if it has none, or is not a safetensors file."""
     try:
         with safe_open(path, framework="numpy") as file:
             return (file.metadata() or {}).get(CONTENT_DIGEST)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """The weights in the teacher's engine, named by the run that published them and a counter.
+    """The version of the weights in the teacher's engine: the run that published them, and a counter.
 
-    Before the first publication the engine holds the model that the server loaded: run "" and version 0.
+    Before the first publication, the engine holds the model that the server loaded: run "" and version 0.
     """
 
     run_id: str = ""

