@@ -1,8 +1,9 @@
 """Estimates the GPU memory of a training and its engines from the shape of a model. All sizes are in bytes.
 
-The estimate counts what must be in memory, according to the sources of DeepSpeed, TRL, transformers and vLLM at the
-pinned versions. It leaves out what cannot be known beforehand: fragmentation, CUDA graphs, buffers of NCCL and of
-single kernels. So a configuration that it refuses cannot fit, and one that it accepts should have a few GiB to spare.
+The estimate is a lower bound: it counts what must be in memory, according to the source code of DeepSpeed, TRL,
+transformers and vLLM at the pinned versions. It leaves out what cannot be known beforehand: fragmentation, CUDA graphs,
+buffers of NCCL and of individual kernels. So a configuration that it refuses cannot fit, and one that it accepts should
+have a few GiB to spare.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 GIB = 2**30
 CUDA_CONTEXT = GIB // 2
-"""The GPU memory of an idle process, roughly: its CUDA context and libraries."""
+"""The approximate GPU memory of an idle process: its CUDA context and libraries."""
 
 OPTIMIZER_STATES = {
     "adamw_torch": 8,
@@ -24,17 +25,18 @@ OPTIMIZER_STATES = {
     "paged_lion_8bit": 1,
 }
 """Bytes of optimizer state per trained parameter. Adafactor's state (a row and a column for each matrix) is negligible.
-The states of a paged optimizer can move to the host, but count as if they stayed on the GPU."""
+The states of a paged optimizer can move to host memory, but are counted as GPU memory."""
 
 _STATES_WITH_ZERO = {"adafactor": 4}
-"""Optimizers with more state under ZeRO, which flattens all weights into one vector without rows and columns."""
+"""Optimizers with more state under ZeRO, because it flattens all weights into one vector without rows and columns."""
 
 _ZERO_BUCKET = 500_000_000
 """DeepSpeed's `reduce_bucket_size`: the number of gradient elements in its reduction buffer."""
 _ZERO3_SUB_GROUP = 1_000_000_000
 """DeepSpeed's `sub_group_size`: the number of parameters that a ZeRO-3 optimizer step updates at a time."""
 HEAD_TILE = (4096, 32768)
-"""The tiles of logits, tokens × vocabulary entries, from which TRL computes log-probs. It never holds all logits."""
+"""The size of the tiles of logits (tokens × vocabulary entries) from which TRL computes log-probs. It never holds all
+logits at once."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ModelShape:
     """The sizes of a model that determine its memory.
 
     Attributes:
-        mlp: width of a layer's MLP for one token; of a mixture of experts, the widths of its active experts together.
+        mlp: the width of a layer's MLP for one token; for a mixture of experts, the sum over its active experts.
         windows: for each layer with a KV cache, how many tokens it caches; None means all.
         normed_heads: whether queries and keys are normalised per head.
     """
@@ -60,7 +62,7 @@ class ModelShape:
 
     @property
     def head(self) -> int:
-        """Number of parameters of the output head (and of the embedding)."""
+        """The number of parameters of the output head (and of the embedding)."""
         return self.vocabulary * self.hidden
 
 
@@ -69,7 +71,7 @@ class Launch:
     """How the trainer is launched.
 
     Attributes:
-        processes: number of processes on all `machines` together.
+        processes: the number of processes on all `machines` together.
         zero_stage: DeepSpeed's ZeRO stage; 0 means no DeepSpeed.
         optimizer_on_host, weights_on_host: whether DeepSpeed offloads optimizer states or weights to the host.
         fsdp: whether FSDP2 splits weights, gradients and optimizer states over the processes.
@@ -89,10 +91,10 @@ class TrainerJob:
 
     Attributes:
         number_bytes: bytes per number, 2 for bfloat16 and 4 for float32.
-        state_bytes: optimizer state per trained parameter, as `state_bytes` returns it.
+        state_bytes: bytes of optimizer state per trained parameter, from the function `state_bytes`.
         reference: whether a reference model is loaded.
         checkpointing: whether gradient checkpointing is on.
-        tokens: number of tokens in a micro-batch.
+        tokens: the number of tokens in a micro-batch.
         adapter: the adapter that is trained; None if the model's own weights are trained.
     """
 
@@ -107,14 +109,14 @@ class TrainerJob:
 
     @property
     def trained(self) -> int:
-        """Number of trained parameters."""
+        """The number of trained parameters."""
         return self.shape.parameters if self.adapter is None else self.adapter.parameters
 
 
 @dataclass(frozen=True)
 class AdapterJob:
-    """A LoRA adapter: its number of parameters, the summed input widths of its matrices A over all layers, and whether
-    it has dropout."""
+    """A LoRA adapter: its number of parameters, the sum of the input widths of its A matrices over all layers, and
+    whether it has dropout."""
 
     parameters: int
     inputs: int
@@ -141,8 +143,8 @@ class TrainerMemory:
 
 def state_bytes(optimizer: str, zero_stage: int) -> int:
     """Bytes of optimizer state per trained parameter, with DeepSpeed (`zero_stage` above 0) or without."""
-    known = OPTIMIZER_STATES[optimizer]
-    return _STATES_WITH_ZERO.get(optimizer, known) if zero_stage else known
+    size = OPTIMIZER_STATES[optimizer]
+    return _STATES_WITH_ZERO.get(optimizer, size) if zero_stage else size
 
 
 def total(parts: Sequence[Part]) -> int:
@@ -151,8 +153,8 @@ def total(parts: Sequence[Part]) -> int:
 
 
 def trainer_memory(job: TrainerJob) -> TrainerMemory:
-    """The memory of one process for weights, gradients, optimizer, reference model and activations, split over the
-    processes as ZeRO or FSDP2 splits them."""
+    """The memory of one process for weights, gradients, optimizer, reference model and activations, sharded over the
+    processes as by ZeRO or FSDP2."""
     if job.launch.fsdp:
         held, gradients, step = _with_fsdp(job)
     elif job.launch.zero_stage:
@@ -164,36 +166,41 @@ def trainer_memory(job: TrainerJob) -> TrainerMemory:
 
 
 def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """With DeepSpeed: it casts the weights to the training's precision and adds float32 master weights, also if the
-    precision is float32."""
+    """With DeepSpeed, which casts the weights to the training's precision and adds float32 master weights, even if the
+    precision is float32.
+
+    Returns:
+        The parts always held, those added in the backward pass, and those added in the optimizer step.
+    """
     shape, launch, size = job.shape, job.launch, job.number_bytes
     trained, share = job.trained, _share(job.trained, launch.processes)
     parameters = shape.parameters + (trained if job.adapter else 0)
-    kept = _share(parameters, launch.processes) if launch.zero_stage == 3 else parameters
-    held = [] if launch.weights_on_host else [Part(f"weights ({8 * size} bit)", kept * size)]
+    weights_held = _share(parameters, launch.processes) if launch.zero_stage == 3 else parameters
+    held = [] if launch.weights_on_host else [Part(f"weights ({8 * size} bit)", weights_held * size)]
     if not launch.optimizer_on_host:
         held.append(Part("master weights (32 bit)", share * 4))
         held.append(Part("optimizer states", share * job.state_bytes))
     if job.reference:
-        held.append(Part(f"reference model ({8 * size} bit)", kept * size))
+        held.append(Part(f"reference model ({8 * size} bit)", weights_held * size))
     gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * size)
-    while_computed = [Part("ZeRO's gradient bucket", _ZERO_BUCKET * size)]
+    buffers = [Part("ZeRO's gradient bucket", _ZERO_BUCKET * size)]
     if launch.zero_stage == 3:
-        while_computed.append(Part("weights gathered for a layer", shape.head * size))
+        buffers.append(Part("weights gathered for a layer", shape.head * size))
     if launch.optimizer_on_host:
-        return held, while_computed, ()
-    stepped = min(share, _ZERO3_SUB_GROUP) if launch.zero_stage == 3 else share
-    step = (gradients, Part("gradients (32 bit)", stepped * 4))
-    return held, [gradients, *while_computed], step
+        return held, buffers, ()
+    updated_at_once = min(share, _ZERO3_SUB_GROUP) if launch.zero_stage == 3 else share
+    step = (gradients, Part("gradients (32 bit)", updated_at_once * 4))
+    return held, [gradients, *buffers], step
 
 
 def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
     """Without DeepSpeed: every process has float32 weights, gradients and optimizer states, and autocast makes bfloat16
-    copies of the weights. With an adapter, the model's own weights are frozen and in the training's precision."""
+    copies of the weights. With an adapter, the model's own weights are frozen and in the training's precision. Returns
+    parts as `_with_zero` does."""
     parameters = job.trained
-    # transformers tells bitsandbytes to keep the states of embeddings in 32 bits instead of 8.
-    embedded = job.shape.head if job.state_bytes in (1, 2) and job.adapter is None else 0
-    states = (parameters - embedded) * job.state_bytes + embedded * job.state_bytes * 4
+    # transformers makes bitsandbytes keep the states of embeddings in 32 bits instead of 8.
+    embeddings = job.shape.head if job.state_bytes in (1, 2) and job.adapter is None else 0
+    states = (parameters - embeddings) * job.state_bytes + embeddings * job.state_bytes * 4
     held = [Part("weights (32 bit)", parameters * 4), Part("optimizer states", states)]
     if job.adapter is not None:
         size = job.number_bytes
@@ -209,9 +216,9 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
 
 
 def _with_fsdp(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """With FSDP2: trained weights, their gradients and optimizer states are float32 and split. A layer's weights are
-    gathered in the training's precision; those of head and embedding stay so between forward and backward pass. TRL
-    gathers a reference model whole while it scores."""
+    """With FSDP2: trained weights, their gradients and optimizer states are float32 and sharded. A layer's weights are
+    gathered in the training's precision; those of head and embedding stay gathered between forward and backward pass.
+    TRL gathers a whole reference model while it computes log-probs. Returns parts as `_with_zero` does."""
     shape, size, processes = job.shape, job.number_bytes, job.launch.processes
     share = _share(job.trained, processes)
     held = [Part("weights (32 bit)", share * 4), Part("optimizer states", share * job.state_bytes)]
@@ -221,39 +228,39 @@ def _with_fsdp(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     if job.reference:
         held.append(Part("reference model (32 bit)", _share(shape.parameters, processes) * 4))
     gradients = Part("gradients", share * 4)
-    whole = Part("weights gathered for head and embedding", shape.head * size)
-    return held, [gradients, whole], (gradients,)
+    gathered = Part("weights gathered for head and embedding", shape.head * size)
+    return held, [gradients, gathered], (gradients,)
 
 
 def activations(job: TrainerJob) -> list[Part]:
-    """What the forward pass of a micro-batch keeps for the backward pass."""
+    """What the forward pass of a micro-batch stores for the backward pass."""
     shape, layer = job.shape, layer_activations(job.shape, job.number_bytes) * job.tokens
     layer += adapter_activations(job) * job.tokens // shape.layers
     if not job.checkpointing:
         return [Part("activations", layer * shape.layers), Part("output head", head_memory(job))]
     # Without DeepSpeed and FSDP, trained weights are float32, and so are the hidden states between layers.
-    stream = job.number_bytes if job.launch.zero_stage or job.launch.fsdp or job.adapter else 4
+    bytes_per_number = job.number_bytes if job.launch.zero_stage or job.launch.fsdp or job.adapter else 4
     return [
-        Part("activations kept (checkpoints)", shape.layers * shape.hidden * stream * job.tokens),
+        Part("activations kept (checkpoints)", shape.layers * shape.hidden * bytes_per_number * job.tokens),
         # The head's backward pass ends before the first layer is recomputed, so only the larger of the two counts.
         Part("one layer again, or output head", max(layer, head_memory(job))),
     ]
 
 
 def adapter_activations(job: TrainerJob) -> int:
-    """Bytes per token that an adapter keeps over all layers: with dropout, a copy and a mask of each of its inputs."""
+    """Bytes per token that an adapter stores over all layers: with dropout, a copy and a mask of each of its inputs."""
     if job.adapter is None or not job.adapter.dropout:
         return 0
     return job.adapter.inputs * (job.number_bytes + 1)
 
 
 def layer_activations(shape: ModelShape, size: int) -> int:
-    """Bytes per token that one layer of a transformers model keeps for the backward pass, with a gated MLP and without
+    """Bytes per token that one layer of a transformers model stores for the backward pass, with a gated MLP and without
     materialised attention scores.
 
-    The two norms keep their input in float32 and their result. The projections of attention and MLP keep their inputs.
-    Attention keeps queries, keys, values (repeated for all heads) and its result. The MLP keeps gate, activated gate,
-    up and their product.
+    The two norms store their input in float32 and their result. The projections of attention and MLP store their
+    inputs. Attention stores queries, keys, values (repeated for all heads) and its result. The MLP stores gate,
+    activated gate, up and their product.
 
     Args:
         size: bytes per number.
@@ -264,15 +271,16 @@ def layer_activations(shape: ModelShape, size: int) -> int:
 
 
 def head_memory(job: TrainerJob) -> int:
-    """Bytes of the output head: a tile of logits, the float32 gradient of its matrix if it is trained, and that of the
-    last hidden states."""
-    tokens, words = HEAD_TILE
-    tile = min(job.tokens, tokens) * words * job.number_bytes
+    """Bytes for the output head's backward pass: a tile of logits, the float32 gradient of its matrix, if it is
+    trained, and the float32 gradient of the last hidden states."""
+    tokens, vocabulary_entries = HEAD_TILE
+    tile = min(job.tokens, tokens) * vocabulary_entries * job.number_bytes
     matrix = 4 * job.shape.head if job.adapter is None else 0
     return tile + matrix + 4 * job.tokens * job.shape.hidden
 
 
 def _share(parameters: int, processes: int) -> int:
+    """The number of parameters per process, rounded up."""
     return -(-parameters // processes)
 
 
@@ -282,7 +290,7 @@ class EngineJob:
 
     Attributes:
         number_bytes: bytes per number of weights and KV cache.
-        adapters: number of parameters that its adapter slots have room for.
+        adapters: the number of parameters for which its adapter slots reserve memory.
     """
 
     shape: ModelShape
@@ -295,20 +303,21 @@ class EngineJob:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """The memory of one engine on each of its GPUs. `sampling` is for the logits of all sequences; `conversation` is
-    the KV cache of one conversation of `max_length` tokens."""
+    """The memory of one engine on each of its GPUs, in bytes. `sampling` is for the logits of all sequences;
+    `conversation` is the KV cache of one conversation of `max_length` tokens."""
 
     weights: int
     sampling: int
     conversation: int
 
     def cache(self, share: int) -> int:
-        """Bytes that a share of the GPU leaves for the KV cache; negative if the share is too small without it."""
+        """Bytes of the engine's share of the GPU that remain for the KV cache; negative if the share is too small even
+        without a cache."""
         return share - self.weights - self.sampling
 
 
 def engine_memory(job: EngineJob) -> EngineMemory:
-    """The memory of an engine on each of its GPUs. Weights and KV cache are split over the GPUs, but each GPU has at
+    """The memory of an engine on each of its GPUs. Weights and KV cache are split over the GPUs, but each GPU holds at
     least one key-value head."""
     shape = job.shape
     cached_heads = max(1, shape.kv_heads // job.gpus)

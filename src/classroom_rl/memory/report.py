@@ -1,7 +1,7 @@
-"""The memory budget of a configuration: what the trainer and each engine need of a GPU, and whether it fits.
+"""The memory budget of a configuration: how much GPU memory the trainer and each engine need, and whether it fits.
 
-`dry_run=true` prints it below the configuration, and each start checks it. All engines of a server use the first GPUs
-that it sees, so those fill up first.
+`dry_run=true` prints it below the configuration, and each start checks it. All engines of a server use its first
+visible GPUs, so those fill up first.
 """
 
 import logging
@@ -66,7 +66,8 @@ class Report:
 
     Attributes:
         refusals: messages about what does not fit.
-        moments: peak bytes on a GPU by moment (rollout, backward pass, …), if the GPU's size is known.
+        moments: peak bytes on a GPU by phase of a training step (rollout, backward pass, …); empty if the GPU's size is
+            unknown.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Report:
 
 
 def show_trainer_budget(config: TrainRLConfig) -> None:
-    """Print the budget of trainer and engines, for a trainer launched the way accelerate started this process.
+    """Print the budget of trainer and engines, for a trainer launched as accelerate started this process.
 
     Raises:
         ConfigError: if something does not fit, or if accelerate's precision differs from `train.dtype`.
@@ -90,8 +91,8 @@ def show_trainer_budget(config: TrainRLConfig) -> None:
 
 
 def check_trainer_start(config: TrainRLConfig) -> None:
-    """Check what this process of a training needs by itself; the server has checked its engines. Raises `ConfigError`
-    if it does not fit."""
+    """Check what this training process needs; the server has checked its engines. Raises `ConfigError` if it does not
+    fit."""
     check_start(config, lambda: launch_of_environment(os.environ), with_engines=False)
 
 
@@ -102,7 +103,7 @@ def check_server_start(config: TrainRLConfig) -> None:
 
 def check_launch_start(config: TrainRLConfig, flags: Sequence[str]) -> None:
     """Check what trainer and engines need together, if `accelerate launch` gets these flags. On a machine without a GPU
-    nothing is refused, and both programs say what they lack. Raises `ConfigError` if something does not fit."""
+    nothing is refused here; both programs report what they lack. Raises `ConfigError` if something does not fit."""
     if gpu_is_there():
         check_start(config, lambda: launch_of_flags(flags), with_engines=True)
 
@@ -114,8 +115,8 @@ def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
 
 
 def check_start(config: TrainRLConfig, find_launch: Callable[[], Launch] | None, with_engines: bool) -> None:
-    """Check the budget before a program loads anything, for the GPU that is here and not for a planned one. What may
-    not fit into the memory of a machine without a GPU is logged.
+    """Check the budget before a program loads anything, for this machine's GPU and not for a planned one. What may not
+    fit into host memory on a machine without a GPU is logged as a warning.
 
     Args:
         find_launch: as for `report`.
@@ -124,14 +125,14 @@ def check_start(config: TrainRLConfig, find_launch: Callable[[], Launch] | None,
     Raises:
         ConfigError: if something does not fit.
     """
-    sizes = memory_by_nvidia_smi()  # CUDA decides which of several the engines get
+    sizes = memory_by_nvidia_smi()  # the largest, because CUDA decides which of several GPUs the engines get
     gpu = (max(sizes), "by nvidia-smi") if sizes else (None, "there is no GPU here")
-    found = report(replace(config, train=replace(config.train, gpu_memory_gib=None)), find_launch, gpu, with_engines)
-    for line in found.lines:
+    budget = report(replace(config, train=replace(config.train, gpu_memory_gib=None)), find_launch, gpu, with_engines)
+    for line in budget.lines:
         if line.startswith(_WARNING):
             logger.warning("%s", line.removeprefix(_WARNING))
-    if found.refusals:
-        raise ConfigError("\n".join(found.refusals))
+    if budget.refusals:
+        raise ConfigError("\n".join(budget.refusals))
 
 
 def show_server_budget(config: TrainRLConfig) -> None:
@@ -140,30 +141,29 @@ def show_server_budget(config: TrainRLConfig) -> None:
 
 
 def show_evaluation_shares(config: EvalConfig) -> None:
-    """Print the share of a GPU that the engines of an evaluation take together. Raises `ConfigError` if they do not
-    fit."""
-    found = Report()
+    """Print the total share of a GPU that an evaluation's engines take. Raises `ConfigError` if they do not fit."""
+    budget = Report()
     if config.server_url is None:
         roles, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
         for name, group in awake_together(list(roles), phases).items():
-            found.lines.append(f"{name}: {share_of(roles, group):g} of a GPU ({named_shares(roles, group)})")
-        found.refusals += what_is_crowded(roles, phases, gpu_memory(None)[0])
+            budget.lines.append(f"{name}: {share_of(roles, group):g} of a GPU ({named_shares(roles, group)})")
+        budget.refusals += what_is_crowded(roles, phases, gpu_memory(None)[0])
         for role, model in roles.items():
             unfit = why_unfit(f"{role}_model.model_name_or_path", model.model_name_or_path)
-            found.refusals += [unfit] if unfit else []
-    show(found)
+            budget.refusals += [unfit] if unfit else []
+    show(budget)
 
 
-def show(found: Report) -> None:
+def show(budget: Report) -> None:
     """Print a report as YAML comments, below the configuration, which is YAML.
 
     Raises:
-        ConfigError: with everything that does not fit.
+        ConfigError: lists everything that does not fit.
     """
-    for line in found.lines:
+    for line in budget.lines:
         print(f"# {line}".rstrip())
-    if found.refusals:
-        raise ConfigError("\n".join(found.refusals))
+    if budget.refusals:
+        raise ConfigError("\n".join(budget.refusals))
 
 
 def report(
@@ -176,25 +176,26 @@ def report(
 
     Args:
         find_launch: returns how the trainer is launched; None leaves the trainer out.
-        gpu: a GPU's bytes (None: there is none) and where that is known from; by default as planned, or as torch sees.
+        gpu: a GPU's bytes (None if there is no GPU) and the source of that number. By default the planned GPU, or what
+            torch sees.
         with_engines: whether the engines are on the same machine.
     """
     limit, source = gpu or gpu_memory(config.train.gpu_memory_gib)
-    found = Report()
+    budget = Report()
     if limit is None:
-        found.lines.append(f"memory on a GPU, of which no limit is known: {source}")
+        budget.lines.append(f"memory on a GPU, of which no limit is known: {source}")
     else:
-        found.lines.append(f"memory on a GPU of {_gib(limit)} ({source})")
+        budget.lines.append(f"memory on a GPU of {_gib(limit)} ({source})")
     trainer = None
     if find_launch is None:
-        found.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
+        budget.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
     else:
-        trainer = _add_trainer(found, config, find_launch)
+        trainer = _add_trainer(budget, config, find_launch)
     roles = models_on_engines(config, reward_weights(config)) if with_engines else {}
-    weights = {role: _add_engine(found, role, model, limit) for role, model in roles.items()}
+    weights = {role: _add_engine(budget, role, model, limit) for role, model in roles.items()}
     groups = awake_together(list(roles), phases_of(config))
     if limit is None:
-        found.refusals += what_is_crowded(roles, phases_of(config), None)
+        budget.refusals += what_is_crowded(roles, phases_of(config), None)
     else:
         shares = [share_of(roles, group) for group in groups.values()]
         share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
@@ -204,16 +205,16 @@ def report(
         ]
         memory = None if trainer is None else trainer_memory(trainer)
         colocate = config.generation.colocate if with_engines else False
-        _add_moments(found, config, moments(memory, engines, colocate), limit)
-    _add_host(found, config, trainer, weights, limit)
-    return found
+        _add_moments(budget, config, moments(memory, engines, colocate), limit)
+    _add_host(budget, config, trainer, weights, limit)
+    return budget
 
 
 def _add_host(
-    found: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int], limit: int | None
+    budget: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int], limit: int | None
 ) -> None:
-    """Add the host memory at its peak. If it does not fit, that is a refusal for a run on this machine's GPU, and a
-    warning for a run on CPUs or on a planned GPU (`train.gpu_memory_gib`)."""
+    """Add the host memory at its peak. If it does not fit, a run on this machine's GPU is refused; a run on CPUs or on
+    a planned GPU (`train.gpu_memory_gib`) gets a warning."""
     roles, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
     asleep = max((sum(size for role, size in weights.items() if role not in group) for group in awake), default=0)
@@ -224,17 +225,17 @@ def _add_host(
     train = config.train
     versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
     parts, machine = host_parts(trainer, engines, asleep, limit is None, versions), machine_memory()
-    on = "if all of it is on CPUs" if limit is None else "beside the GPUs"
-    found.lines.append(f"in the machine's own memory at its fullest, {on} (this machine has {_gib(machine)}):")
-    found.add([*parts, Part("together", total(parts))])
+    where = "if all of it is on CPUs" if limit is None else "beside the GPUs"
+    budget.lines.append(f"in the machine's own memory at its fullest, {where} (this machine has {_gib(machine)}):")
+    budget.add([*parts, Part("together", total(parts))])
     message = what_does_not_fit(parts, trainer, machine)
     if message is not None and limit is not None and train.gpu_memory_gib is None:
-        found.refusals.append(message)
+        budget.refusals.append(message)
     elif message is not None:
-        found.lines.append(f"{_WARNING}{message}")
+        budget.lines.append(f"{_WARNING}{message}")
 
 
-def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
+def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
     train, model = config.train, config.teacher_model
     try:
         launch = find_launch()
@@ -242,14 +243,14 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
         shape = read_shape(model.model_name_or_path)
         adapter = _adapter(model)
     except NotEstimated as reason:
-        found.lines.append(f"trainer: not reckoned: {reason}")
+        budget.lines.append(f"trainer: not reckoned: {reason}")
         return None
-    except ConfigError as refused:
-        found.refusals.append(str(refused))
+    except ConfigError as refusal:
+        budget.refusals.append(str(refusal))
         return None
     length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
     rows = rows_of_micro_batch(config, launch.processes)
-    beside = config.supervisor_model is not None and (mixes_corrections(config) or _keeps_drafts(config))
+    has_more_rows = config.supervisor_model is not None and (mixes_corrections(config) or _keeps_drafts(config))
     job = TrainerJob(
         shape=shape,
         launch=launch,
@@ -263,28 +264,28 @@ def _add_trainer(found: Report, config: TrainRLConfig, find_launch: Callable[[],
     memory = trainer_memory(job)
     limit = train.max_tokens_per_micro_batch
     size = f"{rows} × {length} tokens" if limit is None else f"{job.tokens} tokens"
-    zero = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
-    learns = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
-    found.lines.append(
-        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{learns}, {train.dtype}, "
-        f"{train.optimizer}; {launch.processes} × GPU, {zero}; micro-batches of {size}"
+    sharding = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
+    adapter_note = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
+    budget.lines.append(
+        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{adapter_note}, {train.dtype}, "
+        f"{train.optimizer}; {launch.processes} × GPU, {sharding}; micro-batches of {size}"
     )
-    found.lines += _rows_beside(config, rows) if beside else []
-    found.add(memory.held, "always")
-    found.add(memory.backward, "backward")
-    found.add(memory.step, "step")
+    budget.lines += _describe_rows(config, rows) if has_more_rows else []
+    budget.add(memory.held, "always")
+    budget.add(memory.backward, "backward")
+    budget.add(memory.step, "step")
     return job
 
 
 def mixes_corrections(config: TrainRLConfig) -> bool:
-    """Whether corrections are rows of the training's own steps."""
+    """Whether corrections are training samples in the same steps as the conversations."""
     corrections = config.train.corrections
     return config.supervisor_model is not None and corrections.mode == SAME_STEP and corrections.weight > 0
 
 
 def _keeps_drafts(config: TrainRLConfig) -> bool:
-    """Whether rejected drafts, or messages written again with a critique in their context, are rows of the training's
-    own steps."""
+    """Whether rejected drafts, or messages rewritten with a critique in their context, are training samples in the same
+    steps as the conversations."""
     supervision = getattr(config.generation, "supervisor", None)
     if supervision is None or supervision.on_invalid == OBSERVE:
         return False
@@ -292,29 +293,29 @@ def _keeps_drafts(config: TrainRLConfig) -> bool:
 
 
 def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
-    """The most rows of a micro-batch: its conversations, and its part of the corrections that are mixed into a step.
-    Drafts are left out: how many there are depends on the tutor. In an environment in which every message is a row, an
-    episode has as many rows as it can have messages."""
+    """The maximum number of rows (training samples) in a micro-batch: its conversations, and its part of the
+    corrections that are mixed into a step. Drafts are left out, because their number depends on the tutor. In an
+    environment in which every message is a row, an episode counts as the maximum number of messages."""
     train = config.train
-    batch, least = train.number_of_problems_per_batch * train.num_samples_per_problem, train.per_device_train_batch_size
-    least *= most_rows(config) or 1
+    batch, rows = train.number_of_problems_per_batch * train.num_samples_per_problem, train.per_device_train_batch_size
+    rows *= most_rows(config) or 1
     batch *= most_rows(config) or 1
     if not mixes_corrections(config):
-        return max(least, _rows_of_pass(config))
+        return max(rows, _rows_of_pass(config))
     conversations = max(1, batch // processes)
     corrections = max(1, (train.corrections.rows_per_batch or batch) // processes)
-    parts = max(1, conversations // least)
+    parts = max(1, conversations // rows)
     return -(-(conversations + corrections) // parts)
 
 
 def _rows_of_pass(config: TrainRLConfig) -> int:
-    """The rows of one step of a supervised pass; 0 without passes."""
+    """The number of rows in one step of a supervised pass; 0 without passes."""
     has_passes = config.supervisor_model is not None and config.train.corrections.mode == PASS
     return pass_batch_size(config.train) if has_passes else 0
 
 
-def _rows_beside(config: TrainRLConfig, rows: int) -> list[str]:
-    """What the budget counts of rows beside conversations, and what it leaves out."""
+def _describe_rows(config: TrainRLConfig, rows: int) -> list[str]:
+    """Lines about which rows the budget counts in addition to conversations, and which it leaves out."""
     conversations = config.train.per_device_train_batch_size
     mixed = rows - conversations if mixes_corrections(config) else 0
     lines = [f"  a micro-batch at its largest: {conversations} conversations and {mixed} corrections"]
@@ -335,31 +336,31 @@ def _adapter(model: ModelConfig) -> AdapterJob | None:
     return AdapterJob(shape.parameters, shape.inputs, model.adapter.dropout > 0)
 
 
-def _room_for_adapters(model: ModelConfig) -> int:
-    """Number of parameters in vLLM's adapter slots, which have room for the next rank that vLLM supports."""
+def _adapter_slot_parameters(model: ModelConfig) -> int:
+    """The number of parameters in vLLM's adapter slots, which are as large as for the next rank that vLLM supports."""
     if model.adapter is None:
         return 0
     shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
     return SLOTS * shape.parameters * served_rank(shape.rank) // shape.rank
 
 
-def _add_engine(found: Report, role: str, model: ModelConfig, limit: int | None) -> int:
+def _add_engine(budget: Report, role: str, model: ModelConfig, limit: int | None) -> int:
     """Add an engine's lines.
 
     Returns:
-        The bytes of its weights on all its GPUs together; 0 if they could not be estimated.
+        The bytes of the engine's weights on all its GPUs together; 0 if they could not be estimated.
     """
     options = model.vllm
     title = f"engine of the {role}: {model.model_name_or_path}"
     too_long = refuse_context(f"{role}_model.vllm.max_length", model.model_name_or_path, options.max_length)
     unfit = None if too_long else why_unfit(f"{role}_model.model_name_or_path", model.model_name_or_path)
-    found.refusals += [each for each in (too_long, unfit) if each]
+    budget.refusals += [refusal for refusal in (too_long, unfit) if refusal]
     if unfit:
         return 0
     try:
         shape = read_shape(model.model_name_or_path)
     except NotEstimated as reason:
-        found.lines.append(f"{title}: not reckoned: {reason}")
+        budget.lines.append(f"{title}: not reckoned: {reason}")
         return 0
     job = EngineJob(
         shape=shape,
@@ -367,29 +368,31 @@ def _add_engine(found: Report, role: str, model: ModelConfig, limit: int | None)
         gpus=options.number_of_gpus_per_instance,
         max_length=options.max_length,
         max_num_seqs=options.max_num_seqs,
-        adapters=_room_for_adapters(model),
+        adapters=_adapter_slot_parameters(model),
     )
     memory = engine_memory(job)
-    found.lines.append(f"{title}, {shape.parameters:,} parameters, {options.dtype}, {job.gpus} × GPU")
-    found.add([Part("weights (asleep: on the host)", memory.weights), Part("logits of all sequences", memory.sampling)])
-    found.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
+    budget.lines.append(f"{title}, {shape.parameters:,} parameters, {options.dtype}, {job.gpus} × GPU")
+    budget.add(
+        [Part("weights (asleep: on the host)", memory.weights), Part("logits of all sequences", memory.sampling)]
+    )
+    budget.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
     if limit is not None:
-        _add_cache(found, role, options, memory, limit)
+        _add_cache(budget, role, options, memory, limit)
     return memory.weights * job.gpus
 
 
-def _add_cache(found: Report, role: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
+def _add_cache(budget: Report, role: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
     """Add the KV cache that an engine's share of the GPU leaves; refuse a share that cannot hold one conversation."""
     share = int(limit * options.gpu_memory_utilization)
     cache = memory.cache(share)
-    found.add([Part("KV cache", max(0, cache))])
-    found.lines[-1] += f"  = {max(0, cache) // memory.conversation} conversations of {options.max_length} tokens"
+    budget.add([Part("KV cache", max(0, cache))])
+    budget.lines[-1] += f"  = {max(0, cache) // memory.conversation} conversations of {options.max_length} tokens"
     if cache >= memory.conversation:
         return
     key = f"{role}_model.vllm"
-    needs = share - cache + memory.conversation
-    found.refusals.append(
-        f"The engine of the {role} needs {_gib(needs)} for its weights ({_gib(memory.weights)}), logits and the cache "
+    needed = share - cache + memory.conversation
+    budget.refusals.append(
+        f"The engine of the {role} needs {_gib(needed)} for its weights ({_gib(memory.weights)}), logits and the cache "
         f"of one conversation of {options.max_length} tokens ({_gib(memory.conversation)}), but may take {_gib(share)} "
         f"of the GPU's {_gib(limit)}. Raise {key}.gpu_memory_utilization ({options.gpu_memory_utilization:g}) or "
         f"{key}.number_of_gpus_per_instance ({options.number_of_gpus_per_instance}), or lower {key}.max_length."
@@ -399,30 +402,30 @@ def _add_cache(found: Report, role: str, options: VllmConfig, memory: EngineMemo
 def moments(
     trainer: TrainerMemory | None, engines: Sequence[Part], colocate: bool | None
 ) -> dict[str, tuple[Part, ...]]:
-    """The contents of a GPU at its peak, by moment. Sleeping engines keep their CUDA contexts. `colocate` null counts
-    as true: server and trainer share the GPU."""
+    """The contents of a GPU's memory at its peak, by phase of a training step. Sleeping engines keep their CUDA
+    contexts. `colocate` None counts as true: server and trainer share the GPU."""
     if trainer is None:
         return {"engines": tuple(engines)}
     shared = colocate is not False
     asleep = engines[1:] if shared else ()
-    fullest = {"rollout": (*trainer.held, *engines)} if shared else {"engines": tuple(engines)}
-    return fullest | {
+    peaks = {"rollout": (*trainer.held, *engines)} if shared else {"engines": tuple(engines)}
+    return peaks | {
         "backward pass": (*trainer.held, *trainer.backward, *asleep),
         "optimizer step": (*trainer.held, *trainer.step, *asleep),
     }
 
 
-def _add_moments(found: Report, config: TrainRLConfig, fullest: dict[str, tuple[Part, ...]], limit: int) -> None:
-    if "rollout" in fullest:
-        found.lines.append("trainer and engines share the GPU; else set generation.colocate=false. At its fullest:")
+def _add_moments(budget: Report, config: TrainRLConfig, peaks: dict[str, tuple[Part, ...]], limit: int) -> None:
+    if "rollout" in peaks:
+        budget.lines.append("trainer and engines share the GPU; else set generation.colocate=false. At its fullest:")
     else:
-        found.lines.append("at its fullest:")
-    for moment, parts in fullest.items():
-        found.moments[moment] = size = total(parts)
-        found.add([Part(moment, size)])
+        budget.lines.append("at its fullest:")
+    for moment, parts in peaks.items():
+        budget.moments[moment] = size = total(parts)
+        budget.add([Part(moment, size)])
         if size > limit:
             largest = sorted(parts, key=lambda part: part.size, reverse=True)[:4]
-            found.refusals.append(
+            budget.refusals.append(
                 f"A GPU of {_gib(limit)} cannot hold what the {moment} needs: {_gib(size)}, most of it "
                 f"{', '.join(f'{part.name} {_gib(part.size)}' for part in largest)}. {_advice(moment, config)}"
             )
@@ -430,29 +433,29 @@ def _add_moments(found: Report, config: TrainRLConfig, fullest: dict[str, tuple[
 
 def _advice(moment: str, config: TrainRLConfig) -> str:
     train = config.train
-    ways = []
+    suggestions = []
     if moment in ("rollout", "engines"):
         roles = models_on_engines(config, reward_weights(config))
-        ways.append(f"lower the engines' shares ({named_shares(roles, list(roles))})")
+        suggestions.append(f"lower the engines' shares ({named_shares(roles, list(roles))})")
         if config.generation.schedule != PHASED and len(roles) > 2:
-            ways.append("set generation.schedule=phased, with which not all engines are awake at a time")
+            suggestions.append("set generation.schedule=phased, with which not all engines are awake at a time")
     if moment == "rollout":
-        ways.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")
+        suggestions.append("give the server GPUs of its own (CUDA_VISIBLE_DEVICES) and set generation.colocate=false")
     if moment == "backward pass" and not train.gradient_checkpointing:
-        ways.append("set train.gradient_checkpointing=true")
+        suggestions.append("set train.gradient_checkpointing=true")
     if moment == "backward pass" and train.per_device_train_batch_size > 1:
-        ways.append("lower train.per_device_train_batch_size")
+        suggestions.append("lower train.per_device_train_batch_size")
     if moment == "backward pass" and _rows_of_pass(config) > train.per_device_train_batch_size:
-        ways.append("lower train.corrections.pass_batch_size")
+        suggestions.append("lower train.corrections.pass_batch_size")
     if moment == "backward pass" and mixes_corrections(config):
-        ways.append("set train.corrections.mode=pass, or lower train.corrections.rows_per_batch")
+        suggestions.append("set train.corrections.mode=pass, or lower train.corrections.rows_per_batch")
     if moment != "engines":
         if OPTIMIZER_STATES[train.optimizer] > 2:
-            ways.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")
+            suggestions.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")
         if config.teacher_model.adapter is None:
-            ways.append("train an adapter only (teacher_model.lora.enable=true)")
-        ways.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
-    return f"Ways out: {', or '.join(ways)}."
+            suggestions.append("train an adapter only (teacher_model.lora.enable=true)")
+        suggestions.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
+    return f"Ways out: {', or '.join(suggestions)}."
 
 
 def _gib(size: int) -> str:

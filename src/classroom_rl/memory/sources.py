@@ -2,7 +2,7 @@
 
 No weights are loaded, and no GPU is needed.
 
-All engines of a server use the first GPUs that it sees, so their shares add up on the first one.
+All engines of a server use its first visible GPUs, so their shares add up on the first one.
 """
 
 import json
@@ -31,16 +31,16 @@ class NoConfiguration(NotEstimated):
 
 
 def read_shape(name: str) -> ModelShape:
-    """The shape of a model, named by a local folder or on the Hub. The number of parameters is exact: the model is
-    built on torch's meta device, without memory.
+    """The shape of a model in a local folder or on the Hub. The number of parameters is exact: the model is built on
+    torch's meta device, without memory.
 
     Raises:
-        NotEstimated: if its configuration cannot be loaded, or does not describe an architecture known here.
+        NotEstimated: if its configuration cannot be loaded, or describes an unknown architecture.
     """
-    found = _shape_or_reason(name)
-    if isinstance(found, NotEstimated):
-        raise found
-    return found
+    result = _shape_or_reason(name)
+    if isinstance(result, NotEstimated):
+        raise result
+    return result
 
 
 def refuse_context(key: str, name: str, max_length: int) -> str | None:
@@ -55,16 +55,17 @@ def refuse_context(key: str, name: str, max_length: int) -> str | None:
 
 @cache
 def _shape_or_reason(name: str) -> ModelShape | NotEstimated:
-    """The shape, or the reason why it is unknown. Cached, so that a failure costs its time only once, too."""
+    """The shape, or the reason why it is unknown. The reason is returned, not raised, so that it is cached, too: a
+    failure may take as long as a success."""
     try:
         return _read_shape(name)
     except NotEstimated as reason:
         return reason
-    except AssertionError as reason:  # torch's, for a padding token outside of the vocabulary
+    except AssertionError as reason:  # raised by torch for a padding token outside the vocabulary
         return NotEstimated(str(reason))
 
 
-def _refuse_out_of_reach(name: str) -> None:
+def _refuse_unavailable(name: str) -> None:
     """Refuse a model that cannot be loaded, before `_read_shape` imports transformers, which takes seconds.
 
     Raises:
@@ -77,10 +78,10 @@ def _refuse_out_of_reach(name: str) -> None:
     if name.count("/") > 1 and not Path(name).is_dir():
         raise NoConfiguration(f"there is no folder {name}")
     try:
-        fetched = Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "config.json"), str)
+        available = Path(name).is_dir() or isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError as error:
         raise NoConfiguration(f"{name} is no name on the Hub: {error}") from error
-    if not fetched and why_unreachable():
+    if not available and why_unreachable():
         raise NoConfiguration(
             f"{why_unreachable()}, and {name} has not been fetched before: its size is not known, and so not what it "
             "needs of the memory"
@@ -88,7 +89,7 @@ def _refuse_out_of_reach(name: str) -> None:
 
 
 def _read_shape(name: str) -> ModelShape:
-    _refuse_out_of_reach(name)
+    _refuse_unavailable(name)
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -101,41 +102,43 @@ def _read_shape(name: str) -> ModelShape:
         raise NoConfiguration(f"the configuration of {name} cannot be had: {str(error).splitlines()[0]}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise NotEstimated(f"{name} is quantised, and its weights take what its files take")
-    text = config.get_text_config()
-    missing = [field for field in ("num_key_value_heads", "intermediate_size") if not hasattr(text, field)]
-    if missing or hasattr(text, "kv_lora_rank"):
-        raise NotEstimated(f"the attention or MLP of {name} ({text.model_type}) is of another kind than reckoned here")
+    text_config = config.get_text_config()
+    missing = [field for field in ("num_key_value_heads", "intermediate_size") if not hasattr(text_config, field)]
+    if missing or hasattr(text_config, "kv_lora_rank"):
+        raise NotEstimated(
+            f"the attention or MLP of {name} ({text_config.model_type}) is of another kind than reckoned here"
+        )
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        mlp=_mlp_width(text),
-        heads=text.num_attention_heads,
-        kv_heads=text.num_key_value_heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-        vocabulary=text.vocab_size,
-        windows=_windows(text),
+        layers=text_config.num_hidden_layers,
+        hidden=text_config.hidden_size,
+        mlp=_mlp_width(text_config),
+        heads=text_config.num_attention_heads,
+        kv_heads=text_config.num_key_value_heads,
+        head_dim=getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads,
+        vocabulary=text_config.vocab_size,
+        windows=_windows(text_config),
         normed_heads=any(module_name.endswith("q_norm") for module_name, _ in model.named_modules()),
     )
 
 
-def _mlp_width(text: Any) -> int:
-    """The MLP width for one token; of a mixture of experts, the widths of its active experts together."""
-    experts = getattr(text, "num_experts_per_tok", None)
+def _mlp_width(text_config: Any) -> int:
+    """The MLP width for one token; for a mixture of experts, the sum over its active experts."""
+    experts = getattr(text_config, "num_experts_per_tok", None)
     if experts is None:
-        return text.intermediate_size
-    return experts * (getattr(text, "moe_intermediate_size", None) or text.intermediate_size)
+        return text_config.intermediate_size
+    return experts * (getattr(text_config, "moe_intermediate_size", None) or text_config.intermediate_size)
 
 
-def _windows(text: Any) -> tuple[int | None, ...]:
+def _windows(text_config: Any) -> tuple[int | None, ...]:
     """The attention window of each layer with a KV cache, in tokens; None means no limit."""
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    window = {"full_attention": None, "sliding_attention": getattr(text, "sliding_window", None)}
-    return tuple(window[kind] for kind in kinds if kind in window)
+    layer_types = getattr(text_config, "layer_types", None) or ["full_attention"] * text_config.num_hidden_layers
+    window = {"full_attention": None, "sliding_attention": getattr(text_config, "sliding_window", None)}
+    return tuple(window[layer_type] for layer_type in layer_types if layer_type in window)
 
 
 def launch_of_flags(flags: Sequence[str]) -> Launch:
-    """How `accelerate launch` with these flags (`--config_file` among them) would start the trainer.
+    """How `accelerate launch` would start the trainer with these flags (such as `--config_file`).
 
     Raises:
         NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
@@ -144,22 +147,22 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
 
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
     if arguments.use_fsdp:
-        found = _fsdp(arguments.num_processes or 1, str(arguments.fsdp_version), str(arguments.fsdp_offload_params))
-        return replace(found, machines=arguments.num_machines or 1)
+        launch = _fsdp(arguments.num_processes or 1, str(arguments.fsdp_version), str(arguments.fsdp_offload_params))
+        return replace(launch, machines=arguments.num_machines or 1)
     if not arguments.use_deepspeed:
         return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
-    found = _deepspeed(
+    launch = _deepspeed(
         arguments.num_processes or 1,
         arguments.zero_stage,
         arguments.offload_optimizer_device,
         arguments.offload_param_device,
         arguments.deepspeed_config_file,
     )
-    return replace(found, machines=arguments.num_machines or 1)
+    return replace(launch, machines=arguments.num_machines or 1)
 
 
 def machines_of(environment: Mapping[str, str]) -> int:
-    """On how many machines the processes of a training are, by the environment of one of them."""
+    """The number of machines of a training, from the environment variables of one of its processes."""
     processes = int(environment.get("WORLD_SIZE", "1"))
     return processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
 
@@ -172,20 +175,20 @@ def launch_of_environment(environment: Mapping[str, str]) -> Launch:
     """
     processes, machines = int(environment.get("WORLD_SIZE", "1")), machines_of(environment)
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        found = _fsdp(processes, environment.get("FSDP_VERSION", "1"), environment.get("FSDP_OFFLOAD_PARAMS", "false"))
-        return replace(found, machines=machines)
+        launch = _fsdp(processes, environment.get("FSDP_VERSION", "1"), environment.get("FSDP_OFFLOAD_PARAMS", "false"))
+        return replace(launch, machines=machines)
     if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return Launch(processes, machines=machines)
     prefix = "ACCELERATE_DEEPSPEED_"
     stage = environment.get(f"{prefix}ZERO_STAGE")
-    found = _deepspeed(
+    launch = _deepspeed(
         processes,
         int(stage) if stage else None,
         environment.get(f"{prefix}OFFLOAD_OPTIMIZER_DEVICE"),
         environment.get(f"{prefix}OFFLOAD_PARAM_DEVICE"),
         environment.get(f"{prefix}CONFIG_FILE"),
     )
-    return replace(found, machines=machines)
+    return replace(launch, machines=machines)
 
 
 def _fsdp(processes: int, version: str, offload: str) -> Launch:
@@ -199,7 +202,7 @@ def _fsdp(processes: int, version: str, offload: str) -> Launch:
 def _deepspeed(
     processes: int, stage: int | None, optimizer_device: str | None, weights_device: str | None, file: str | None
 ) -> Launch:
-    if file not in (None, "none"):
+    if file not in (None, "none"):  # then accelerate ignores its own settings
         settings = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
         stage = settings.get("stage")
         optimizer_device = settings.get("offload_optimizer", {}).get("device")
@@ -212,7 +215,7 @@ def _deepspeed(
 
 
 def gpu_is_there() -> bool:
-    """Whether nvidia-smi lists a GPU on this machine, and CUDA_VISIBLE_DEVICES does not hide all of them."""
+    """Whether nvidia-smi lists a GPU on this machine and CUDA_VISIBLE_DEVICES does not hide all GPUs."""
     if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
@@ -220,41 +223,41 @@ def gpu_is_there() -> bool:
 
 
 def memory_by_nvidia_smi() -> list[int]:
-    """The memory in bytes of each GPU that programs can use here, read without CUDA; empty without a GPU. The order is
-    nvidia-smi's, which can differ from CUDA's."""
+    """The memory in bytes of each visible GPU, read without CUDA; empty without a GPU. The order is that of nvidia-smi,
+    which can differ from CUDA's."""
     if not gpu_is_there():
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for chosen in ([f"--id={visible}"] if visible else [], []):  # all GPUs if nvidia-smi does not know the id
-        listing = subprocess.run([*query, *chosen], capture_output=True, text=True, check=False, timeout=60)
+    for selection in ([f"--id={visible}"] if visible else [], []):  # all GPUs if nvidia-smi does not know the id
+        listing = subprocess.run([*query, *selection], capture_output=True, text=True, check=False, timeout=60)
         if listing.returncode == 0:
             return [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
     return []
 
 
 def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
-    """The memory of one GPU in bytes (None if unknown) and the source of that number: the plan, or else this machine's
-    smallest GPU."""
+    """The memory of one GPU in bytes (None if unknown) and the source of that number: the planned GPU, or this
+    machine's smallest one."""
     if planned_gib is not None:
         return int(planned_gib * GIB), "train.gpu_memory_gib"
     import torch
 
     if not torch.cuda.is_available():
-        listed = memory_by_nvidia_smi()
-        if listed:
-            return min(listed), "by nvidia-smi; this torch does not see the GPU"
+        sizes = memory_by_nvidia_smi()
+        if sizes:
+            return min(sizes), "by nvidia-smi; this torch does not see the GPU"
         return None, "there is no GPU here, and train.gpu_memory_gib is null"
-    every = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
-    smallest = min(every, key=lambda each: each.total_memory)
+    gpus = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
+    smallest = min(gpus, key=lambda gpu: gpu.total_memory)
     return smallest.total_memory, smallest.name
 
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # shares such as 0.3 + 0.3 + 0.4 must not exceed 1 by a rounding error
 
 
 def awake_together(roles: Sequence[str], phases: Sequence[Phase]) -> dict[str, list[str]]:
-    """Groups of engines that are awake at the same time, by name: those of each phase, or all without phases."""
+    """Groups of engines that are awake at the same time, by name: one for each phase, or all engines without phases."""
     if not phases:
         return {"engines": list(roles)}
     groups = {f"engines of the {phase.name}": [role for role in roles if role in phase.roles] for phase in phases}
@@ -262,7 +265,7 @@ def awake_together(roles: Sequence[str], phases: Sequence[Phase]) -> dict[str, l
 
 
 def share_of(roles: Mapping[str, ModelConfig], group: Sequence[str]) -> float:
-    """The share of a GPU that these engines take together."""
+    """The total share of a GPU that these engines take."""
     return sum(roles[role].vllm.gpu_memory_utilization for role in group)
 
 
@@ -277,29 +280,30 @@ def what_is_crowded(roles: Mapping[str, ModelConfig], phases: Sequence[Phase], g
     """One message for each group of engines that cannot be awake together on one GPU.
 
     Args:
-        gpu_bytes: the GPU's memory. If it is known, the engines' CUDA contexts count besides their shares.
+        gpu_bytes: the GPU's memory. If it is known, the engines' CUDA contexts count in addition to their shares.
     """
     contexts = 0.0 if gpu_bytes is None else len(roles) * CUDA_CONTEXT / gpu_bytes
-    found = []
+    messages = []
     for name, group in awake_together(list(roles), phases).items():
         share = share_of(roles, group)
         if share + contexts <= 1 + _ROUNDING:
             continue
-        beside = f", and their CUDA contexts {contexts:.3f} more" if contexts else ""
-        way = "" if phases or len(group) < 3 else ", or set generation.schedule=phased"
-        found.append(
-            f"The {name} share one GPU, but ask for {share:g} of it{beside}: {named_shares(roles, group)}. vLLM "
-            f"refuses the engine that finds less than its share. Lower them until a few hundredths of it are left{way}."
+        context_note = f", and their CUDA contexts {contexts:.3f} more" if contexts else ""
+        suggestion = "" if phases or len(group) < 3 else ", or set generation.schedule=phased"
+        messages.append(
+            f"The {name} share one GPU, but ask for {share:g} of it{context_note}: {named_shares(roles, group)}. vLLM "
+            "refuses the engine that finds less than its share. Lower them until a few hundredths of it are "
+            f"left{suggestion}."
         )
-    return found
+    return messages
 
 
 def refuse_crowded_gpu(roles: Mapping[str, ModelConfig], phases: Sequence[Phase]) -> None:
-    """Check the shares before the first engine starts. On CPUs they have no meaning, and nothing is checked. CUDA
-    decides which of several GPUs the engines get, so engines that fit on the largest one are accepted.
+    """Check the engines' shares before the first engine starts. On CPUs shares have no meaning, so nothing is checked.
+    CUDA decides which of several GPUs the engines get, so engines that fit on the largest one are accepted.
 
     Raises:
-        ConfigError: if engines that have to be awake together do not fit.
+        ConfigError: if engines that must be awake together do not fit.
     """
     gpus = memory_by_nvidia_smi()
     crowded = what_is_crowded(roles, phases, max(gpus)) if gpus else []
