@@ -1,10 +1,10 @@
-"""Runs `accelerate launch` so that the trainer's own error message is the last text on the terminal.
+"""Runs `accelerate launch` in such a way that the trainer's error message is the last text on the terminal.
 
     python -m classroom_rl.launch.accelerate_launch --config_file config/deepspeed/zero3_4GPU.yaml \\
         train_rl.py --config-name …
 
 It takes accelerate's arguments and returns the exit status of the process that failed first. accelerate itself would
-return 1 and print two pages about its internals after the trainer's message.
+return 1 and print two pages of internal details after the trainer's message.
 """
 
 import logging
@@ -18,9 +18,10 @@ import torch
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launch; returns the exit status: 128 + signal number if a signal ended the launch or one of its processes."""
+    """Launch the training. Returns the exit status: 128 + signal number if a signal ended the launch or one of its
+    processes."""
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed detects it and warns
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed detects the device and logs a warning
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -33,18 +34,19 @@ def main(arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         return _status(failure.exitcode, f"process {rank} of the training (pid {failure.pid})")
-    except subprocess.CalledProcessError as error:  # of a training in one process
+    except subprocess.CalledProcessError as error:  # accelerate's error for a training in one process
         return _status(error.returncode, "the training")
     return 0
 
 
-def _status(exit_code: int, what: str) -> int:
-    """The exit status for a process that failed; one that a signal ended had no time for a message, so this has it."""
+def _status(exit_code: int, process: str) -> int:
+    """The exit status for a process that failed. If a signal ended it, it could not print a message itself, so this
+    function prints one."""
     if exit_code >= 0:
         return exit_code
     name = signal.Signals(-exit_code).name
     hint = " The system does that when memory runs out." if name == "SIGKILL" else ""
-    print(f"error: {what} was ended by {name}.{hint}", file=sys.stderr)
+    print(f"error: {process} was ended by {name}.{hint}", file=sys.stderr)
     return 128 - exit_code
 
 

@@ -1,4 +1,5 @@
-"""What is known of a run before anything is loaded: what is in force, what is missing, what it asks of APIs at most."""
+"""Checks and reports before a program loads anything: the rules, personas and rewards in use, missing keys and unusable
+folders, and an estimate of the requests to APIs."""
 
 import logging
 import math
@@ -31,11 +32,11 @@ from classroom_rl.trainer.run_length import load_training_problems, run_length
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
+_MODES_WITHOUT_LOGIN = ("offline", "disabled", "dryrun")
 
 
 def in_force(config: TrainRLConfig | EvalConfig) -> list[str]:
-    """The judge rules, personas and rewards of a configuration, with their shares and weights."""
+    """The judge rules, personas and rewards of a configuration, with their probabilities and weights."""
     generation, lines = config.generation, []
     is_training = isinstance(config, TrainRLConfig)
     if isinstance(generation, GenerationConfig):
@@ -43,11 +44,11 @@ def in_force(config: TrainRLConfig | EvalConfig) -> list[str]:
         rules = ", ".join(generation.judge_rules) + f" ({attempts} × each)" if generation.judge_rules else "none"
         lines.append(f"judge rules in force: {rules}")
         personas = persona_weights(list(generation.student_personas_prompts_paths), generation.student_error_rate)
-        lines.append(f"personas in force: {_weighed({name: f'{100 * it:.3g} %' for name, it in personas.items()})}")
+        lines.append(f"personas in force: {_join({name: f'{100 * share:.3g} %' for name, share in personas.items()})}")
     rewards = _rewards(config)
-    lines.append(f"rewards in force: {_weighed({name: f'× {weight:g}' for name, weight in rewards.items()})}")
+    lines.append(f"rewards in force: {_join({name: f'× {weight:g}' for name, weight in rewards.items()})}")
     if is_training and (turns := turn_reward_weights(config)):
-        lines.append(f"turn rewards in force: {_weighed({name: f'× {weight:g}' for name, weight in turns.items()})}")
+        lines.append(f"turn rewards in force: {_join({name: f'× {weight:g}' for name, weight in turns.items()})}")
     return lines
 
 
@@ -56,12 +57,12 @@ def _rewards(config: TrainRLConfig | EvalConfig) -> dict[str, float]:
 
 
 def show_in_force(config: TrainRLConfig | EvalConfig) -> None:
-    """Print `in_force` as comments, so that the output of a dry run stays valid YAML."""
+    """Print `in_force` as comments, so that the output of a dry run is valid YAML."""
     for line in in_force(config):
         print(f"# {line}")
 
 
-def _weighed(weights: Mapping[str, str]) -> str:
+def _join(weights: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {weight}" for name, weight in weights.items())
 
 
@@ -69,25 +70,25 @@ def _weighed(weights: Mapping[str, str]) -> str:
 
 
 def check_start(config: TrainRLConfig | EvalConfig, loads_models: bool, reports: bool) -> None:
-    """Refuse to start without what a program will need later, and log what it will be slow with, and what it asks of
-    APIs.
+    """Refuse to start if something is missing that the program will need later. Logs slow settings and the expected
+    requests to APIs.
 
     Args:
-        loads_models: whether this program, or one that it starts, has the roles' models.
-        reports: whether it, or one that it starts, reports to trackers.
+        loads_models: whether this program, or one that it starts, loads the roles' models.
+        reports: whether this program, or one that it starts, reports to experiment trackers.
 
     Raises:
-        ConfigError: with everything that is missing.
+        ConfigError: lists everything that is missing.
     """
-    found = list(what_is_missing(config, loads_models, reports))
-    if found:
-        raise ConfigError("\n".join(found))
+    missing = list(what_is_missing(config, loads_models, reports))
+    if missing:
+        raise ConfigError("\n".join(missing))
     for line in (*slow_numbers(config), *(requests_of(config) if loads_models else [])):
         logger.info("%s", line)
 
 
 def show_before_start(config: TrainRLConfig | EvalConfig) -> None:
-    """Print what is in force, what APIs are asked, and what a start would miss, as comments."""
+    """Print as comments: the rules and rewards in use, the expected requests to APIs, and what a start would lack."""
     show_in_force(config)
     missing = (f"a start would be refused: {line}" for line in what_is_missing(config))
     for line in (*requests_of(config), *slow_numbers(config), *missing):
@@ -97,7 +98,8 @@ def show_before_start(config: TrainRLConfig | EvalConfig) -> None:
 def what_is_missing(
     config: TrainRLConfig | EvalConfig, loads_models: bool = True, reports: bool = True
 ) -> Iterator[str]:
-    """Keys, a token, a login, and places to write to that a start needs and that are not there."""
+    """One message for each thing that a start needs and that is missing: API keys, the server's token, a login, and
+    writable folders."""
     if loads_models:
         for role, model in _remote_models(config).items():
             variable = key_variable(model)
@@ -118,7 +120,7 @@ def what_is_missing(
 
 
 def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConfig]:
-    """The models behind an API, by their config key."""
+    """The models behind an API, by config key."""
     if getattr(config, "server_url", None) is not None:
         return {}
     roles = environment_of(config).models(config, _rewards(config))
@@ -127,16 +129,17 @@ def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConf
     if guards is not None and guards.judge_check_every_n_steps and guards.held_out_judge_model is not None:
         models["guards.held_out_judge_model"] = guards.held_out_judge_model
     if isinstance(config, EvalConfig):
-        here = enumerate(config.tutors)
-        models |= {f"tutors[{place}]": model_of_tutor(it, config.teacher_model) for place, it in here if it.is_remote}
-        models |= {f"extra_judges[{place}]": judge for place, judge in enumerate(config.extra_judges)}
+        for index, tutor in enumerate(config.tutors):
+            if tutor.is_remote:
+                models[f"tutors[{index}]"] = model_of_tutor(tutor, config.teacher_model)
+        models |= {f"extra_judges[{index}]": judge for index, judge in enumerate(config.extra_judges)}
     return {key: model for key, model in models.items() if model.is_remote}
 
 
 def _unfit_temporary_folder(config: TrainRLConfig | EvalConfig) -> Iterator[str]:
     folder = tempfile.gettempdir()
-    here = getattr(config, "server_url", None) is None and models_on_engines(config, _rewards(config))
-    if here and any(character.isspace() for character in os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder)):
+    starts_engines = getattr(config, "server_url", None) is None and models_on_engines(config, _rewards(config))
+    if starts_engines and any(character.isspace() for character in os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder)):
         yield (
             f"TMPDIR is {folder!r}, with a space in it: torch's compiler, which every engine uses, splits its commands "
             "there. Name a folder without one: export TMPDIR=/tmp."
@@ -144,27 +147,28 @@ def _unfit_temporary_folder(config: TrainRLConfig | EvalConfig) -> Iterator[str]
 
 
 def _missing_login() -> Iterator[str]:
-    """Weights & Biases asks for a login late in a start, and ends it where nobody can answer. Mode, address and key may
-    be in the environment, or in the settings files that `wandb login` and `wandb offline` write."""
-    if sys.stdin.isatty() or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in _WITHOUT_LOGIN:
+    """A message if Weights & Biases would need a login. It asks for one late during the start, and ends the program if
+    nobody can answer. Mode, address and key may be in the environment, or in the settings files that `wandb login` and
+    `wandb offline` write."""
+    if sys.stdin.isatty() or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in _MODES_WITHOUT_LOGIN:
         return
     try:
         import wandb
-        from wandb.sdk.lib.wbauth.wbnetrc import read_netrc_auth  # its default address changed, and has aliases
-    except ImportError:  # transformers says what to install
+        from wandb.sdk.lib.wbauth.wbnetrc import read_netrc_auth  # it knows the aliases of the default address
+    except ImportError:  # transformers reports later what to install
         return
-    settings = wandb.Settings()  # not wandb.setup(), which keeps the environment as it is now
+    settings = wandb.Settings()  # wandb.setup() would fix the environment's values for the rest of the process
     folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
     settings.settings_system = str(folder / "settings")
     settings.update_from_system_settings()
     settings.update_from_env_vars(dict(os.environ))
-    if settings.mode in _WITHOUT_LOGIN or settings.api_key or settings.identity_token_file:
+    if settings.mode in _MODES_WITHOUT_LOGIN or settings.api_key or settings.identity_token_file:
         return
     try:
-        known = read_netrc_auth(host=settings.base_url) is not None
+        has_login = read_netrc_auth(host=settings.base_url) is not None
     except wandb.errors.AuthenticationError:
-        known = False
-    if not known:
+        has_login = False
+    if not has_login:
         host = urlsplit(settings.base_url).hostname
         yield (
             f"logging reports to Weights & Biases, and there is no login for {host}: run `wandb login`, set "
@@ -173,7 +177,7 @@ def _missing_login() -> Iterator[str]:
 
 
 def _unfit_cache(config: TrainRLConfig | EvalConfig, loads_models: bool) -> Iterator[str]:
-    """Where a dataset or a model has to be fetched from the Hub, the folder that it goes into."""
+    """A message for each cache folder that cannot be written to, if datasets or models must be downloaded into it."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     data = config.dataset.train_datasets if isinstance(config, TrainRLConfig) else config.dataset.eval_datasets
@@ -188,15 +192,15 @@ def _unfit_cache(config: TrainRLConfig | EvalConfig, loads_models: bool) -> Iter
         if on_hub and not isinstance(try_to_load_from_cache(name, "config.json"), str):
             folders[constants.HF_HUB_CACHE] = "HF_HUB_CACHE"
     for folder, variable in folders.items():
-        if (why := _why_not_writable(Path(folder))) is not None:
+        if (reason := _why_not_writable(Path(folder))) is not None:
             yield (
-                f"What is fetched from the Hub goes into {folder}, which cannot be written to ({why}): set {variable} "
-                "or HF_HOME to a folder of your own."
+                f"What is fetched from the Hub goes into {folder}, which cannot be written to ({reason}): set "
+                f"{variable} or HF_HOME to a folder of your own."
             )
 
 
 def _why_not_writable(folder: Path) -> str | None:
-    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
+    existing = next((candidate for candidate in (folder, *folder.parents) if candidate.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=existing):
             return None
@@ -205,7 +209,7 @@ def _why_not_writable(folder: Path) -> str | None:
 
 
 def slow_numbers(config: TrainRLConfig | EvalConfig) -> list[str]:
-    """Where bfloat16 is slower than float32: on a CPU without units for it."""
+    """A warning if bfloat16 is configured on a CPU that computes it slower than float32."""
     if gpu_is_there() or has_fast_bfloat16():
         return []
     keys = ["train.dtype"] if isinstance(config, TrainRLConfig) and config.train.dtype == "bfloat16" else []
@@ -236,6 +240,7 @@ def check_prompts_fit(config: TrainRLConfig) -> None:
 
 
 def _is_here(sources: Sequence[DatasetSource]) -> bool:
+    """Whether all datasets are local files."""
     return all(Path(source.name_or_path).is_file() for source in sources)
 
 
@@ -243,96 +248,118 @@ def _is_here(sources: Sequence[DatasetSource]) -> bool:
 
 
 _LONGEST_TEMPLATE = 2000
-"""Tokens, roughly, of a judge's or a supervisor's template around a conversation: the longest that is shipped has
-fewer."""
+"""The approximate number of tokens of a judge's or a supervisor's template around a conversation; the longest shipped
+template has fewer."""
 
-_ARMS = 3
-"""What is compared beside `tutors`, at most: the untrained base and two control arms."""
+_MAX_BASELINES = 3
+"""The maximum number of conditions that are compared in addition to `tutors`: the untrained base model and two
+controls."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The requests to a role behind an API: as many as usual and at most, and the most tokens of a prompt and of an
-    answer."""
+class _RequestEstimate:
+    """The requests to a role behind an API.
+
+    Attributes:
+        usual, maximum: the usual and the maximum number of requests.
+        prompt_tokens, answer_tokens: the maximum number of tokens of a prompt and of an answer.
+    """
 
     usual: int
-    most: int
-    prompt: int
-    answer: int
+    maximum: int
+    prompt_tokens: int
+    answer_tokens: int
 
 
 def requests_of(config: TrainRLConfig | EvalConfig) -> list[str]:
-    """How many requests each role behind an API gets, and what they cost at most, by the configured prices."""
+    """One line for each role behind an API: the number of requests, and their maximum cost at the configured prices."""
     models = _remote_models(config)
     if not models or not isinstance(config.generation, GenerationConfig):
         return []
-    conversations, of_what = _conversations(config)
+    conversations, scope = _conversations(config)
     lines = []
     for key, model in models.items():
-        asked = _asked(config, key.removesuffix("_model"), conversations)
-        if asked is None:
+        estimate = _estimate_requests(config, key.removesuffix("_model"), conversations)
+        if estimate is None:
             continue
-        usd = asked.most * (
-            asked.prompt * model.usd_per_million_prompt_tokens + asked.answer * model.usd_per_million_completion_tokens
+        usd = estimate.maximum * (
+            estimate.prompt_tokens * model.usd_per_million_prompt_tokens
+            + estimate.answer_tokens * model.usd_per_million_completion_tokens
         )
         prices = model.usd_per_million_prompt_tokens or model.usd_per_million_completion_tokens
         costs = f"${usd / 1e6:,.2f} at most" if prices else f"what they cost is known with {key}.usd_per_million_… set"
         cap = f"; {key}.max_cost_usd stops the run at ${model.max_cost_usd:g}" if model.max_cost_usd else ""
         lines.append(
-            f"requests to {key} ({model.model_name_or_path}), {of_what}: {asked.usual:,}, and {asked.most:,} at most, "
-            f"each with about {asked.prompt:,} tokens at most and {asked.answer:,} of an answer; {costs}{cap}"
+            f"requests to {key} ({model.model_name_or_path}), {scope}: {estimate.usual:,}, and {estimate.maximum:,} at "
+            f"most, each with about {estimate.prompt_tokens:,} tokens at most and {estimate.answer_tokens:,} of an "
+            f"answer; {costs}{cap}"
         )
     return lines
 
 
 def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
+    """A number of conversations, and what it refers to: the whole run if its length is known, otherwise one batch or
+    one problem."""
     if isinstance(config, EvalConfig):
         size = config.num_samples_per_problem * len(config.samplings)
-        most, sources = config.dataset.max_val_examples, config.dataset.eval_datasets
+        problems, sources = config.dataset.max_val_examples, config.dataset.eval_datasets
         if _is_here(sources):
-            most = len(load_problems(sources, most, config.seed))
-        return (size, "for each problem") if most < 0 else (size * most, f"for {most} problems")
+            problems = len(load_problems(sources, problems, config.seed))
+        return (size, "for each problem") if problems < 0 else (size * problems, f"for {problems} problems")
     train = config.train
     size = train.number_of_problems_per_batch * train.num_samples_per_problem
-    more = train.resample_up_to if train.groups_without_variance == RESAMPLE else 1
+    resampling = train.resample_up_to if train.groups_without_variance == RESAMPLE else 1
     length = run_length(train, len(load_training_problems(config)) if _is_here(config.dataset.train_datasets) else None)
     if length is None:
-        return math.ceil(size * more), "for each batch"
-    return math.ceil(length.conversations * more), f"for {length.batches} batches"
+        return math.ceil(size * resampling), "for each batch"
+    return math.ceil(length.conversations * resampling), f"for {length.batches} batches"
 
 
-def _asked(config: TrainRLConfig | EvalConfig, role: str, conversations: int) -> _Asked | None:
+def _estimate_requests(config: TrainRLConfig | EvalConfig, role: str, conversations: int) -> _RequestEstimate | None:
     generation = config.generation
     context = generation.max_tokens_in_conversation + _LONGEST_TEMPLATE
-    messages = generation.max_turns // 2 + 1  # of each side, an opening attempt included
+    messages_per_role = generation.max_turns // 2 + 1  # including an opening attempt
     if role == "teacher" or role.startswith("tutors["):
-        return _Asked(conversations * messages, conversations * messages, context, generation.max_tokens_per_turn)
+        return _RequestEstimate(
+            conversations * messages_per_role,
+            conversations * messages_per_role,
+            context,
+            generation.max_tokens_per_turn,
+        )
     tutors = getattr(config, "tutors", [])
-    if role.startswith("extra_judges["):  # once for each conversation, those of tutors on servers included
+    if role.startswith("extra_judges["):  # one judgement per conversation, including those of tutors on servers
         judge = config.extra_judges[int(role[len("extra_judges[") : -1])]
-        usual = conversations * (_ARMS + len(tutors)) * len(generation.judges_rules_prompts_paths)
-        return _Asked(usual, usual * judge.replies_per_attempt, context, generation.max_tokens_per_judge_attempt)
+        usual = conversations * (_MAX_BASELINES + len(tutors)) * len(generation.judges_rules_prompts_paths)
+        return _RequestEstimate(
+            usual, usual * judge.replies_per_attempt, context, generation.max_tokens_per_judge_attempt
+        )
     if tutors:
-        conversations *= _ARMS + sum(tutor.server_url is None for tutor in tutors)
+        conversations *= _MAX_BASELINES + sum(tutor.server_url is None for tutor in tutors)
     if role == "judge":
         attempts = conversations * len(generation.judge_rules) * generation.number_judge_attempts
         judge, answer = config.judge_model, generation.max_tokens_per_judge_attempt
         if judge.mode == GROUP:
             size = config.train.num_samples_per_problem
-            alone = math.ceil(attempts * judge.anchor_share)
-            usual = math.ceil(attempts / size) + alone
-            return _Asked(usual, usual * judge.replies_per_attempt + alone, context * size, answer * size)
-        # One more for each attempt without a verdict, which says whether the tutor's words are the reason.
-        return _Asked(attempts, attempts * (judge.replies_per_attempt + 1), context, answer)
+            individual = math.ceil(attempts * judge.anchor_share)
+            usual = math.ceil(attempts / size) + individual
+            return _RequestEstimate(
+                usual, usual * judge.replies_per_attempt + individual, context * size, answer * size
+            )
+        # One more request for each attempt without a verdict, to find out whether the tutor's text is the reason.
+        return _RequestEstimate(attempts, attempts * (judge.replies_per_attempt + 1), context, answer)
     if role == "student":
         solutions = generation.number_student_attempts if "end_rm" in _rewards(config) else 0
-        asked = conversations * (messages + solutions)
-        longest = max(generation.max_tokens_per_turn, generation.max_tokens_per_student_attempt if solutions else 0)
-        return _Asked(asked, asked, context, longest)
+        requests = conversations * (messages_per_role + solutions)
+        max_answer = max(generation.max_tokens_per_turn, generation.max_tokens_per_student_attempt if solutions else 0)
+        return _RequestEstimate(requests, requests, context, max_answer)
     if role == "supervisor" and config.supervisor_model is not None:
         supervision = generation.supervisor
-        reviews = conversations * messages * (1 + (supervision.max_retries if supervision.on_invalid == RETRY else 0))
-        most = reviews * config.supervisor_model.replies_per_review
-        usual = math.ceil(conversations * messages * supervision.share)
-        return _Asked(usual, most, context, supervision.max_tokens)
+        reviews = (
+            conversations
+            * messages_per_role
+            * (1 + (supervision.max_retries if supervision.on_invalid == RETRY else 0))
+        )
+        maximum = reviews * config.supervisor_model.replies_per_review
+        usual = math.ceil(conversations * messages_per_role * supervision.share)
+        return _RequestEstimate(usual, maximum, context, supervision.max_tokens)
     return None

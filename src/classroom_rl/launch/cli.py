@@ -1,15 +1,15 @@
-"""Runs server and trainer in one command.
+"""Runs server and trainer with one command.
 
-    ./start_rl_training.sh                                           the quickstart, from nothing to its report
+    ./start_rl_training.sh                                           the complete quickstart, with a report at the end
     ./start_rl_training.sh seed=2 logging.save_dir=runs/second       the quickstart with overrides
     ./start_rl_training.sh --config-name quickstart train.mu=2       server and trainer, on this machine's GPU or CPU
     ./start_rl_training.sh --config_file config/deepspeed/zero3_4GPU.yaml --config-dir my_configs --config-name mine \\
         --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 train.learning_rate=1e-6
 
---config-name and --config-dir are Hydra's: they choose the YAML file that configures both programs (config/train_rl/…).
-All other flags are accelerate's; without --config_file it gets config/deepspeed/1GPU.yaml, or without a GPU
-config/accelerate/1CPU.yaml. Overrides key=value reach both programs. On several machines, run this command on each:
-every machine has its own server, and generation.server_urls lists the servers in the order of --machine_rank.
+--config-name and --config-dir go to Hydra: they choose the YAML file that configures both programs (config/train_rl/…).
+All other flags go to accelerate. Without --config_file it uses config/deepspeed/1GPU.yaml, or without a GPU
+config/accelerate/1CPU.yaml. Overrides (key=value) apply to both programs. On several machines, run this command on
+each: every machine has its own server, and generation.server_urls lists the servers in the order of --machine_rank.
 dry_run=true starts nothing. It renders the prompts, and shows the configuration, the length of the training, the GPU
 memory that it needs, and the two commands.
 """
@@ -41,10 +41,10 @@ from classroom_rl.trainer.resume import check_resume
 
 
 def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str], rank: str, signals: Signals) -> int:
-    """Run the server, and the trainer once the server is ready; stop the server when the trainer has ended.
+    """Run the server, and the trainer once the server is ready. Stop the server when the trainer has ended.
 
     Args:
-        server, trainer: their commands.
+        server, trainer: the commands of both programs.
         rank: this machine's rank; "0" if there is only one machine.
 
     Returns:
@@ -100,10 +100,12 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     flags = with_accelerate_config(split.accelerate)
     check_accelerate_flags(flags)
     flags = with_precision(flags, config.train.dtype)
-    hydra_arguments = [each for each in split.hydra if not each.lstrip("+").startswith("dry_run=")]
+    hydra_arguments = [argument for argument in split.hydra if not argument.lstrip("+").startswith("dry_run=")]
     rank = split.accelerate_value("--machine_rank")
-    own = [f"generation.server_index={rank}"] if rank is not None and config.generation.server_urls is not None else []
-    server = server_command([*hydra_arguments, *own])
+    rank_override = (
+        [f"generation.server_index={rank}"] if rank is not None and config.generation.server_urls is not None else []
+    )
+    server = server_command([*hydra_arguments, *rank_override])
     trainer = trainer_command(flags, hydra_arguments)
     if config.dry_run:
         from classroom_rl.memory.report import show_launch_budget
@@ -119,7 +121,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
         return 0
     print(f"configuration: {file}", flush=True)
     check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer reports changes
-    _tell_of_checkpoints(Path(config.logging.save_dir))
+    _report_checkpoints(Path(config.logging.save_dir))
     from classroom_rl.launch.quickstart import ensure_models
     from classroom_rl.memory.report import check_launch_start
 
@@ -130,7 +132,8 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     return launch(config, server, trainer, rank or "0", signals)
 
 
-def _tell_of_checkpoints(folder: Path) -> None:
+def _report_checkpoints(folder: Path) -> None:
+    """Print that the training continues, if the run folder holds checkpoints."""
     steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")]
     if steps:
         print(

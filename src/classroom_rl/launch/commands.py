@@ -1,6 +1,5 @@
-"""Splits the launcher's command line into accelerate's arguments and Hydra's, and builds the commands of server and
-trainer.
-"""
+"""Splits the launcher's command line into arguments for accelerate and for Hydra, and builds the commands of server and
+trainer."""
 
 import re
 import subprocess
@@ -30,7 +29,7 @@ _REFUSED_FLAGS = {
 }
 
 
-_VALUES_HOLD_EQUALS = ("--rdzv_conf", "--env")
+_FLAGS_WITH_EQUALS_IN_VALUE = ("--rdzv_conf", "--env")
 
 
 OVERRIDE = re.compile(r"~[\w.@/]+$|(~|\+{0,2})[A-Za-z_][\w.@/:-]*=")
@@ -38,13 +37,13 @@ OVERRIDE = re.compile(r"~[\w.@/]+$|(~|\+{0,2})[A-Za-z_][\w.@/:-]*=")
 
 @dataclass
 class Arguments:
-    """A split command line: accelerate's flags, and Hydra's flags and overrides."""
+    """A split command line: flags for accelerate, and flags and overrides for Hydra."""
 
     accelerate: list[str] = field(default_factory=list)
     hydra: list[str] = field(default_factory=list)
 
     def accelerate_value(self, name: str) -> str | None:
-        """The value of one of accelerate's flags, such as `--machine_rank`; None if the flag is not given."""
+        """The value of an accelerate flag, such as `--machine_rank`; None if the flag is not given."""
         for position, argument in enumerate(self.accelerate):
             flag, equals, value = argument.partition("=")
             if _same_flag(flag, name):
@@ -53,10 +52,10 @@ class Arguments:
 
 
 def split_arguments(arguments: Sequence[str]) -> Arguments:
-    """Split the arguments into accelerate's and Hydra's.
+    """Split the arguments into those for accelerate and those for Hydra.
 
-    A flag takes the next argument as its value unless that is a flag or an override. The few flags of accelerate whose
-    values look like overrides are known (`_VALUES_HOLD_EQUALS`).
+    A flag takes the next argument as its value, unless that is a flag or an override. Exceptions are the few accelerate
+    flags whose values look like overrides (`_FLAGS_WITH_EQUALS_IN_VALUE`).
 
     Raises:
         ConfigError: for a Hydra flag without its value, a flag that the launcher does not support, and an argument
@@ -87,7 +86,7 @@ def split_arguments(arguments: Sequence[str]) -> Arguments:
 
 
 def _is_value(argument: str, flag: str) -> bool:
-    if any(_same_flag(flag, each) for each in _VALUES_HOLD_EQUALS):
+    if any(_same_flag(flag, name) for name in _FLAGS_WITH_EQUALS_IN_VALUE):
         return True
     return not argument.startswith("-") and not OVERRIDE.match(argument)
 
@@ -120,66 +119,67 @@ def trainer_command(accelerate_flags: Sequence[str], hydra_arguments: Sequence[s
 
 
 def default_accelerate_config(flags: Sequence[str]) -> str:
-    """The config file for accelerate's flags that name none. DeepSpeed only costs time in a single process on the CPU,
-    so it is taken there only for flags that are about it, or about more processes."""
+    """The config file for accelerate if its flags name none. On a CPU, DeepSpeed in a single process only costs time.
+    So it is used there only if the flags are about DeepSpeed or about several processes."""
     if gpu_is_there():
         return find_shipped("config/deepspeed/1GPU.yaml")
-    given = Arguments(accelerate=list(flags))
-    with_deepspeed = any(given.accelerate_value(flag) is not None for flag in _FLAGS_WITH_DEEPSPEED)
+    arguments = Arguments(accelerate=list(flags))
+    with_deepspeed = any(arguments.accelerate_value(flag) is not None for flag in _FLAGS_WITH_DEEPSPEED)
     return find_shipped(f"config/{'deepspeed' if with_deepspeed else 'accelerate'}/1CPU.yaml")
 
 
 def with_accelerate_config(flags: Sequence[str]) -> list[str]:
-    """Accelerate's flags with a config file: the given one, else the default for this machine.
+    """Accelerate's flags with a config file: the given one, or the default for this machine.
 
     Raises:
         ConfigError: if the given file is missing or does not parse.
     """
-    given = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
-    if given is None:
+    config_file = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
+    if config_file is None:
         return ["--config_file", default_accelerate_config(flags), *flags]
-    if not Path(given).is_file():
+    if not Path(config_file).is_file():
         files = (path for kind in ACCELERATE_CONFIGS for path in (ROOT / "config" / kind).glob("*.yaml"))
         shipped = ", ".join(sorted(str(path.relative_to(ROOT)) for path in files))
-        raise ConfigError(f"--config_file {given}: there is no such file. There are: {shipped}.")
+        raise ConfigError(f"--config_file {config_file}: there is no such file. There are: {shipped}.")
     try:
-        yaml.safe_load(Path(given).read_text(encoding="utf-8"))
+        yaml.safe_load(Path(config_file).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config_file {given} is not YAML: {error}") from error
+        raise ConfigError(f"--config_file {config_file} is not YAML: {error}") from error
     return list(flags)
 
 
 def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
-    """Accelerate's flags with the `--mixed_precision` that `train.dtype` stands for. `flags` must name a config file.
+    """Accelerate's flags with the `--mixed_precision` for this `train.dtype`. `flags` must name a config file.
 
     Raises:
         ConfigError: if a flag, the config file or a DeepSpeed file names another precision.
     """
-    given = Arguments(accelerate=list(flags))
-    flag, file = given.accelerate_value("--mixed_precision"), given.accelerate_value("--config_file")
+    arguments = Arguments(accelerate=list(flags))
+    flag, file = arguments.accelerate_value("--mixed_precision"), arguments.accelerate_value("--config_file")
     settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     if not isinstance(settings, dict):
         raise ConfigError(f"--config_file {file} holds no settings of accelerate's: it must be a mapping of keys.")
-    deepspeed_file = given.accelerate_value("--deepspeed_config_file")
+    deepspeed_file = arguments.accelerate_value("--deepspeed_config_file")
     deepspeed_file = deepspeed_file or (settings.get("deepspeed_config") or {}).get("deepspeed_config_file")
     if deepspeed_file is not None:
         check_deepspeed_file(dtype, Path(deepspeed_file))
     if flag is not None:
         refuse_other_precision(dtype, flag, "accelerate's flags have")
         return list(flags)
-    refuse_other_precision(dtype, _text(settings.get("mixed_precision")), f"{file} has")
+    refuse_other_precision(dtype, _precision_text(settings.get("mixed_precision")), f"{file} has")
     return [*flags, "--mixed_precision", PRECISIONS[dtype]]
 
 
-def _text(value: object) -> str | None:
+def _precision_text(value: object) -> str | None:
     return "no" if value is False else value if value is None else str(value)  # YAML's bare `no` is false
 
 
 def check_accelerate_flags(flags: Sequence[str]) -> None:
-    """Have accelerate parse its flags before the server starts to load models.
+    """Let accelerate parse its flags before the server starts to load models. This runs in a separate process, because
+    accelerate's parser ends the process on errors.
 
     Raises:
-        ConfigError: with accelerate's message.
+        ConfigError: with accelerate's error message.
     """
     if len(flags) == 2 and flags[0] == "--config_file":
         return
@@ -191,6 +191,6 @@ def check_accelerate_flags(flags: Sequence[str]) -> None:
 
 
 def logged_steps(folder: Path) -> Callable[[], int]:
-    """A function that counts the steps that a run has logged so far."""
+    """A function that returns the number of steps that a run has logged so far."""
     metrics = folder / METRICS_NAME
     return lambda: metrics.read_bytes().count(b"\n") if metrics.exists() else 0

@@ -1,12 +1,13 @@
-"""The controls of a training: the same again with a learning rate of 0, which changes no weight, and with the rewards
-of a batch dealt out at random. If the tutor gets better in one of them, what the training shows is not learning.
+"""Control experiments for a training: the same training with a learning rate of 0, which changes no weight, and with
+the rewards of each batch shuffled. If the tutor improves in one of them, the improvement of the training is not
+learning.
 
     python -m classroom_rl.launch.controls small_tutor [key=value …]     or quickstart
 
-Overrides are those of the training. The controls stand beside its run folder, in folders that end in _still and
-_shuffled. The command prints how far each changed the held-out reward, beside the training itself if that is there. A
-control that is finished is not run again, and an interrupted one goes on where it was. The exit status is 1 if a
-control got better.
+Overrides are those of the training. The controls are written next to its run folder, into folders that end in _still
+and _shuffled. The command prints how much each control changed the held-out reward, together with the training itself
+if its run is finished. A finished control is not run again, and an interrupted one continues. The exit status is 1 if a
+control improved.
 """
 
 import sys
@@ -43,32 +44,34 @@ def main(arguments: Sequence[str]) -> int:
     if name not in TRAININGS:
         print(__doc__ or "Python runs with -OO, which removes this text.")
         return 0 if name in ("-h", "--help") else 2
-    better: list[str] = []
-    status = run_command(overrides, __doc__, "This command", partial(_run, name, better))
-    return status or int(bool(better))
+    improved: list[str] = []
+    status = run_command(overrides, __doc__, "This command", partial(_run, name, improved))
+    return status or int(bool(improved))
 
 
-def _run(name: str, better: list[str], overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
-    """Run the controls that are missing, and print the table; `better` gets the names of those that got better."""
+def _run(name: str, improved: list[str], overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
+    """Run the controls that are not finished, and print the table. Appends the names of those in which the tutor
+    improved to `improved`."""
     if models_only:
         raise ConfigError("The controls have no models of their own: leave --models-only out.")
     folder = Path(load(TrainRLConfig, "train_rl", ["--config-name", name, *overrides], check_train_rl).logging.save_dir)
     folders = {control: folder.with_name(f"{folder.name}_{control}") for control in CONTROLS}
-    own = [each for each in overrides if overridden_key(each) != _SAVE_DIR]
-    for control, place in folders.items():
-        if (place / "summary.json").is_file():
-            print(f"{control}: {place} is finished", flush=True)
+    without_folder = [override for override in overrides if overridden_key(override) != _SAVE_DIR]
+    for control, control_folder in folders.items():
+        if (control_folder / "summary.json").is_file():
+            print(f"{control}: {control_folder} is finished", flush=True)
             continue
-        print(f"{control}: {place}", flush=True)
-        TRAININGS[name]([*own, *CONTROLS[control], f"{_SAVE_DIR}={quoted(place)}"], False, signals)
-    finished = {"trained": folder} if (folder / "summary.json").is_file() else {}
-    runs = {label: learning_of(load_run(place)) for label, place in (finished | folders).items()}
-    better += [label for label, (learning, _) in runs.items() if label in CONTROLS and learning.learned]
+        print(f"{control}: {control_folder}", flush=True)
+        control_overrides = [*without_folder, *CONTROLS[control], f"{_SAVE_DIR}={quoted(control_folder)}"]
+        TRAININGS[name](control_overrides, False, signals)
+    training = {"trained": folder} if (folder / "summary.json").is_file() else {}
+    runs = {label: learning_of(load_run(run_folder)) for label, run_folder in (training | folders).items()}
+    improved += [label for label, (learning, _) in runs.items() if label in CONTROLS and learning.learned]
     print("\n" + table({label: evidence for label, (_, evidence) in runs.items()}))
 
 
 def table(runs: Mapping[str, LearningEvidence]) -> str:
-    """How far each run changed the held-out reward, with the 95 % interval over lessons, and its parameters."""
+    """A table: how much each run changed the held-out reward, with the 95 % interval over lessons, and the weights."""
     lines = [
         "held-out reward, change by         sampled                      greedy                       weights moved"
     ]

@@ -1,7 +1,8 @@
 """Checks whether this machine can run a training: `make doctor`, or `python -m classroom_rl.launch.doctor`.
 
-Every line is ok, a warning, or an error with what to do about it. The exit status is 1 if there is an error. The check
-changes nothing and shows no key's value. It needs only Python's standard library, so it works before `.venv` exists.
+Each line is ok, a warning or an error, with advice for the last two. The exit status is 1 if there is an error. The
+check changes nothing and shows no key's value. It needs only Python's standard library, so it works before `.venv`
+exists.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_DRIVER = 580
-"""The first driver that runs CUDA 13, which torch 2.13.0 is built with."""
+"""The first driver that supports CUDA 13, with which torch 2.13.0 is built."""
 LEAST_CAPABILITY, BFLOAT16_CAPABILITY = 7.5, 8.0
-"""The lowest compute capabilities that CUDA 13 supports, and that compute in bfloat16."""
+"""The lowest compute capability that CUDA 13 supports, and the lowest one with bfloat16."""
 PORTS = {8005: "generation.server_port=…", 29500: "--main_process_port …, a flag of accelerate"}
 KEYS = {
     "HF_TOKEN": "gated models of the Hub, huggingface.push_to_hub",
@@ -74,7 +75,7 @@ class Gpu:
 
 
 def examine(root: Path = ROOT) -> Iterator[Finding]:
-    """Run all checks; yields one finding after the other."""
+    """Run all checks. Yields the findings one by one."""
     yield from _system()
     yield from _python(root)
     gpus, findings = find_gpus()
@@ -119,33 +120,35 @@ def find_gpus(visible: str | None = None) -> tuple[list[Gpu], list[Finding]]:
     if shutil.which("nvidia-smi") is None:
         return [], [Finding(OK, "GPU", "none (no nvidia-smi): everything runs on the CPU, with small models")]
     fields = "index,name,memory.total,memory.used,driver_version,compute_cap"
-    chosen = [f"--id={visible}"] if visible else []
-    status, said = _run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", *chosen])
+    selection = [f"--id={visible}"] if visible else []
+    status, output = _run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", *selection])
     try:
-        gpus = [_gpu(line) for line in said.splitlines() if line.strip()] if status == 0 else []
+        gpus = [_gpu(line) for line in output.splitlines() if line.strip()] if status == 0 else []
     except ValueError:
         status, gpus = 1, []
     if status != 0 or not gpus:
-        first = (said.strip().splitlines() or ["no GPU is listed"])[0][:200]
+        first_line = (output.strip().splitlines() or ["no GPU is listed"])[0][:200]
         advice = "install or repair NVIDIA's driver, and reboot; in a container, start it with the GPUs (--gpus all)"
-        return [], [Finding(ERROR, "GPU", f"nvidia-smi does not answer: {first}", advice)]
-    return gpus, [finding for gpu in gpus for finding in _look_at(gpu)] + [_driver(gpus[0].driver)]
+        return [], [Finding(ERROR, "GPU", f"nvidia-smi does not answer: {first_line}", advice)]
+    return gpus, [finding for gpu in gpus for finding in _check_gpu(gpu)] + [_driver(gpus[0].driver)]
 
 
 def _gpu(line: str) -> Gpu:
-    index, name, memory, used, driver, capability = (each.strip() for each in line.split(","))
+    index, name, memory, used, driver, capability = (value.strip() for value in line.split(","))
     return Gpu(int(index), name, int(memory), int(used), driver, float(capability))
 
 
-def _look_at(gpu: Gpu) -> Iterator[Finding]:
-    subject, found = f"GPU {gpu.index}", f"{gpu.name}, {gpu.memory / 1024:.0f} GiB, capability {gpu.capability}"
+def _check_gpu(gpu: Gpu) -> Iterator[Finding]:
+    subject, description = f"GPU {gpu.index}", f"{gpu.name}, {gpu.memory / 1024:.0f} GiB, capability {gpu.capability}"
     if gpu.capability < LEAST_CAPABILITY:
-        yield Finding(ERROR, subject, found, "too old for this torch, which needs capability 7.5 (Turing) or newer")
+        yield Finding(
+            ERROR, subject, description, "too old for this torch, which needs capability 7.5 (Turing) or newer"
+        )
     elif gpu.capability < BFLOAT16_CAPABILITY:
         advice = "it has no bfloat16: set train.dtype=float16 and vllm.dtype=float16 of every engine"
-        yield Finding(WARNING, subject, found, advice)
+        yield Finding(WARNING, subject, description, advice)
     else:
-        yield Finding(OK, subject, found)
+        yield Finding(OK, subject, description)
     if gpu.used > gpu.memory // 20:
         advice = "nvidia-smi shows by whom; end that, or choose other GPUs with CUDA_VISIBLE_DEVICES"
         yield Finding(WARNING, subject, f"{gpu.used / 1024:.1f} GiB of its memory are in use", advice)
@@ -164,7 +167,7 @@ def _compiler() -> Iterator[Finding]:
     if compiler and header.is_file():
         yield Finding(OK, "compiler", f"{compiler}, and Python's headers")
         return
-    missing = [name for name, there in (("no C compiler", compiler), (f"no {header}", header.is_file())) if not there]
+    missing = [name for name, exists in (("no C compiler", compiler), (f"no {header}", header.is_file())) if not exists]
     package = f"python{sys.version_info[0]}.{sys.version_info[1]}-dev"
     advice = f"vLLM's kernels need both on a GPU; on Debian and Ubuntu: sudo apt install gcc {package}"
     yield Finding(ERROR, "compiler", ", ".join(missing), advice)
@@ -181,14 +184,14 @@ def _packages(root: Path, on_gpu: bool) -> Iterator[Finding]:
         if installed != version and (installed or "").partition("+")[0] != version:
             wrong.append(f"{package} {installed or 'missing'} (pinned: {version})")
     if wrong:
-        found = f"{len(wrong)} of {len(pinned)} are not as {file} pins them: {', '.join(wrong[:6])}"
-        yield Finding(ERROR, "packages", found, "make setup")
+        summary = f"{len(wrong)} of {len(pinned)} are not as {file} pins them: {', '.join(wrong[:6])}"
+        yield Finding(ERROR, "packages", summary, "make setup")
     else:
         yield Finding(OK, "packages", f"{len(pinned)} as {file} pins them")
-    idle = [package for package in NOT_NEEDED if _version(package) is not None]
-    if idle and not on_gpu:
-        advice = f"builds that do not fit torch keep models from being imported: pip uninstall {' '.join(idle)}"
-        yield Finding(WARNING, "packages", f"{', '.join(idle)} installed, which nothing here needs", advice)
+    unneeded = [package for package in NOT_NEEDED if _version(package) is not None]
+    if unneeded and not on_gpu:
+        advice = f"builds that do not fit torch keep models from being imported: pip uninstall {' '.join(unneeded)}"
+        yield Finding(WARNING, "packages", f"{', '.join(unneeded)} installed, which nothing here needs", advice)
     if on_gpu and not wrong:
         yield _torch_and_gpu(root)
 
@@ -202,13 +205,13 @@ def _version(package: str) -> str | None:
 
 def _torch_and_gpu(root: Path) -> Finding:
     code = "import torch; print(torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count())"
-    status, said = _run([str(root / ".venv/bin/python"), "-c", code])
-    cuda, there, count = ([*said.split(), "", "", ""] if status == 0 else ["", "", ""])[:3]
-    if there == "True":
+    status, output = _run([str(root / ".venv/bin/python"), "-c", code])
+    cuda, is_available, count = ([*output.split(), "", "", ""] if status == 0 else ["", "", ""])[:3]
+    if is_available == "True":
         return Finding(OK, "torch", f"built with CUDA {cuda}, uses {count} GPU")
-    last = (said.strip().splitlines() or ["it ended without a message"])[-1][:200]
+    last_line = (output.strip().splitlines() or ["it ended without a message"])[-1][:200]
     advice = "look at CUDA_VISIBLE_DEVICES and at the driver; a torch without CUDA comes from another index than PyPI"
-    return Finding(ERROR, "torch", f"does not see the GPU ({last})", advice)
+    return Finding(ERROR, "torch", f"does not see the GPU ({last_line})", advice)
 
 
 def _disk(root: Path, on_gpu: bool) -> Iterator[Finding]:
@@ -233,14 +236,14 @@ def _memory() -> Iterator[Finding]:
         return
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE))
     available, total = (int(kib.get(name, 0)) / 2**20 for name in ("MemAvailable", "MemTotal"))
-    limit, whose = container_limit(), ""
+    limit, container_note = container_limit(), ""
     if limit is not None and limit < total * GIB:
-        available, total, whose = min(available, limit / GIB), limit / GIB, " to this container"
-    found = f"{available:.0f} of {total:.0f} GiB available{whose}, {len(os.sched_getaffinity(0))} cores"
+        available, total, container_note = min(available, limit / GIB), limit / GIB, " to this container"
+    summary = f"{available:.0f} of {total:.0f} GiB available{container_note}, {len(os.sched_getaffinity(0))} cores"
     if available < 6:
-        yield Finding(WARNING, "memory", found, "two engines and a trainer of the smallest models take 6 GiB")
+        yield Finding(WARNING, "memory", summary, "two engines and a trainer of the smallest models take 6 GiB")
     else:
-        yield Finding(OK, "memory", found)
+        yield Finding(OK, "memory", summary)
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(str(shared)).total < GIB // 2:
         advice = "vLLM's and NCCL's processes talk through it; start the container with --shm-size=8g or --ipc=host"
@@ -248,91 +251,91 @@ def _memory() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    for port, way in PORTS.items():
+    for port, option in PORTS.items():
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
-                advice = f"`ss -ltnp` shows who listens there; or take another one with {way}"
+                advice = f"`ss -ltnp` shows who listens there; or take another one with {option}"
                 yield Finding(WARNING, f"port {port}", f"cannot be used: {error.strerror}", advice)
                 continue
         yield Finding(OK, f"port {port}", "free")
 
 
 def _hub(address: str) -> Finding:
-    """Check whether the Hub answers; any HTTP status will do. The request runs in a thread, because name resolution has
-    no timeout."""
-    outcome = []
+    """Check whether the Hub answers, with any HTTP status. The request runs in a thread, because name resolution has no
+    timeout."""
+    results: list[str] = []  # gets the error, or "" if the Hub answered
 
     def ask() -> None:
         request = urllib.request.Request(address, method="HEAD")
         try:
             with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S):
-                outcome.append("")
+                results.append("")
         except urllib.error.HTTPError:
-            outcome.append("")
+            results.append("")
         except (OSError, ValueError) as error:
-            outcome.append(str(getattr(error, "reason", error))[:120] or type(error).__name__)
+            results.append(str(getattr(error, "reason", error))[:120] or type(error).__name__)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_HUB_TIMEOUT_S + 1)
-    if outcome == [""]:
+    if results == [""]:
         return Finding(OK, "Hub", f"{address} answers")
-    reason = outcome[0] if outcome else f"no answer within {_HUB_TIMEOUT_S:g} s"
+    reason = results[0] if results else f"no answer within {_HUB_TIMEOUT_S:g} s"
     advice = "name models and data by local folders, and set HF_HUB_OFFLINE=1; the quickstart needs no Hub"
     return Finding(WARNING, "Hub", f"{address} cannot be reached: {reason}", advice)
 
 
 def _keys(root: Path) -> Iterator[Finding]:
     """Check which keys are set in the environment or in `.env`, and whether their values could be keys."""
-    file, written = root / ".env", {}
+    file, in_file = root / ".env", {}
     if file.is_file():
         text = file.read_text(encoding="utf-8", errors="replace")
-        written = dict(re.findall(r"^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*(.*?)[ \t\r]*$", text, re.MULTILINE))
+        in_file = dict(re.findall(r"^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*(.*?)[ \t\r]*$", text, re.MULTILINE))
         if file.stat().st_mode & 0o077:
             yield Finding(WARNING, ".env", "can be read by other users of this machine", "chmod 600 .env")
     for name, purpose in KEYS.items():
         where = "the environment" if name in os.environ else ".env"
-        value = os.environ.get(name, written.get(name))
+        value = os.environ.get(name, in_file.get(name))
         if value is None:
             yield Finding(OK, name, f"not set; for {purpose}")
         elif re.fullmatch(r"""["']?\S+["']?""", value) is None or not value.strip("\"'"):
-            found = f"set in {where}, but empty or with a space in it"
-            yield Finding(WARNING, name, found, f"for {purpose}: set it anew")
+            problem = f"set in {where}, but empty or with a space in it"
+            yield Finding(WARNING, name, problem, f"for {purpose}: set it anew")
         else:
             yield Finding(OK, name, f"set in {where}")
 
 
 def _accelerate(root: Path, gpus: int) -> Finding:
-    """Name the configuration of accelerate that the launcher uses without --config_file."""
-    chosen = "config/deepspeed/1GPU.yaml" if gpus else "config/accelerate/1CPU.yaml"
-    if not (root / chosen).is_file():
-        return Finding(ERROR, "accelerate", f"{chosen} is missing", f"restore it: git checkout {chosen}")
-    more = sorted(
+    """Check the accelerate configuration that the launcher uses without --config_file."""
+    default = "config/deepspeed/1GPU.yaml" if gpus else "config/accelerate/1CPU.yaml"
+    if not (root / default).is_file():
+        return Finding(ERROR, "accelerate", f"{default} is missing", f"restore it: git checkout {default}")
+    others = sorted(
         str(path.relative_to(root / "config"))
-        for kind in ("deepspeed", "fsdp")
-        for path in (root / "config" / kind).glob("*GPU.yaml")
+        for name in ("deepspeed", "fsdp")
+        for path in (root / "config" / name).glob("*GPU.yaml")
         if path.name != "1GPU.yaml"
     )
-    if gpus > 1 and more:
-        advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(more)})"
-        return Finding(WARNING, "accelerate", f"{chosen} is taken without --config_file: one GPU", advice)
-    return Finding(OK, "accelerate", f"{chosen} is taken without --config_file")
+    if gpus > 1 and others:
+        advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(others)})"
+        return Finding(WARNING, "accelerate", f"{default} is taken without --config_file: one GPU", advice)
+    return Finding(OK, "accelerate", f"{default} is taken without --config_file")
 
 
 def _run(command: list[str]) -> tuple[int, str]:
     """Run a program; returns its exit status and output, or 1 and a reason if it cannot be run or takes too long."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=_PROGRAM_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         return 1, f"no answer within {_PROGRAM_TIMEOUT_S:g} s"
     except OSError as error:
         return 1, str(error)
-    return done.returncode, done.stdout.decode("utf-8", errors="replace")
+    return result.returncode, result.stdout.decode("utf-8", errors="replace")
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ def more_of_dry_run(config: EvalConfig) -> None:
         check_benchmark_prompts(config)
         return
     show_evaluation_shares(config)
-    if config.server_url is None:  # else prompts and rules are the server's
+    if config.server_url is None:  # otherwise the server has its own prompts and rules
         check_environment(config)
         show_before_start(config)
 

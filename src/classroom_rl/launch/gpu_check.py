@@ -1,14 +1,15 @@
-"""Tests on this machine's GPU what a CPU cannot show, within twenty minutes and without a network: `make gpu-check`.
+"""Tests that need a GPU: runs them on this machine's GPU, within twenty minutes and without a network
+(`make gpu-check`).
 
     python -m classroom_rl.launch.gpu_check [--folder runs/gpu_check] \\
         [--parts tests quickstart Qwen3-0.6B TRL-alone Qwen3-4B]
 
 The parts, in this order: the tests of tokens, server, LoRA and sleep with their engines on the GPU; three steps of the
 quickstart; complete steps of a model with random weights in the shape of Qwen3-0.6B, with server and trainer on one
-GPU; the same steps by TRL alone (`benchmarks.trl_alone`); a step in the shape of Qwen3-4B. For steps, the table shows
-tokens per second, the seconds of publishing and training, and the peak GPU memory beside the estimate of `dry_run`.
-Shapes that do not fit according to `dry_run` are skipped. The table goes to the terminal and into `gpu_check.json`.
-Without a GPU nothing is done.
+GPU; the same steps with TRL alone (`benchmarks.trl_alone`); a step in the shape of Qwen3-4B. For steps, the table shows
+tokens per second, the seconds for publishing and training, and the peak GPU memory together with the estimate of
+`dry_run`. Shapes that do not fit according to `dry_run` are skipped. The table is printed and written to
+`gpu_check.json`. Without a GPU nothing is done.
 """
 
 import argparse
@@ -54,22 +55,22 @@ GPU_TESTS = (
     "tests/models/test_lora.py",
     "tests/engines/vllm/test_gpu_sleep.py",
 )
-"""The files with tests for a GPU. To collect all others, too, would take most of the part's time."""
+"""The files with tests for a GPU. Collecting all other test files would take most of this part's time."""
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 REPORT = "gpu_check.json"
 """The file with all results, in the check's folder."""
 
-_GROUPS, _GROUP, _MESSAGES, _TOKENS, _LENGTH = 8, 8, 5, 128, 2048
-"""The step of a shape: problems per batch, conversations per problem, messages per conversation, tokens per message,
-and the context length."""
-_CACHED = 16
-"""An engine's KV cache has room for this many conversations of that length."""
+_PROBLEMS, _SAMPLES, _MESSAGES, _TOKENS, _LENGTH = 8, 8, 5, 128, 2048
+"""The size of a step: problems per batch, conversations per problem, messages per conversation, tokens per message, and
+the context length."""
+_CACHED_CONVERSATIONS = 16
+"""The number of conversations of that length that fit into an engine's KV cache."""
 _ENGINE_EXTRA = 5 * GIB // 2
-"""Bytes that vLLM needs besides weights, logits and cache: its CUDA context and graphs, and the activations of a
+"""Bytes that vLLM needs in addition to weights, logits and cache: its CUDA context and graphs, and the activations of a
 prefill."""
 _QUICKSTART_STEPS = 3
-_COMPARED, _COMPARED_STEPS = "Qwen3-0.6B", 2
-"""The shape whose steps are compared with those of TRL alone, and how many steps both make; the first one warms up."""
+_COMPARED_SHAPE, _COMPARED_STEPS = "Qwen3-0.6B", 2
+"""The shape whose steps are compared with TRL alone, and the number of steps of both; the first one is a warm-up."""
 
 
 @dataclass
@@ -88,8 +89,8 @@ class Machine:
     """The device that is measured.
 
     Attributes:
-        memory: the GPU's memory in bytes; on a CPU, which serves for tests of this program, a made-up limit.
-        used: reads how many bytes of it are in use; on a CPU, the memory of the processes.
+        memory: the GPU's memory in bytes; on a CPU, which is only for tests of this program, an arbitrary limit.
+        used: returns how many bytes of it are in use; on a CPU, the memory of the processes.
         environment: variables that make the started programs use this GPU.
     """
 
@@ -101,21 +102,20 @@ class Machine:
 
 
 def find_machine(device: str | None) -> Machine | None:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves visible; None without a GPU. `device` "cpu" always returns the
-    CPU."""
+    """The first visible GPU (CUDA_VISIBLE_DEVICES); None without a GPU. `device` "cpu" always returns the CPU."""
     if device == "cpu":
         return Machine("CPU", "cpu", 8 * GIB, process_memory)
     gpus, findings = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not gpus:
         print("\n".join(finding.found for finding in findings))
         return None
-    first = gpus[0]
+    gpu = gpus[0]
     return Machine(
-        f"{first.name}, driver {first.driver}",
+        f"{gpu.name}, driver {gpu.driver}",
         "cuda",
-        first.memory << 20,
-        lambda: gpu_memory_used(first.index),
-        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(first.index)},
+        gpu.memory << 20,
+        lambda: gpu_memory_used(gpu.index),
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(gpu.index)},
     )
 
 
@@ -136,48 +136,48 @@ class GpuCheck:
     def run(self, parts: Sequence[str]) -> list[PartResult]:
         """Run the parts one after the other. If a part fails, the others still run."""
         build_world(self._world, seed=1)
-        outcomes = []
+        results = []
         for part in parts:
-            print(f"\n[{len(outcomes) + 1}/{len(parts)}] {part}", flush=True)
-            outcomes.append(self._try(part))
-            self._write(outcomes)
-            print(table(outcomes[-1:]), flush=True)
-        return outcomes
+            print(f"\n[{len(results) + 1}/{len(parts)}] {part}", flush=True)
+            results.append(self._try(part))
+            self._write(results)
+            print(table(results[-1:]), flush=True)
+        return results
 
-    def _write(self, outcomes: Sequence[PartResult]) -> None:
-        """Write what is known so far, so that a check that is interrupted leaves it."""
-        written = {
+    def _write(self, results: Sequence[PartResult]) -> None:
+        """Write the results so far, so that an interrupted check leaves them."""
+        report_content = {
             "machine": self._machine.name,
             "memory_gib": self._machine.memory / GIB,
-            "parts": [asdict(each) for each in outcomes],
+            "parts": [asdict(result) for result in results],
         }
-        (self._folder / REPORT).write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        (self._folder / REPORT).write_text(json.dumps(report_content, indent=2) + "\n", encoding="utf-8")
 
     def _try(self, part: str) -> PartResult:
         started = time.monotonic()
-        own_s = PARTS[part] if self._machine.device == "cuda" else self._limit_s
-        limit_s = min(own_s, self._deadline - started)
+        part_limit_s = PARTS[part] if self._machine.device == "cuda" else self._limit_s
+        limit_s = min(part_limit_s, self._deadline - started)
         if limit_s <= 0:
             return PartResult(part, SKIPPED, reason=f"the parts before it took all of the {self._limit_s:g} s")
-        known = {"tests": self._tests, "quickstart": self._quickstart, TRL_ALONE: self._trl_alone}
-        do = known.get(part, lambda limit: self._shape(part, limit))
+        runners = {"tests": self._tests, "quickstart": self._quickstart, TRL_ALONE: self._trl_alone}
+        run_part = runners.get(part, lambda limit: self._shape(part, limit))
         try:
-            outcome = do(limit_s)
+            result = run_part(limit_s)
         except Interrupted:
             raise
         except ClassroomError as error:
-            outcome = PartResult(part, FAILED, reason=str(error))
-        outcome.seconds = time.monotonic() - started
-        return outcome
+            result = PartResult(part, FAILED, reason=str(error))
+        result.seconds = time.monotonic() - started
+        return result
 
     def _tests(self, limit_s: float) -> PartResult:
-        report_file = self._folder / "tests.xml"
-        options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report_file}"]
+        junit_file = self._folder / "tests.xml"
+        options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={junit_file}"]
         with self._child("tests", [sys.executable, "-m", "pytest", *options, *GPU_TESTS]) as child:
             status = child.wait(_deadline(child, limit_s))
-        if not report_file.is_file():
+        if not junit_file.is_file():
             raise _ended(child, status, "no report was written")
-        counts = {name: int(value) for name, value in re.findall(r'(\w+)="(\d+)"', _suite(report_file))}
+        counts = {name: int(value) for name, value in re.findall(r'(\w+)="(\d+)"', _suite(junit_file))}
         failed = counts["failures"] + counts["errors"]
         figures = {
             "passed": counts["tests"] - failed - counts["skipped"],
@@ -202,7 +202,7 @@ class GpuCheck:
 
     def _shape(self, name: str, limit_s: float) -> PartResult:
         until = time.monotonic() + limit_s
-        folder, steps = self._folder / name, _COMPARED_STEPS if name == _COMPARED else 1
+        folder, steps = self._folder / name, _COMPARED_STEPS if name == _COMPARED_SHAPE else 1
         model = self._write_shape(name)
         overrides = self._shape_overrides(model, folder, steps)
         config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
@@ -211,32 +211,41 @@ class GpuCheck:
             return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
         try:
             with self._weights(model, until), self._launch(name, overrides) as child, self._watch() as watch:
-                self._until_steps(child, folder / METRICS_NAME, steps, until)
+                self._wait_for_steps(child, folder / METRICS_NAME, steps, until)
         finally:
             shutil.rmtree(folder / "policy", ignore_errors=True)
         lines = _steps(folder / METRICS_NAME)[:steps]
         return PartResult(name, OK, figures=shape_figures(lines, config.train, watch, budget.moments))
 
     def _trl_alone(self, limit_s: float) -> PartResult:
-        """The same steps by TRL alone, and how much longer they take than this project's, if that made some before."""
+        """The same steps with TRL alone, and how much longer they take than this project's steps, if those were run
+        before."""
         until = time.monotonic() + limit_s
         folder = self._folder / TRL_ALONE
-        made = folder / "steps.jsonl"
+        metrics_file = folder / "steps.jsonl"
         folder.mkdir()
-        model = self._write_shape(_COMPARED)
+        model = self._write_shape(_COMPARED_SHAPE)
         overrides = self._shape_overrides(model, folder, _COMPARED_STEPS)
-        command = [sys.executable, "-m", "benchmarks.trl_alone", str(made), "--config-name", "quickstart", *overrides]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.trl_alone",
+            str(metrics_file),
+            "--config-name",
+            "quickstart",
+            *overrides,
+        ]
         with self._weights(model, until), self._child(TRL_ALONE, command) as child, self._watch() as watch:
-            self._until_steps(child, made, _COMPARED_STEPS, until)
-        alone = step_seconds(_steps(made)[:_COMPARED_STEPS])
-        figures = {"step s": alone, "peak GiB": watch.peak() / GIB}
-        own = _steps(self._folder / _COMPARED / METRICS_NAME)[:_COMPARED_STEPS]
-        if len(own) == _COMPARED_STEPS:
-            figures["x this project's"] = alone / step_seconds(own)
+            self._wait_for_steps(child, metrics_file, _COMPARED_STEPS, until)
+        trl_step_s = step_seconds(_steps(metrics_file)[:_COMPARED_STEPS])
+        figures = {"step s": trl_step_s, "peak GiB": watch.peak() / GIB}
+        own_steps = _steps(self._folder / _COMPARED_SHAPE / METRICS_NAME)[:_COMPARED_STEPS]
+        if len(own_steps) == _COMPARED_STEPS:
+            figures["x this project's"] = trl_step_s / step_seconds(own_steps)
         return PartResult(TRL_ALONE, OK, figures=figures)
 
     def _write_shape(self, name: str) -> Path:
-        """Write the shape's model without weights, unless it is there. Returns its folder."""
+        """Write the shape's model without weights, unless it exists. Returns its folder."""
         model = self._folder / f"{name}-model"
         if not model.is_dir():
             write_shape(SHAPES[name], self._world / "blank", model)
@@ -244,7 +253,7 @@ class GpuCheck:
 
     @contextmanager
     def _weights(self, model: Path, until: float) -> Iterator[None]:
-        """Inside, the model has random weights; afterwards its gigabytes are removed."""
+        """A context in which the model has random weights. Its folder of several gigabytes is removed afterwards."""
         draw = [sys.executable, "-m", "classroom_rl.models.random_model", str(model), "--device", self._machine.device]
         try:
             with self._child(model.name, draw) as child:
@@ -257,18 +266,18 @@ class GpuCheck:
     def _watch(self) -> MemoryWatch:
         return MemoryWatch(self._machine.used)
 
-    def _until_steps(self, child: Child, file: Path, steps: int, until: float) -> None:
-        """Wait until so many steps are logged in a file; what comes after them is not awaited."""
+    def _wait_for_steps(self, child: Child, file: Path, steps: int, until: float) -> None:
+        """Wait until this many steps are logged in a file, but not until the program ends."""
         check = _deadline(child, until - time.monotonic())
-        while len(made := _steps(file)) < steps:
+        while len(logged := _steps(file)) < steps:
             if (status := child.poll()) is not None and len(_steps(file)) < steps:
-                raise _ended(child, status, f"{len(made)} of {steps} steps were made")
+                raise _ended(child, status, f"{len(logged)} of {steps} steps were made")
             self._signals.check()
             check()
             time.sleep(0.1)
 
     def _overrides(self, folder: Path, model: Path) -> list[str]:
-        """Overrides of the quickstart's configuration: folder, model, data, and a free port for the server."""
+        """Overrides for the quickstart's configuration: folder, model, data, and a free port for the server."""
         lessons = self._world / "lessons_train.jsonl"
         return [
             f"logging.save_dir={folder}",
@@ -279,18 +288,18 @@ class GpuCheck:
         ]
 
     def _shape_overrides(self, model: Path, folder: Path, steps: int) -> list[str]:
-        """Overrides for steps of realistic size, one more than asked for, with the smallest possible share of the GPU
-        for each engine."""
+        """Overrides for steps of realistic size, with the smallest possible share of the GPU for each engine. They set
+        one step more than `steps`: the check stops the training before its end."""
         on_gpu = self._machine.device == "cuda"
         tokens, length = (_TOKENS, _LENGTH) if on_gpu else (8, 1024)
-        groups, group = (_GROUPS, _GROUP) if on_gpu else (2, 2)
-        share = engine_share(model, length, groups * group, self._machine.memory)
+        problems, samples = (_PROBLEMS, _SAMPLES) if on_gpu else (2, 2)
+        share = engine_share(model, length, problems * samples, self._machine.memory)
         engines = [
             f"{role}_model.vllm.{key}={value}"
             for role in ("teacher", "student")
             for key, value in {
                 "max_length": length,
-                "max_num_seqs": groups * group,
+                "max_num_seqs": problems * samples,
                 "dtype": "bfloat16",
                 "gpu_memory_utilization": share,
                 "enforce_eager": not on_gpu,
@@ -299,9 +308,9 @@ class GpuCheck:
         return [
             *self._overrides(folder, model),
             *engines,
-            f"train.number_of_problems_per_batch={groups}",
-            f"train.num_samples_per_problem={group}",
-            f"train.per_device_train_batch_size={group // 2}",
+            f"train.number_of_problems_per_batch={problems}",
+            f"train.num_samples_per_problem={samples}",
+            f"train.per_device_train_batch_size={samples // 2}",
             "train.dtype=bfloat16",
             "train.gradient_checkpointing=true",
             f"train.beta={TrainConfig().beta}",
@@ -329,14 +338,19 @@ class GpuCheck:
 def engine_share(model: Path, length: int, sequences: int, memory: int) -> float:
     """The `gpu_memory_utilization` that an engine in bfloat16 needs, rounded up to hundredths."""
     job = EngineJob(read_shape(str(model)), 2, gpus=1, max_length=length, max_num_seqs=sequences)
-    needs = engine_memory(job)
-    wanted = needs.weights + needs.sampling + min(sequences, _CACHED) * needs.conversation + _ENGINE_EXTRA
-    return min(0.95, -(-wanted * 100 // memory) / 100)
+    memory_needed = engine_memory(job)
+    share_bytes = (
+        memory_needed.weights
+        + memory_needed.sampling
+        + min(sequences, _CACHED_CONVERSATIONS) * memory_needed.conversation
+        + _ENGINE_EXTRA
+    )
+    return min(0.95, -(-share_bytes * 100 // memory) / 100)
 
 
 def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
-    """The figures of one line of metrics.jsonl. Tokens per second are the teacher's sampled tokens divided by the time
-    of the whole rollout, which includes the student's turns and the judging."""
+    """The figures from one line of metrics.jsonl. Tokens per second are the teacher's sampled tokens divided by the
+    time of the whole rollout, which includes the student's turns and the judging."""
     conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
     figures = {"teacher tokens/s": line["conversation/teacher_tokens"] * conversations / line["seconds/rollout"]}
     return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
@@ -345,36 +359,36 @@ def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, flo
 def shape_figures(
     lines: Sequence[Mapping[str, float]], train: TrainConfig, watch: MemoryWatch, moments: Mapping[str, int]
 ) -> dict[str, float]:
-    """The figures of a run's last step: `step_figures`, and the peak memory of rollout and training beside the
-    budget's estimates (`moments`). With several steps, the median seconds between their ends, too."""
-    ended = lines[-1]["time"]
-    sampled = ended - lines[-1]["seconds/train"]
-    began = sampled - lines[-1]["seconds/rollout"]
+    """The figures of a run's last step: `step_figures`, and the peak memory of rollout and training together with the
+    budget's estimates (`moments`). With several steps, also the median seconds between their ends."""
+    train_end = lines[-1]["time"]
+    rollout_end = train_end - lines[-1]["seconds/train"]
+    rollout_start = rollout_end - lines[-1]["seconds/rollout"]
     figures = step_figures(lines[-1], train) | ({"step s": step_seconds(lines)} if len(lines) > 1 else {})
     figures |= {
-        "rollout peak GiB": watch.peak(began, sampled) / GIB,
+        "rollout peak GiB": watch.peak(rollout_start, rollout_end) / GIB,
         "rollout, by dry_run": moments["rollout"] / GIB,
-        "training peak GiB": watch.peak(sampled, ended) / GIB,
+        "training peak GiB": watch.peak(rollout_end, train_end) / GIB,
         "training, by dry_run": max(moments["backward pass"], moments["optimizer step"]) / GIB,
     }
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def table(outcomes: Sequence[PartResult]) -> str:
+def table(results: Sequence[PartResult]) -> str:
     """Format the results for the terminal."""
     lines = []
-    for outcome in outcomes:
-        lines.append(f"{outcome.part:<12} {_verdict(outcome)}")
-        lines += [f"{'':<12} {name:<24}{value:>12.2f}" for name, value in outcome.figures.items()]
+    for result in results:
+        lines.append(f"{result.part:<12} {_verdict(result)}")
+        lines += [f"{'':<12} {name:<24}{value:>12.2f}" for name, value in result.figures.items()]
     return "\n".join(lines)
 
 
-def _verdict(outcome: PartResult) -> str:
-    return f"{outcome.status} ({outcome.seconds:.0f} s)" + (f": {outcome.reason}" if outcome.reason else "")
+def _verdict(result: PartResult) -> str:
+    return f"{result.status} ({result.seconds:.0f} s)" + (f": {result.reason}" if result.reason else "")
 
 
 def _deadline(child: Child, limit_s: float) -> Callable[[], None]:
-    """A function for waits to call: it raises DeadlineExceeded after `limit_s` seconds from now."""
+    """A function to be called while waiting: it raises DeadlineExceeded once `limit_s` seconds have passed from now."""
     until = time.monotonic() + limit_s
 
     def check() -> None:
@@ -387,18 +401,19 @@ def _deadline(child: Child, limit_s: float) -> Callable[[], None]:
     return check
 
 
-def _ended(child: Child, status: int, what: str) -> ClassroomError:
+def _ended(child: Child, status: int, reason: str) -> ClassroomError:
+    """The error for a program that ended too early."""
     lines = child.last_lines(8)
-    return ClassroomError(f"{child.name} ended with status {status}: {what}. The last lines of {child.log}:\n{lines}")
+    return ClassroomError(f"{child.name} ended with status {status}: {reason}. The last lines of {child.log}:\n{lines}")
 
 
 def _steps(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file of metrics that describe a step."""
+    """The lines of a metrics file that describe a training step."""
     return [line for line in read_lines(file) if "reward" in line]
 
 
 def _suite(file: Path) -> str:
-    """The opening tag of the test suite in a JUnit report; it holds the counts."""
+    """The opening tag of the test suite in a JUnit report, which contains the counts."""
     return re.search(r"<testsuite [^>]*>", file.read_text(encoding="utf-8"))[0]
 
 
@@ -408,33 +423,33 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, "tiny"], metavar="PART", default=list(PARTS))
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/gpu_check")
     parser.add_argument("--device", choices=["cpu"], help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    machine = find_machine(given.device)
+    options = parser.parse_args(arguments)
+    machine = find_machine(options.device)
     if machine is None:
         print("make gpu-check is for machines with an NVIDIA GPU that works: nothing was done.")
         return 0
-    folder = given.folder.resolve()
+    folder = options.folder.resolve()
     os.environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     try:
         _empty(folder)
         with Signals() as signals:
             limit_s = LIMIT_S if machine.device == "cuda" else _LIMIT_ON_CPU_S
-            outcomes = GpuCheck(machine, folder, signals, limit_s).run(given.parts)
+            results = GpuCheck(machine, folder, signals, limit_s).run(options.parts)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
     except USER_ERRORS as error:
         print_error(error)
         return 2
-    print(f"\n{machine.name}\n{table(outcomes)}\n\n{folder / REPORT}")
-    return 1 if any(each.status == FAILED for each in outcomes) else 0
+    print(f"\n{machine.name}\n{table(results)}\n\n{folder / REPORT}")
+    return 1 if any(result.status == FAILED for result in results) else 0
 
 
 def _empty(folder: Path) -> None:
-    """Create the folder, or empty it if it holds an earlier check.
+    """Create the folder, or empty it if it contains an earlier check.
 
     Raises:
-        ConfigError: if the folder holds something else.
+        ConfigError: if the folder contains something else.
     """
     if folder.exists() and any(folder.iterdir()):
         if not (folder / "world").is_dir():

@@ -1,11 +1,11 @@
-"""Marooned from nothing: makes a sailor that has half forgotten the rules, trains it on the tiny island with a
-supervisor, and measures it on held-out islands before and after.
+"""The complete Marooned experiment: creates a tiny model that knows the game's rules only in part, trains it on the
+tiny island with a supervisor, and evaluates it on held-out islands before and after.
 
     python -m classroom_rl.launch.marooned [key=value …]               everything
     python -m classroom_rl.launch.marooned --models-only [key=value …] only the model that the training starts from
 
-Overrides are those of server and trainer; such as begin with `sft.` go to the fine-tuning. Started again with the same
-folder, it goes on where it was.
+Overrides go to server and trainer; those that begin with `sft.` go to the fine-tuning. An interrupted run, started
+again with the same folder, continues where it was.
 """
 
 import hashlib
@@ -45,15 +45,15 @@ class Marooned:
     """The stages of a run.
 
     Args:
-        overrides: those of server and trainer, and of the fine-tuning.
+        overrides: for server, trainer and fine-tuning.
 
     Raises:
-        ConfigError: if server and trainer would refuse their configuration.
+        ConfigError: if server, trainer or fine-tuning would refuse their configuration.
     """
 
     def __init__(self, overrides: Sequence[str]):
-        sft = tuple(each.removeprefix(SFT_PREFIX) for each in overrides if each.startswith(SFT_PREFIX))
-        self._arguments = [*NAME, *(each for each in overrides if not each.startswith(SFT_PREFIX))]
+        sft = tuple(override.removeprefix(SFT_PREFIX) for override in overrides if override.startswith(SFT_PREFIX))
+        self._arguments = [*NAME, *(override for override in overrides if not override.startswith(SFT_PREFIX))]
         self.config = load(TrainRLConfig, "train_rl", self._arguments, check_train_rl)
         self.folder = Path(self.config.logging.save_dir)
         self.models = ModelCommands(
@@ -64,16 +64,16 @@ class Marooned:
         self._settings = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
     def make_models(self, stages: Stages, signals: Signals) -> None:
-        """Make the world and the model that the training starts from, unless they are there.
+        """Create the world and the model that the training starts from, unless they exist.
 
         Raises:
-            ConfigError: if the folder holds a model that was made with other settings.
+            ConfigError: if the folder contains a model that was made with other settings.
         """
         refuse_other_models(self.models)
         make_models(self.models, stages, signals)
 
     def run(self, signals: Signals) -> None:
-        """All stages; prints what came of it."""
+        """Run all stages and print the results."""
         stages = Stages(6, self.folder)
         self.make_models(stages, signals)
         log = self.folder / "server.log"
@@ -81,12 +81,12 @@ class Marooned:
         with SupervisedServer(start, logged_steps(self.folder)) as server:
             with stages.stage(f"the server loads the model (vllm_server.py), log {log}", "server_start"):
                 server.process.wait_until_ready()
-            before = self._measured("before", server, stages, signals)
+            before = self._measure("before", server, stages, signals)
             with stages.stage("training (train_rl.py)", "training"):
                 flags = with_precision(with_accelerate_config([]), self.config.train.dtype)
                 command = trainer_command(flags, self._arguments)
                 run_program("train_rl.py", command, self.folder / "trainer.log", signals, server.restart_if_ended)
-            after = self._measured("after", server, stages, signals)
+            after = self._measure("after", server, stages, signals)
             version = ClassroomClient(server.process.url, log=server.process.log).health().policy.version
         figures = compared(figures_of(before), figures_of(after))
         summary = self.folder / "summary.json"
@@ -95,8 +95,8 @@ class Marooned:
         print(f"\nfigures: {summary}\nplots: {self.folder / 'plots'}")
         print(f"the page with the games: python vllm_server.py --view {self.folder}")
 
-    def _measured(self, when: str, server: SupervisedServer, stages: Stages, signals: Signals) -> list[GameRecord]:
-        """The games on held-out islands, played by a program of its own, unless this policy has been measured."""
+    def _measure(self, when: str, server: SupervisedServer, stages: Stages, signals: Signals) -> list[GameRecord]:
+        """The games on held-out islands, played by a separate program, unless this policy was measured before."""
         with stages.stage(f"measured on held-out islands {when} the training", "eval"):
             games = self.folder / "eval" / when / CONVERSATIONS_NAME
             islands = self.folder / "world" / "islands_heldout.jsonl"

@@ -1,4 +1,4 @@
-"""Writes docs/prompts.md, the language tutor's prompts, each rendered for three lessons:
+"""Writes docs/prompts.md, which shows the language tutor's prompts, each rendered for three lessons:
 
 python -m classroom_rl.launch.prompt_docs docs/prompts.md
 """
@@ -20,12 +20,12 @@ PLAYED = {
     "Error student": "personas/language_student_error.txt",
     "Only student": "personas/simple_student.txt",
 }
-"""Role that speaks in a lesson → its template."""
+"""Each role that speaks in a lesson → its prompt template."""
 
 
 @dataclass(frozen=True)
 class ExampleLesson:
-    """A lesson of docs/conversations.yaml: its rendered plan, and its messages, the teacher's first."""
+    """A lesson from docs/conversations.yaml: its rendered plan, and its messages, beginning with the teacher's."""
 
     title: str
     about: str
@@ -35,13 +35,13 @@ class ExampleLesson:
 
     @property
     def conversation(self) -> list[dict[str, str]]:
-        """The messages as the judge's prompt gets them."""
+        """The messages in the format of the judge's prompt."""
         roles = ("teacher", "student")
-        return [{"role": roles[i % 2], "content": text} for i, text in enumerate(self.turns)]
+        return [{"role": roles[index % 2], "content": text} for index, text in enumerate(self.turns)]
 
 
 def read_example_lessons() -> list[ExampleLesson]:
-    """Read the lessons of docs/conversations.yaml with their plans."""
+    """Read the lessons from docs/conversations.yaml, with their plans."""
     plans = {plan.id: plan for split in read_shipped().values() for plan in split}
     entries = yaml.safe_load((ROOT / "docs/conversations.yaml").read_text(encoding="utf-8"))
     return [
@@ -59,18 +59,18 @@ def read_example_lessons() -> list[ExampleLesson]:
 def render_page() -> str:
     """Render the page about the prompts."""
     lessons = read_example_lessons()
-    kinds = {kind: {lesson.title: _played(path, lesson) for lesson in lessons} for kind, path in PLAYED.items()}
-    kinds["Judge"] = {f"{lesson.title}. {lesson.about}": _judged(lesson) for lesson in lessons}
+    kinds = {role: {lesson.title: _role_prompt(path, lesson) for lesson in lessons} for role, path in PLAYED.items()}
+    kinds["Judge"] = {f"{lesson.title}. {lesson.about}": _judge_prompt(lesson) for lesson in lessons}
     return render(str(ROOT / "docs/prompts.md.j2"), lessons=lessons, kinds=kinds) + "\n"
 
 
-def _played(path: str, lesson: ExampleLesson) -> str:
+def _role_prompt(path: str, lesson: ExampleLesson) -> str:
     return render(
         str(TEMPLATES / path), student_name=lesson.student_name, problem=lesson.problem, include_thinking=False
     )
 
 
-def _judged(lesson: ExampleLesson) -> str:
+def _judge_prompt(lesson: ExampleLesson) -> str:
     path = TEMPLATES / "judges/language_tutor_eval.txt"
     return render(str(path), conversation=lesson.conversation, problem=lesson.problem)
 

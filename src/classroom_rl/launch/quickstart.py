@@ -1,7 +1,7 @@
-"""The quickstart: trains a tutor from nothing with the real programs, and writes a report about it.
+"""The quickstart: creates and trains a tiny tutor with the real programs, and writes a report about it.
 
     python -m classroom_rl.launch.quickstart [key=value …]               everything
-    python -m classroom_rl.launch.quickstart --models-only [key=value …] only the models that a training starts from
+    python -m classroom_rl.launch.quickstart --models-only [key=value …] only the models that the training starts from
 
 An interrupted run, started again with the same overrides, continues where it was. A finished run, or one with other
 overrides, is first moved to another folder; nothing is deleted.
@@ -38,8 +38,8 @@ from classroom_rl.system.keys import print_error
 from classroom_rl.system.processes import Child, Interrupted, Signals, refuse_taken_port
 
 NOTES = "quickstart.json"
-_MARKS_OF_A_RUN = ("run_id", "config/vllm_server.yaml", "config/train_rl.yaml")
-_MODELS = {"world", "sft", "world.log", "sft.log"}
+_RUN_FILES = ("run_id", "config/vllm_server.yaml", "config/train_rl.yaml")
+_MODEL_FILES = {"world", "sft", "world.log", "sft.log"}
 
 
 class StageFailed(ClassroomError):
@@ -54,7 +54,7 @@ class StageFailed(ClassroomError):
 
 
 class Stages:
-    """Prints a heading for each stage, and saves its seconds in the run folder, where a resumed run adds to them."""
+    """Prints a heading for each stage, and saves its duration in the run folder. A resumed run adds to it."""
 
     def __init__(self, count: int, folder: Path):
         self._count, self._folder = count, folder
@@ -62,7 +62,7 @@ class Stages:
 
     @contextmanager
     def stage(self, title: str, name: str) -> Iterator[None]:
-        """Print the heading of a stage, and add the stage's time to `name`."""
+        """Print the heading of a stage, and add the stage's seconds to the entry `name`."""
         self._heading(title)
         started = time.monotonic()
         yield
@@ -82,13 +82,13 @@ class Stages:
 
 
 def read_notes(folder: Path) -> dict[str, Any] | None:
-    """Read the quickstart's notes about a run folder; None if there are none."""
+    """Read the quickstart's notes in a run folder; None if there are none."""
     path = folder / NOTES
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def write_notes(folder: Path, notes: dict[str, Any]) -> None:
-    """Replace the quickstart's notes about a run folder."""
+    """Replace the quickstart's notes in a run folder, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{NOTES}.unfinished"
     unfinished.write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
@@ -96,19 +96,19 @@ def write_notes(folder: Path, notes: dict[str, Any]) -> None:
 
 
 def prepare_folder(quickstart: QuickstartCommands) -> None:
-    """Prepare the run folder: if this run cannot continue what it holds, move that to another folder.
+    """Prepare the run folder: if this run cannot continue its content, rename it and start with an empty folder.
 
     Raises:
-        ConfigError: if the folder holds anything but a run.
+        ConfigError: if the folder contains anything but a run.
     """
     folder = quickstart.folder
     reason = reason_to_move(quickstart)
     if reason is not None:
-        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-        if aside.exists():
-            raise ConfigError(f"{folder} should be moved aside to {aside}, which exists already. Try again.")
-        folder.rename(aside)
-        print(f"{folder} {reason}: moved to {aside}", flush=True)
+        moved_folder = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        if moved_folder.exists():
+            raise ConfigError(f"{folder} should be moved aside to {moved_folder}, which exists already. Try again.")
+        folder.rename(moved_folder)
+        print(f"{folder} {reason}: moved to {moved_folder}", flush=True)
     elif (folder / NOTES).is_file():
         print(f"{folder} holds an unfinished run or its models: it goes on from there", flush=True)
     notes = read_notes(folder) or {"models": quickstart.recipe}
@@ -116,24 +116,24 @@ def prepare_folder(quickstart: QuickstartCommands) -> None:
 
 
 def reason_to_move(quickstart: QuickstartCommands) -> str | None:
-    """Why this quickstart cannot continue what its folder holds; None if it can.
+    """Why this quickstart cannot continue the content of its folder; None if it can.
 
     Raises:
-        ConfigError: if the folder holds anything but a run.
+        ConfigError: if the folder contains anything but a run.
     """
     folder, notes = quickstart.folder, read_notes(quickstart.folder)
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    begun = any((folder / mark).is_file() for mark in _MARKS_OF_A_RUN)
-    if not found:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    has_run = any((folder / file).is_file() for file in _RUN_FILES)
+    if not names:
         return None
-    if notes is None and not begun and not found <= _MODELS:
+    if notes is None and not has_run and not names <= _MODEL_FILES:
         raise ConfigError(f"{folder} holds something else than a run. Choose another folder with logging.save_dir=…")
     if (folder / "summary.json").is_file():
         return "holds a finished run"
     if notes is None or notes.get("models") != quickstart.recipe:
         return "holds a run with other models"
     if "overrides" not in notes:
-        return "holds a run that was started by other means" if begun else None
+        return "holds a run that was started by other means" if has_run else None
     return None if notes["overrides"] == sorted(quickstart.overrides) else "holds a run with other overrides"
 
 
@@ -145,10 +145,10 @@ def run_program(
     check: Callable = lambda: None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run one of the project's programs to its end, with its output on the terminal.
+    """Run one of the project's programs until it ends, with its output on the terminal.
 
     Raises:
-        StageFailed: if it ends with an error status.
+        StageFailed: if the program ends with an error status.
     """
     with Child(name, command, signals, log, echo=True, environment=environment) as program:
         status = program.wait(check)
@@ -157,7 +157,7 @@ def run_program(
 
 
 def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None:
-    """Make the world, and the model that teacher and student start from, unless the model exists."""
+    """Create the world, and the model from which teacher and student start, unless the model exists."""
     if models.model.is_dir():
         for title in models.titles:
             stages.skip(title, "is there")
@@ -171,10 +171,10 @@ def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None
 
 
 def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
-    """Make the quickstart's models if the configuration's teacher is the quickstart's model and that is missing.
+    """Create the quickstart's models if the configured teacher is the quickstart's model and does not exist yet.
 
     Raises:
-        StageFailed: if one of the programs that make them fails.
+        StageFailed: if one of the programs that create them fails.
     """
     models = ModelCommands(Path(config.logging.save_dir), config.seed)
     if Path(config.teacher_model.model_name_or_path) == models.model and not models.model.is_dir():
@@ -185,7 +185,7 @@ def refuse_other_models(models: ModelCommands) -> None:
     """Refuse a run folder whose models were made with other settings.
 
     Raises:
-        ConfigError: if the run folder holds such models.
+        ConfigError: if the run folder contains such models.
     """
     recipe = (read_notes(models.folder) or {}).get("models", models.recipe)
     if models.model.is_dir() and recipe != models.recipe:
@@ -196,11 +196,11 @@ def refuse_other_models(models: ModelCommands) -> None:
 
 
 def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
-    """Run all stages, those that make models only if there are any to make, and print the results.
+    """Run all stages (model creation only if the plan has it) and print the results.
 
     Raises:
         StageFailed: if a program fails.
-        ConfigError: if the server's port is taken, or the run folder holds anything but a run.
+        ConfigError: if the server's port is taken, or the run folder contains anything but a run.
     """
     generation = quickstart.config.generation
     refuse_taken_port(generation.server_host, generation.server_port)
@@ -216,14 +216,14 @@ def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
         _train_and_measure(quickstart, stages, signals)
     with stages.stage("the report", "report"):
         seconds = read_notes(quickstart.folder)["seconds"]
-        write_summary(quickstart.folder, {**_for_summary(seconds), "total": round(sum(seconds.values()), 3)})
+        write_summary(quickstart.folder, {**_summary_seconds(seconds), "total": round(sum(seconds.values()), 3)})
         report = write_report(quickstart.folder)
     data = load_run(quickstart.folder)
     print(f"\n{comparison_table(data)}\n\n{describe_learning(learning_of(data)[0])}")
     print(f"\nThe report, to be opened in a browser: {report.resolve()}")
 
 
-def _for_summary(seconds: dict[str, float]) -> dict[str, float]:
+def _summary_seconds(seconds: dict[str, float]) -> dict[str, float]:
     return {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
 
 
@@ -265,10 +265,10 @@ def _measure(
 
 
 def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
-    """Check after training that the server holds a policy of this run.
+    """Check after training that the server has loaded a policy of this run.
 
     Raises:
-        ClassroomError: if it does not.
+        ClassroomError: if it has not.
     """
     policy = ClassroomClient(server.url, log=server.log).health().policy
     run_id = (folder / "run_id").read_text(encoding="utf-8")
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
-    """Run the quickstart, make only its models, or with dry_run=true show what would be run."""
+    """Run the quickstart, or create only its models, or with dry_run=true show what would be run."""
     quickstart = make_commands(without_dry_run(overrides))
     if is_dry_run(overrides):
         show(quickstart)
@@ -296,22 +296,22 @@ def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None
 def run_command(
     arguments: Sequence[str], usage: str, name: str, start: Callable[[Sequence[str], bool, Signals], None]
 ) -> int:
-    """A command line of overrides and --models-only; returns the exit status.
+    """Handle a command line of overrides and --models-only. Returns the exit status.
 
     Args:
-        usage: what `--help` prints.
-        start: gets the overrides, and whether only the models are wanted.
+        usage: the text that `--help` prints.
+        start: called with the overrides, whether only the models are requested, and the signals.
     """
     if {"-h", "--help"} & set(arguments):
         print(usage or "Python runs with -OO, which removes this text.")
         return 0
     read_keys()
     try:
-        flags = [each for each in arguments if each.startswith("-")]
+        flags = [argument for argument in arguments if argument.startswith("-")]
         if flags not in ([], ["--models-only"]):
             raise ConfigError(f"{name} takes overrides and --models-only, not {' '.join(flags)}.")
         with Signals() as signals:
-            start([each for each in arguments if not each.startswith("-")], bool(flags), signals)
+            start([argument for argument in arguments if not argument.startswith("-")], bool(flags), signals)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
@@ -327,13 +327,13 @@ def run_command(
 
 
 def is_dry_run(overrides: Sequence[str]) -> bool:
-    """Whether the commands are to be shown only."""
-    return "dry_run=true" in [each.lower() for each in overrides]
+    """Whether the commands are only to be shown."""
+    return "dry_run=true" in [override.lower() for override in overrides]
 
 
 def without_dry_run(overrides: Sequence[str]) -> list[str]:
-    """The overrides of the programs themselves."""
-    return [each for each in overrides if overridden_key(each) != "dry_run"]
+    """The overrides for the programs themselves, without dry_run."""
+    return [override for override in overrides if overridden_key(override) != "dry_run"]
 
 
 def show(quickstart: QuickstartCommands) -> None:

@@ -1,5 +1,4 @@
-"""The commands of the quickstart's programs, and of `make small-tutor`'s, with their arguments, built before anything
-is started."""
+"""Builds the commands of the quickstart and of `make small-tutor`, with all arguments, before anything is started."""
 
 import os
 import re
@@ -23,12 +22,12 @@ SFT_PREFIX = "sft."
 
 @dataclass(frozen=True)
 class ModelCommands:
-    """The commands that make what a training starts from: the world and the models of a run folder.
+    """The commands that create what a training starts from: the world and the models in a run folder.
 
     Attributes:
         config_name: the configuration of the fine-tuning.
-        world: the program that makes problems, corpus, tokenizer and untrained model.
-        titles: what the two stages are called on the terminal.
+        world: the program that creates problems, corpus, tokenizer and untrained model.
+        titles: the names of the two stages on the terminal.
     """
 
     folder: Path
@@ -43,31 +42,31 @@ class ModelCommands:
 
     @property
     def model(self) -> Path:
-        """The folder of the fine-tuned model; it exists only if the model is complete."""
+        """The folder of the fine-tuned model. It exists only if the model is complete."""
         return self.folder / "sft" / "model"
 
     @property
     def recipe(self) -> dict:
-        """The settings that the models depend on."""
+        """The settings on which the models depend."""
         return {"seed": self.seed, "sft_overrides": list(self.sft_overrides)}
 
     def world_command(self) -> list[str]:
-        """The command that makes problems, corpus, tokenizer and untrained model."""
+        """The command that creates problems, corpus, tokenizer and untrained model."""
         program = [sys.executable, "-m", self.world]
         return [*program, "--out", str(self.folder / "world"), "--seed", str(self.seed)]
 
     def sft_arguments(self) -> list[str]:
         """The arguments of train_sft.py."""
-        place = f"logging.save_dir={quoted(self.folder / 'sft')}"
-        return ["--config-name", self.config_name, place, f"seed={self.seed}", *self.sft_overrides]
+        save_dir = f"logging.save_dir={quoted(self.folder / 'sft')}"
+        return ["--config-name", self.config_name, save_dir, f"seed={self.seed}", *self.sft_overrides]
 
     def sft_command(self) -> list[str]:
-        """The command that makes the model that teacher and student start from."""
+        """The command that trains the model from which teacher and student start."""
         return [sys.executable, "-m", "classroom_rl.launch.sft", *self.sft_arguments()]
 
     def sft_environment(self) -> dict[str, str]:
-        """Variables that make train_sft.py see one GPU only: it is a single process, and would copy its model to all
-        GPUs."""
+        """Variables that make only one GPU visible to train_sft.py: it is a single process, and would otherwise copy
+        its model to all GPUs (DataParallel)."""
         if not gpu_is_there():
             return {}
         return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
@@ -75,14 +74,14 @@ class ModelCommands:
 
 @dataclass(frozen=True)
 class QuickstartCommands:
-    """The commands of a whole way from a model to its report: evaluated, trained, evaluated again.
+    """The commands from a model to its report: evaluation, training, evaluation.
 
     Attributes:
-        name: of the configurations, in config/train_rl and in config/eval.
-        overrides: as given, without those of the fine-tuning.
+        name: the name of the configurations in config/train_rl and config/eval.
+        overrides: the given overrides, without those of the fine-tuning.
         config: the configuration of server and trainer.
         rl_arguments: the arguments of server and trainer.
-        models: the commands that make the models; None for models that exist.
+        models: the commands that create the models; None for existing models.
     """
 
     name: str
@@ -98,7 +97,7 @@ class QuickstartCommands:
 
     @property
     def recipe(self) -> dict:
-        """What the models depend on that the training starts from."""
+        """The settings on which the initial models depend."""
         return {"model": self.config.teacher_model.model_name_or_path} if self.models is None else self.models.recipe
 
     @property
@@ -108,71 +107,74 @@ class QuickstartCommands:
         return [command_line(folder, ["--config-name", self.name]).file for folder in folders]
 
     def eval_arguments(self, when: str) -> list[str]:
-        """The arguments of eval.py; `when` is "before" or "after" the training. Models that were made come with
-        held-out lessons; otherwise the evaluation's configuration names them."""
+        """The arguments of eval.py; `when` is "before" or "after" the training. The held-out lessons were created
+        together with the models; for existing models, the evaluation's configuration names them."""
         lessons = quoted(self.folder / "world" / "lessons_heldout.jsonl")
         return [
             *("--config-name", self.name),
             f"server_url={server_url(self.config.generation)}",
             *([] if self.models is None else [f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]"]),
             *(
-                each
-                for each in self.overrides
-                if applies(each, EvalConfig) and overridden_key(each) != "logging.save_dir"
+                override
+                for override in self.overrides
+                if applies(override, EvalConfig) and overridden_key(override) != "logging.save_dir"
             ),
             f"logging.save_dir={quoted(self.folder / 'eval' / when)}",
         ]
 
     def eval_command(self, when: str) -> list[str]:
-        """The command that evaluates the tutor that the server holds."""
+        """The command that evaluates the server's current tutor."""
         return [sys.executable, "-m", "classroom_rl.launch.evaluate", *self.eval_arguments(when)]
 
 
 def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
     """Build the quickstart's commands, and check all configurations.
 
-    An override goes to server and trainer, and to the evaluation if that has such a key. An override that begins with
-    `sft.` goes to the fine-tuning. Of the other overrides, the fine-tuning only gets the seed: a user who gives
-    `train.learning_rate=0` expects it to apply to the RL training alone.
+    An override goes to server and trainer, and to the evaluation if it has such a key. An override that begins with
+    `sft.` goes to the fine-tuning. Of the other overrides, the fine-tuning gets only the seed: a user who gives
+    `train.learning_rate=0` expects it to apply only to the RL training.
 
     Raises:
         ConfigError: if one of the programs would refuse its configuration.
     """
-    sft = tuple(each.removeprefix(SFT_PREFIX) for each in overrides if each.startswith(SFT_PREFIX))
-    others = tuple(each for each in overrides if not each.startswith(SFT_PREFIX))
-    config, rl_arguments = _training_of(QUICKSTART, others)
+    sft = tuple(override.removeprefix(SFT_PREFIX) for override in overrides if override.startswith(SFT_PREFIX))
+    others = tuple(override for override in overrides if not override.startswith(SFT_PREFIX))
+    config, rl_arguments = _load_training(QUICKSTART, others)
     models = ModelCommands(Path(config.logging.save_dir), config.seed, sft)
     load(TrainSFTConfig, "train_sft", models.sft_arguments(), check_train_sft)
-    return _checked(QuickstartCommands(QUICKSTART, others, config, rl_arguments, models))
+    return _check_evaluation(QuickstartCommands(QUICKSTART, others, config, rl_arguments, models))
 
 
 def commands_without_models(name: str, overrides: Sequence[str]) -> QuickstartCommands:
-    """Build the commands for models that exist, and check all configurations.
+    """Build the commands for existing models, and check all configurations.
 
     Args:
-        name: of the configurations, in config/train_rl and in config/eval.
+        name: the name of the configurations in config/train_rl and config/eval.
 
     Raises:
         ConfigError: if one of the programs would refuse its configuration.
     """
-    config, rl_arguments = _training_of(name, overrides)
-    return _checked(QuickstartCommands(name, tuple(overrides), config, rl_arguments, None))
+    config, rl_arguments = _load_training(name, overrides)
+    return _check_evaluation(QuickstartCommands(name, tuple(overrides), config, rl_arguments, None))
 
 
-def _training_of(name: str, overrides: Sequence[str]) -> tuple[TrainRLConfig, tuple[str, ...]]:
-    """The configuration of server and trainer, and their arguments."""
-    own = (each for each in overrides if applies(each, TrainRLConfig) or not applies(each, EvalConfig))
-    arguments = ("--config-name", name, *own)
+def _load_training(name: str, overrides: Sequence[str]) -> tuple[TrainRLConfig, tuple[str, ...]]:
+    """Load the configuration of server and trainer. Returns it with their arguments."""
+    # All but those that only the evaluation knows. Unknown keys stay, so that they are refused with a message.
+    applicable = (
+        override for override in overrides if applies(override, TrainRLConfig) or not applies(override, EvalConfig)
+    )
+    arguments = ("--config-name", name, *applicable)
     return load(TrainRLConfig, "train_rl", arguments, check_train_rl), arguments
 
 
-def _checked(commands: QuickstartCommands) -> QuickstartCommands:
+def _check_evaluation(commands: QuickstartCommands) -> QuickstartCommands:
     load(EvalConfig, "eval", commands.eval_arguments("before"), check_eval)
     return commands
 
 
 def applies(override: str, schema: type) -> bool:
-    """Whether a schema has the key that an override sets, or a mapping that contains the key."""
+    """Whether a configuration schema has the key that an override sets, or a mapping that contains the key."""
     key = overridden_key(override)
     return any(key == leaf or key.startswith(f"{leaf}.") for leaf in _leaves(schema))
 
@@ -183,13 +185,13 @@ def overridden_key(override: str) -> str:
 
 
 def _leaves(schema: type, prefix: str = "") -> list[str]:
-    found = []
+    keys = []
     for item in fields(schema):
-        inner = is_dataclass(item.type)
-        found += _leaves(item.type, f"{prefix}{item.name}.") if inner else [prefix + item.name]
-    return found
+        is_nested = is_dataclass(item.type)
+        keys += _leaves(item.type, f"{prefix}{item.name}.") if is_nested else [prefix + item.name]
+    return keys
 
 
 def quoted(path: Path) -> str:
-    """A path as the value of an override, in quotes if Hydra needs them."""
+    """A path as an override's value, in quotes if Hydra needs them."""
     return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else in_quotes(str(path))

@@ -123,10 +123,10 @@ def _add_rollouts(group: Any) -> None:
 
 
 def load_functions(path: Path | None) -> dict[str, Any]:
-    """The functions that a user's file defines, by name. The file is run.
+    """The functions that a user's file defines, by name. The file is executed.
 
     Raises:
-        ConfigError: if there is no such file, it cannot be run, or defines none of them.
+        ConfigError: if the file does not exist, cannot be executed, or defines none of the functions.
     """
     if path is None:
         return {}
@@ -139,14 +139,14 @@ def load_functions(path: Path | None) -> dict[str, Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
-    found = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
-    if not found:
+    functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
+    if not functions:
         raise ConfigError(f"{path} defines none of {', '.join(FUNCTIONS)}.")
-    return found
+    return functions
 
 
 async def open_engine(arguments: argparse.Namespace) -> Any:
-    """The engine that the command line asks for.
+    """Open the engine that the command line names.
 
     Raises:
         ConfigError: if it cannot be opened.
@@ -181,12 +181,12 @@ def _vllm_module() -> ModuleType:
 
 
 async def play(arguments: argparse.Namespace) -> RolloutSet:
-    """Play the rollouts that the command line asks for; saves them, also if they were stopped halfway."""
+    """Play the rollouts that the command line describes, and save them, even if they were stopped halfway."""
     functions = load_functions(arguments.functions)
     if arguments.out is not None and arguments.out.suffix not in SUFFIXES:
         raise ConfigError(f"--out is {arguments.out}; it must end with {' or '.join(SUFFIXES)}.")
-    kinds = (arguments.split, arguments.problem_column, arguments.answer_column, arguments.prompt_template)
-    sources = [Source(name, *kinds) for name in arguments.data]
+    source_options = (arguments.split, arguments.problem_column, arguments.answer_column, arguments.prompt_template)
+    sources = [Source(name, *source_options) for name in arguments.data]
     problems = load_problems(sources, arguments.limit, arguments.seed if arguments.shuffle else None)
     engine = await open_engine(arguments)
     try:
@@ -204,30 +204,30 @@ async def play(arguments: argparse.Namespace) -> RolloutSet:
         )
         return await runner.run(problems, copies=arguments.copies, progress=not arguments.quiet, **functions)
     except RolloutsStopped as error:
-        _keep(arguments, error.done)
+        _save(arguments, error.done)
         raise
     finally:
         engine.shutdown()
 
 
-def _keep(arguments: argparse.Namespace, done: RolloutSet) -> None:
+def _save(arguments: argparse.Namespace, rollouts: RolloutSet) -> None:
     if arguments.out is not None:
-        print(f"{len(done)} rollouts are in {done.save(arguments.out)}", file=sys.stderr)
+        print(f"{len(rollouts)} rollouts are in {rollouts.save(arguments.out)}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, or 1 if every rollout failed. Errors end it with status 2."""
+    """Run the command. Returns its exit status: 0, 1 if every rollout failed, or 2 after an error."""
     arguments = parser().parse_args(argv)
     try:
-        done = asyncio.run(play(arguments))
-        print(done.summary())
-        _keep(arguments, done)
+        rollouts = asyncio.run(play(arguments))
+        print(rollouts.summary())
+        _save(arguments, rollouts)
         if arguments.plots is not None:
-            done.plot(arguments.plots)
+            rollouts.plot(arguments.plots)
     except ClassroomError as error:
         print_error(error)
         return 2
-    return int(all(rollout.failed for rollout in done))
+    return int(all(rollout.failed for rollout in rollouts))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The program that serves a classroom: teacher, student and judge behind HTTP.
 
 python vllm_server.py --config-name X.yaml        or, installed: classroom-server --config-name X.yaml
-python vllm_server.py --view runs/quickstart      without a model: the page on what a run left
+python vllm_server.py --view runs/quickstart      without a model: the web page about an earlier run
 """
 
 import sys
@@ -39,7 +39,7 @@ def _serve(config: TrainRLConfig) -> None:
 
 
 def main() -> None:
-    """Show what a run left, with `--view`; serve a classroom otherwise."""
+    """Serve a classroom, or with `--view` show the results of a run."""
     if any(argument.partition("=")[0] == "--view" for argument in sys.argv):
         from classroom_rl.server.view_only import view
 

