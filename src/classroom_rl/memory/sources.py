@@ -202,7 +202,7 @@ def _fsdp(processes: int, version: str, offload: str) -> Launch:
 def _deepspeed(
     processes: int, stage: int | None, optimizer_device: str | None, weights_device: str | None, file: str | None
 ) -> Launch:
-    if file not in (None, "none"):  # then accelerate ignores its own settings
+    if file not in (None, "none"):  # it takes precedence over accelerate's settings
         settings = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
         stage = settings.get("stage")
         optimizer_device = settings.get("offload_optimizer", {}).get("device")

@@ -77,8 +77,8 @@ def _open_terminal() -> tuple[int, int]:
 class Waiting:
     """Shows how long a wait has lasted: as one updated line on a terminal, otherwise as a new line every 15 seconds."""
 
-    def __init__(self, what: str, limit_s: float):
-        self._what, self._limit_s = what, limit_s
+    def __init__(self, label: str, limit_s: float):
+        self._label, self._limit_s = label, limit_s
         self._started = self._shown = time.monotonic()
 
     @property
@@ -88,7 +88,7 @@ class Waiting:
 
     def show(self) -> None:
         """Update the display. Call it repeatedly while waiting."""
-        text = f"{self._what}: {self.seconds:.0f} s (at most {self._limit_s:.0f} s)"
+        text = f"{self._label}: {self.seconds:.0f} s (at most {self._limit_s:.0f} s)"
         if sys.stdout.isatty():
             print(f"\r{text}", end="", flush=True)
         elif time.monotonic() - self._shown > _SECONDS_BETWEEN_LINES:
