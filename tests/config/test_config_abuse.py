@@ -23,7 +23,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.errors import ClassroomError, ConfigError
 from classroom_rl.rollout.datasets import load_problems
-from tests.config.test_config import run
+from tests.config.test_load import run
 
 SCHEMAS = {
     "train_rl": (TrainRLConfig, check_train_rl),

@@ -13,7 +13,7 @@ import yaml
 from classroom_rl.config.load import ROOT, record_run, to_yaml
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.before_start import in_force
-from tests.config.test_config import PROGRAMS, loaded, run
+from tests.config.test_load import PROGRAMS, loaded, run
 
 
 def test_overrides_count_whether_the_yaml_names_the_key_or_not():

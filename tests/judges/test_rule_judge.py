@@ -249,7 +249,7 @@ def judge_long_messages(names=tuple(LONG_MESSAGES)):
 
 def test_long_messages_do_not_hold_up_the_server():
     """The judge runs in the server's event loop. All these messages take a few seconds; they once took minutes."""
-    code = "from tests.message_rules.test_rules_judge import judge_long_messages; judge_long_messages()"
+    code = "from tests.judges.test_rule_judge import judge_long_messages; judge_long_messages()"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)
 
 

@@ -23,7 +23,7 @@ from classroom_rl.memory.budget import (
 from classroom_rl.memory.sources import read_shape
 from classroom_rl.models.lora import adapter_shape
 from tests.conftest import ROOT
-from tests.memory.test_memory_budget import job, sizes, write_config
+from tests.memory.test_budget import job, sizes, write_config
 
 
 def test_constants_are_those_of_the_libraries():

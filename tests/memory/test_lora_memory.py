@@ -13,7 +13,7 @@ from classroom_rl.memory.budget import GIB, AdapterJob, Launch, trainer_memory
 from classroom_rl.memory.report import report
 from classroom_rl.memory.sources import read_shape
 from classroom_rl.models.lora import adapter_shape
-from tests.memory.test_memory_budget import CHECKPOINTS, CONTEXT, LAYER, job, sizes, write_config
+from tests.memory.test_budget import CHECKPOINTS, CONTEXT, LAYER, job, sizes, write_config
 
 # Rank 16, in every layer: queries 16 × (2560 + 4096), keys and values 2 × 16 × (2560 + 1024), result
 # 16 × (4096 + 2560), gate and up 2 × 16 × (2560 + 9728), down 16 × (9728 + 2560): 917,504.

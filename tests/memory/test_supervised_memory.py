@@ -8,7 +8,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.memory.budget import Launch, trainer_memory
 from classroom_rl.memory.report import report, rows_of_micro_batch
 from classroom_rl.memory.sources import read_shape
-from tests.memory.test_memory_budget import config, found_in, job, qwen, sizes  # noqa: F401
+from tests.memory.test_budget import config, found_in, job, qwen, sizes  # noqa: F401
 
 RUBRIC = "supervisor_model.model_name_or_path=rubric"
 SAME_STEP = (RUBRIC, "train.corrections.mode=same_step")

@@ -35,7 +35,7 @@ from classroom_rl.trainer.session import _warn_about_learning_rate
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from tests.conftest import ROOT, on_this_machine
 from tests.support.lora_engine import PROMPT
-from tests.trainer.test_gather import model_from_folder, weights_in
+from tests.trainer.test_sharded_save import model_from_folder, weights_in
 
 LORA = {"rank": 5, "alpha": 20, "dropout": 0.0}
 

@@ -27,7 +27,7 @@ from classroom_rl.results.run_folder import RunData
 from classroom_rl.trainer.checkpoints import step_of
 from classroom_rl.trainer.weight_delta import parameter_movement
 from tests.support.synthetic_run import record_of, scored, step_line, write_training
-from tests.trainer.test_gather import model_from_folder
+from tests.trainer.test_sharded_save import model_from_folder
 
 
 def estimate(mean: float, low: float, high: float, n: int = 116, p: float = 0.0001) -> dict:

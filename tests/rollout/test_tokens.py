@@ -29,7 +29,7 @@ from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import GPU_SHARE
-from tests.server.test_server import logprob_differences, request_for
+from tests.server.test_sampling_service import logprob_differences, request_for
 
 _FORGETFUL_TEMPLATE = """\
 {%- for message in messages %}

@@ -30,7 +30,7 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import ReplyFrame, encode_chat
 from classroom_rl.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
 from tests.conftest import ROOT, RunningServer
-from tests.server.test_server import publish_random_weights, request_for
+from tests.server.test_sampling_service import publish_random_weights, request_for
 from tests.support.published_rows import bridged, mathdial_flat, verified, write_json
 from tests.support.turned_clock import run
 from tests.support.tutor_messages import write_rows

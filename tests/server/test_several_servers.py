@@ -27,7 +27,7 @@ from classroom_rl.system.run_lock import claim
 from classroom_rl.trainer.servers import AssignedServer, assign_server
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, running_server
-from tests.server.test_shared_gpus import GPU, health
+from tests.server.test_engine_sleep import GPU, health
 from tests.support.replay_server import Replay, served
 from tests.trainer.test_several_processes import launch, metrics_of
 

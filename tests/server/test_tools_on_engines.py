@@ -21,7 +21,7 @@ from classroom_rl.rollout.tools.formats import CLOSE, OPEN
 from classroom_rl.rollout.tools.frame import ToolFrame
 from classroom_rl.rollout.tools.tool import ToolLimits
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides, server_with
-from tests.server.test_server import logprob_differences, request_for
+from tests.server.test_sampling_service import logprob_differences, request_for
 
 pytestmark = pytest.mark.full  # a model is trained, and a server started; scripted engines play the same in make test
 

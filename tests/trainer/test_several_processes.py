@@ -19,7 +19,7 @@ from classroom_rl.server.schemas import Health
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides
 from tests.support.replay_server import Batches, Replay, recorded_batches, served
 from tests.support.supervised_batches import with_supervision
-from tests.trainer.test_gather import weights_in
+from tests.trainer.test_sharded_save import weights_in
 
 _STEPS = 3
 # Three groups of four on two processes: the second group is split between them. The reference model and the large steps

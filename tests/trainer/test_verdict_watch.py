@@ -14,7 +14,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.judge_monitor import JudgeMonitor, VerdictWatch, dependence
-from tests.trainer.grpo.test_grpo import record
+from tests.trainer.grpo.test_run import record
 
 Judge = Callable[[int, int], list[Verdict]]
 """The verdicts on a conversation, by the number of its problem and its place in the group."""

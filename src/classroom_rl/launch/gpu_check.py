@@ -51,7 +51,7 @@ PARTS = {"tests": 300.0, "quickstart": 120.0, "Qwen3-0.6B": 240.0, TRL_ALONE: 14
 """Part → its time limit in seconds."""
 GPU_TESTS = (
     "tests/rollout/test_tokens.py",
-    "tests/server/test_server.py",
+    "tests/server/test_sampling_service.py",
     "tests/models/test_lora.py",
     "tests/engines/vllm/test_gpu_sleep.py",
 )

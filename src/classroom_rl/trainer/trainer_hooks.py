@@ -1,6 +1,6 @@
 """Changes to transformers' `Trainer` for every algorithm; all overrides of its private methods are in this module.
 
-They were checked against the version in `CHECKED_AGAINST`. tests/trainer/test_hooks.py fails if a signature changes.
+They were checked against the version in `CHECKED_AGAINST`. A test fails if a signature changes.
 """
 
 import logging

@@ -20,7 +20,7 @@ from classroom_rl.trainer.sample_batch import batch_metrics, to_rollout
 from classroom_rl.viewer.journal_tail import JournalTail
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
-from tests.trainer.grpo.test_grpo import _rollout, record
+from tests.trainer.grpo.test_run import _rollout, record
 from tests.trainer.test_resume import judge_that_accepts, sample, write_journal
 
 REQUEST = SampleRequest(problems=["fractions"] * 2, answers=["1/2"] * 2, request_id="r", seed=1, step=0)

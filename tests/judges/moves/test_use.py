@@ -32,7 +32,7 @@ from classroom_rl.rollout.tokens import Turn
 from classroom_rl.server.open_models import embedded_judge, open_readers
 from classroom_rl.supervision.embedded import review_by_rules
 from classroom_rl.viewer.metrics import RunMetrics
-from tests.evaluation.test_evaluation import _ScriptedServer, config, server  # noqa: F401
+from tests.evaluation.test_run import _ScriptedServer, config, server  # noqa: F401
 from tests.judges.test_rule_judge import ASK, ERR, PLAN, RIGHT, RULE
 from tests.supervision import test_language_rules, test_maths_rules
 from tests.support.synthetic_run import record_of, scored, write_evaluation

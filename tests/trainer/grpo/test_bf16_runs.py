@@ -15,8 +15,8 @@ from classroom_rl.models.policy_folder import policy_path
 from classroom_rl.trainer.checkpoints import last_checkpoint
 from tests.conftest import RunningServer, running_server
 from tests.trainer.grpo.test_lora_runs import judged, move_adapter_run  # noqa: F401
-from tests.trainer.test_gather import weights_in
 from tests.trainer.test_several_processes import launch, metrics_of
+from tests.trainer.test_sharded_save import weights_in
 
 _STEPS, _SAVED_AT = 3, 2
 _TRAINING = [

@@ -17,8 +17,8 @@ from tests.conftest import quickstart_overrides
 from tests.support.offline_trainer import conversation
 from tests.support.replay_server import served
 from tests.support.scripted_batches import ScriptedBatches
-from tests.trainer.test_gather import weights_in
 from tests.trainer.test_several_processes import _run_alone, launch, metrics_of
+from tests.trainer.test_sharded_save import weights_in
 
 pytestmark = pytest.mark.full  # whole trainings, minutes
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from classroom_rl.errors import ConfigError
 from classroom_rl.trainer.sft import run as sft
 from tests.conftest import ROOT, free_port
-from tests.trainer.sft.test_sft import ROWS, blank, corpus, make_config, one_thread, trainer_of  # noqa: F401
-from tests.trainer.test_gather import weights_in
+from tests.trainer.sft.test_run import ROWS, blank, corpus, make_config, one_thread, trainer_of  # noqa: F401
+from tests.trainer.test_sharded_save import weights_in
 
 LORA = ("model.lora={enable: true, rank: 8, alpha: 32}", "train.optimizer=adamw_torch")
 

@@ -18,7 +18,7 @@ from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ReplayedState
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.verdicts import STOPS, Verdict, ask_for_verdict, failed_verdict, parse_group
-from classroom_rl.rollout.environment import Play, Group
+from classroom_rl.rollout.environment import Group, Play
 from classroom_rl.rollout.store.journal import Journal
 
 logger = logging.getLogger(__name__)

@@ -121,7 +121,8 @@ SIZES = {
 
 
 def build_world(out: Path, seed: int) -> bool:
-    """Write the world of a seed into the folder `out`, as `cached_folder` does. Any change to the game's code remakes it.
+    """Write the world of a seed into the folder `out`, as `cached_folder` does. Any change to the game's code makes it
+    anew.
 
     Returns:
         Whether anything was written.

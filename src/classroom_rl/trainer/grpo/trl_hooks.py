@@ -1,7 +1,7 @@
 """Changes to TRL's `GRPOTrainer`: all overrides of its private methods, and all uses of its private attributes, are in
 this module.
 
-They were checked against the version in `CHECKED_AGAINST`. tests/trainer/test_hooks.py fails if a signature changes.
+They were checked against the version in `CHECKED_AGAINST`. A test fails if a signature changes.
 """
 
 from collections.abc import Iterator, Sequence

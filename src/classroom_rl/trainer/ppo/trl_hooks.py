@@ -2,7 +2,7 @@
 private methods are in these two modules.
 
 TRL samples the batch, computes the old log-probs and drives the `mu` passes over it; advantages and loss are replaced.
-tests/trainer/test_hooks.py fails if a signature changes.
+tests/trainer/test_trainer_hooks.py fails if a signature changes.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ from classroom_rl.trainer.sft import run as sft
 from classroom_rl.trainer.sft.corrections import MASKED, are_corrections, read_examples
 from tests.rollout.test_chat_template import CHATML, make_tokenizer
 from tests.trainer.sft.test_padding_free import cross_entropy_of
-from tests.trainer.sft.test_sft import ROWS, blank_model, make_config, one_thread, trainer_of, write_rows  # noqa: F401
+from tests.trainer.sft.test_run import ROWS, blank_model, make_config, one_thread, trainer_of, write_rows  # noqa: F401
 
 TARGETS = ["Two eggs.", "She cooked eggs.", "No more."]
 

@@ -326,7 +326,7 @@ def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
             return await super().chat(messages, sampling)
 
     with monkeypatch.context() as broken:
-        broken.setattr("tests.evaluation.test_counterfactuals.ShyStudent", Failing)
+        broken.setattr("tests.evaluation.counterfactuals.test_comparing.ShyStudent", Failing)
         with pytest.raises(RuntimeError, match="is gone"):
             evaluate(played.config)
     done = count_playout_calls(played.rooms[0])

@@ -25,7 +25,7 @@ from classroom_rl.server.engine_sleep import GpuLease, this_process
 from classroom_rl.server.schemas import ProcessId
 from classroom_rl.system.run_lock import claim
 from tests.conftest import free_port, quickstart_overrides
-from tests.server.test_shared_gpus import RecordingEngine, in_order, no_openai_routes, until
+from tests.server.test_engine_sleep import RecordingEngine, in_order, no_openai_routes, until
 
 # What the client says of a server that has no answer yet --------------------------------------------------------------
 

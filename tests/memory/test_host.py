@@ -24,7 +24,7 @@ from classroom_rl.memory.report import report
 from classroom_rl.memory.sources import launch_of_environment, launch_of_flags, read_shape
 from classroom_rl.trainer.grpo.config import grpo_config
 from classroom_rl.trainer.model_loading import device_for_weights, models_go_to, weights_dtype
-from tests.memory.test_memory_budget import config, job, qwen, sizes  # noqa: F401
+from tests.memory.test_budget import config, job, qwen, sizes  # noqa: F401
 
 PARAMETERS = 4_022_468_096
 HEAD = 4 * 151_936 * 2560  # the output head, which is the embedding, in 32 bits

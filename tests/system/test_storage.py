@@ -34,7 +34,7 @@ from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
 from classroom_rl.trainer.session import _open_run_folder
 from tests.rollout.test_durability import save_model
 from tests.support.scripted_room import Room
-from tests.trainer.grpo.test_grpo import record
+from tests.trainer.grpo.test_run import record
 
 HERE = "http://127.0.0.1:8005"
 REQUEST = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}

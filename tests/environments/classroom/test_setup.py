@@ -56,7 +56,7 @@ def test_seed_step_and_problem_each_change_the_draw(change):
 _SCRIPT = """
 import json
 from classroom_rl.rollout.problem import Problem
-from tests.classroom.test_schedule import OPTIONS, PROBLEMS, draw_setup
+from tests.environments.classroom.test_setup import OPTIONS, PROBLEMS, draw_setup
 setups = [draw_setup(problem, 42, step, OPTIONS) for problem in PROBLEMS for step in range(3)]
 print(json.dumps([[setup.type.value, setup.student_name, setup.personas] for setup in setups]))
 """

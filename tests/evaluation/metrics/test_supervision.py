@@ -20,7 +20,7 @@ from classroom_rl.results.evaluation_files import read_records
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.tokens import Turn
-from tests.evaluation.test_evaluation import _ScriptedServer, config, server  # noqa: F401
+from tests.evaluation.test_run import _ScriptedServer, config, server  # noqa: F401
 from tests.support.synthetic_run import record_of, scored, write_evaluation
 
 FINE, LEAK, SILENT = Review(True, "", 0.0), Review(False, "leak", -2.0), Review(error="no answer")
