@@ -144,7 +144,7 @@ def test_an_env_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     """Keys come from .env unless they are set already."""
     import os
 
-    import config.load as module
+    import classroom_rl.config.load as module
 
     (tmp_path / ".env").write_text("OPENROUTER_API_KEY=from-file\nHF_TOKEN=from-file\n", encoding="utf-8")
     monkeypatch.setattr(module, "ROOT", tmp_path)

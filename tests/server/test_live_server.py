@@ -261,7 +261,7 @@ def test_a_server_ends_with_its_engine_although_nobody_waits_for_the_batch(room:
 
 
 def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(app: Callable[..., FastAPI]) -> None:
-    from classroom_rl.engines.vllm import client
+    import src.vllm.client as client  # the name that users of PedagogicalRL know
 
     port = free_port()
     with serving(app(port=port), port):
