@@ -197,7 +197,8 @@ def test_keys_are_named_and_their_values_never_shown(root: Path) -> None:
     (root / ".env").chmod(0o644)
     away = {name: value for name, value in os.environ.items() if name not in doctor.KEYS}
     command = [sys.executable, "-m", "classroom_rl.launch.doctor"]
-    environment = {**away, "OPENROUTER_API_KEY": f"{SECRET}-one", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    keys = {"OPENROUTER_API_KEY": f"{SECRET}-one", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    environment = {**away, **keys, "PYTHONPATH": "src"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert SECRET not in done.stdout + done.stderr and SECRET[4:] not in done.stdout + done.stderr
     lines = {line.split()[1]: line for line in done.stdout.splitlines() if len(line.split()) > 1}

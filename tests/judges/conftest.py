@@ -1,0 +1,1 @@
+from tests.environments.classroom.conftest import judged, rules  # noqa: F401
