@@ -164,7 +164,10 @@ def test_the_script_decides_as_the_quickstart_does(gpus):
     command = ["./start_rl_training.sh", "--config-name", "quickstart", "dry_run=true"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--config_file config/deepspeed/1GPU.yaml --mixed_precision no --module classroom_rl.launch.train" in done.stdout
+    assert (
+        "--config_file config/deepspeed/1GPU.yaml --mixed_precision no --module classroom_rl.launch.train"
+        in done.stdout
+    )
     assert "memory on a GPU of 79.65 GiB (by nvidia-smi" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""`python -m classroom_rl.rollout`: from a dataset to a file of rollouts, and what a stranger is told."""
+"""`classroom-rollouts`: from a dataset to a file of rollouts, and what a stranger is told."""
 
 from pathlib import Path
 
@@ -101,5 +101,5 @@ def test_help_explains_the_functions(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    for words in ("def next_prompt(rollout, step)", "--engine", "--copies", "python -m classroom_rl.rollout --model"):
+    for words in ("def next_prompt(rollout, step)", "--engine", "--copies", "classroom-rollouts --model"):
         assert words in shown

@@ -158,7 +158,7 @@ def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest
     assert environment_of(config).__module__ == "tests.support.guessing.environment"
 
 
-@pytest.mark.parametrize("program", ["train_rl", "vllm_server"])
+@pytest.mark.parametrize("program", ["train", "server"])
 def test_its_dry_run_works(program: str, world: Path, tmp_path: Path, capsys) -> None:
     problems = tmp_path / "numbers.jsonl"
     problems.write_text("".join(json.dumps({"problem": f"game {n}", "answer": f"{n}"}) + "\n" for n in range(8)))
@@ -167,7 +167,7 @@ def test_its_dry_run_works(program: str, world: Path, tmp_path: Path, capsys) ->
         f"dataset.train_datasets=[{{name_or_path: {problems}}}]",
     )
     config = load(TrainRLConfig, "train_rl", [*GUESSING, *files], check_train_rl)
-    import_module(program).more_of_dry_run(config)
+    import_module(f"classroom_rl.launch.{program}").more_of_dry_run(config)
     assert "8 × 16 = 128" in capsys.readouterr().out
 
 

@@ -17,14 +17,13 @@ from trl.trainer.utils import RepeatSampler
 
 import classroom_rl.server.app
 import classroom_rl.trainer.session
-import train_rl
-import vllm_server
 from classroom_rl.config.base import LoraConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
 from classroom_rl.config.values import OPTIMIZERS, SCHEDULERS
 from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.launch import server, train
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.trainer.run_length import (
     TYPICAL_WIDTH,
@@ -177,7 +176,7 @@ WARNS = "This run can hardly teach anything: 2 optimizer steps at train.learning
 
 def test_dry_runs_say_it_as_comments(weak: list[str], capsys: pytest.CaptureFixture) -> None:
     config = shipped("quickstart", *weak)
-    for show in (train_rl.more_of_dry_run, vllm_server.more_of_dry_run):
+    for show in (train.more_of_dry_run, server.more_of_dry_run):
         show(config)
     assert launcher(["--config-name", "quickstart", *weak, "dry_run=true"]) == 0
     said = capsys.readouterr().out
@@ -199,10 +198,10 @@ def test_a_trainer_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) ->
 def test_a_server_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) -> None:
     monkeypatch.setattr(classroom_rl.server.app, "serve", lambda config: None)
     with caplog.at_level(logging.INFO):
-        vllm_server.main.__wrapped__(shipped("quickstart", *weak))
+        server._serve.__wrapped__(shipped("quickstart", *weak))
     assert_told(caplog)
     caplog.clear()
-    vllm_server.main.__wrapped__(shipped("quickstart", *weak, "train.number_of_problems_per_batch=50"))
+    server._serve.__wrapped__(shipped("quickstart", *weak, "train.number_of_problems_per_batch=50"))
     assert "a training would be refused: 20 problems are left to train on" in caplog.text
 
 

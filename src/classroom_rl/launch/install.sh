@@ -54,7 +54,10 @@ choose_requirements() {
     fi
 }
 
-fingerprint() { cat "$1" "$DEV_REQUIREMENTS" src/classroom_rl/launch/install.sh pyproject.toml 2>/dev/null | sha256sum | cut -d ' ' -f 1; }
+fingerprint() {
+    { cat "$1" "$DEV_REQUIREMENTS" src/classroom_rl/launch/install.sh; cat pyproject.toml 2>/dev/null || true; } |
+        sha256sum | cut -d ' ' -f 1
+}
 
 # Leaves a .venv that can be installed into, and $UNFINISHED in it until the install is done.
 make_venv() {

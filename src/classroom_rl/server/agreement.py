@@ -13,6 +13,7 @@ from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.errors import ConfigError
+from classroom_rl.system.shipped import as_written
 
 _ROLES = ("teacher_model", "student_model", "judge_model", "reward_model", "supervisor_model")
 _RUNTIME_KEYS = frozenset(
@@ -41,7 +42,7 @@ def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
     run_folder, flat = os.path.abspath(config.logging.save_dir), dict(_flatten(values))
     for key, value in flat.items():
         if isinstance(value, str) and value and _PATH_KEY.search(key):
-            flat[key] = _portable_path(value, run_folder)
+            flat[key] = _portable_path(as_written(value), run_folder)
     keys = {key: json.dumps(value, ensure_ascii=False) for key, value in flat.items()}
     paths = {key: value for key, value in _flatten(values) if "prompt" in key and isinstance(value, str)}
     return keys | {f"{_CONTENT_PREFIX}{key}": digest for key, path in paths.items() if (digest := _fingerprint(path))}

@@ -18,7 +18,16 @@ def find_shipped(path: str) -> str:
     returned. A path that exists in neither place is returned unchanged.
     """
     relative = Path(path)
-    if relative.is_absolute() or relative.parts[:1] not in [(name,) for name in FOLDERS] or relative.exists():
+    if relative.is_absolute() or relative.exists() or not _is_shipped(ROOT / relative):
         return path
     shipped = ROOT / relative
     return str(shipped) if shipped.exists() else path
+
+
+def as_written(path: str) -> str:
+    """The inverse of `find_shipped`: a shipped file's path as configurations write it, any other path as it is."""
+    return path.removeprefix(f"{ROOT}/") if _is_shipped(Path(path)) else path
+
+
+def _is_shipped(path: Path) -> bool:
+    return any(path.is_relative_to(ROOT / name) for name in FOLDERS)

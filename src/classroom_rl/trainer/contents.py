@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from classroom_rl.rollout.problem import Problem
+from classroom_rl.system.shipped import as_written
 
 CONTENTS = "contents.json"
 """The file in a checkpoint's folder with the fingerprints of what it was made with."""
@@ -43,7 +44,7 @@ def contents_of(config: dict[str, Any]) -> Contents:
             files = _files_of(path, "model" in key)
         else:
             continue
-        shown = "…/" + name.removeprefix(own) if name.startswith(own) else name
+        shown = "…/" + name.removeprefix(own) if name.startswith(own) else as_written(name)
         found.setdefault(key, {})[shown] = {str(each.relative_to(path.parent)): fingerprint(each) for each in files}
     return found
 

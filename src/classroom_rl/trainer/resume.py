@@ -14,6 +14,7 @@ from classroom_rl.config.load import to_yaml
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.problem import Problem
+from classroom_rl.system.shipped import as_written
 from classroom_rl.trainer.contents import (
     PROBLEMS,
     Contents,
@@ -247,6 +248,8 @@ def _without_new_keys(value: Any, was: Any) -> Any:
 
 
 def _text(config: dict[str, Any], value: Any) -> str:
-    """A value as text. In paths inside the run folder, `…/` replaces the run folder, which may have been moved."""
+    """A value as text. In paths inside the run folder, `…/` replaces the run folder, which may have been moved; shipped
+    files have their short name, wherever the program was started."""
     folder = str(config["logging"]["save_dir"]).rstrip("/")
-    return json.dumps(value, ensure_ascii=False).replace(f'"{folder}/', '"…/')
+    text = json.dumps(value, ensure_ascii=False).replace(f'"{folder}/', '"…/')
+    return re.sub(r'"(/[^"]*)"', lambda path: f'"{as_written(path[1])}"', text)
