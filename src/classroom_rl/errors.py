@@ -4,6 +4,8 @@ Programs print only the message and end with exit status 2; the server answers w
 message.
 """
 
+from typing import Any
+
 
 class ClassroomError(Exception):
     """Base of all errors that are shown as a message instead of a traceback. `status` is the HTTP status."""
@@ -90,7 +92,7 @@ class RolloutsStopped(ClassroomError):
     def __init__(self, message: str, rollout_id: str, step: int):
         super().__init__(message)
         self.rollout_id, self.step = rollout_id, step
-        self.done = None
+        self.done: Any = None  # no type: `rollout` imports this module
 
 
 class StorageError(ClassroomError):

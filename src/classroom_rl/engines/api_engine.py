@@ -95,11 +95,12 @@ class ApiEngine:
         """
         import openai
 
-        self._open()
-        async with self._slots:
+        client, slots = self._open()
+        async with slots:
+            asked: list[Any] = list(messages)  # openai has types of its own for them
             try:
-                reply = await self._client.chat.completions.create(
-                    model=self.model_name, messages=list(messages), **self._options(sampling)
+                reply = await client.chat.completions.create(
+                    model=self.model_name, messages=asked, **self._options(sampling)
                 )
             except openai.OpenAIError as error:
                 raise self._translate(error) from error
@@ -112,12 +113,13 @@ class ApiEngine:
         """Drop the client."""
         self._client = self._loop = None
 
-    def _open(self) -> None:
-        """Open a client for the running event loop, because connections cannot move to another loop."""
+    def _open(self) -> "tuple[AsyncOpenAI, asyncio.Semaphore]":
+        """The client and the slots of the running event loop; new ones for each loop, because connections cannot move
+        to another loop."""
         import openai
 
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
+        if self._client is None or self._slots is None or self._loop is not loop:
             key = "none" if self._api_key_env is None else os.environ[self._api_key_env]
             self._client = openai.AsyncOpenAI(
                 api_key=key,
@@ -127,6 +129,7 @@ class ApiEngine:
                 http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
             )
             self._loop, self._slots = loop, asyncio.Semaphore(self._concurrency)
+        return self._client, self._slots
 
     def _options(self, sampling: Sampling) -> dict[str, Any]:
         options: dict[str, Any] = {

@@ -76,7 +76,8 @@ def sample_batch(
         model.generation_config = model_config
     sampled = sequences[:, width:].tolist()
     logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-    return [_cut(*row, limit, stop_ids) for *row, limit in zip(sampled, logprobs, limits, strict=True)]
+    rows = zip(sampled, logprobs, limits, strict=True)
+    return [_cut(row_ids, row_logprobs, limit, stop_ids) for row_ids, row_logprobs, limit in rows]
 
 
 def _cut(ids: list[int], logprobs: list[float], limit: int, stop_ids: Sequence[int]) -> tuple[list[int], list[float]]:

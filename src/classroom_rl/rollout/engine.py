@@ -124,6 +124,12 @@ class Teacher(Protocol):
     weights: str
 
 
+class ReportsHealth(Protocol):
+    """A model of this server: an engine, or a script. The client of an API has no `health`."""
+
+    def health(self) -> "EngineHealth": ...
+
+
 class RewardModel(Protocol):
     """Grades a dialogue of {"role": "user" | "assistant", "content"} with one number."""
 
@@ -133,8 +139,10 @@ class RewardModel(Protocol):
 
 
 class CallAccounts(Protocol):
-    """The usage and the cost of requests to an API."""
+    """The usage and the cost of requests to an API. `spent_usd` is the cost so far, in US dollars."""
 
+    @property
+    def spent_usd(self) -> float: ...
     def usage(self, batch: str) -> Usage: ...
     def close(self) -> None: ...
 

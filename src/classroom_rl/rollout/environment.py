@@ -13,10 +13,19 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, Protocol, Self, TypeVar, cast
 
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.rollout.engine import Api, EmbeddedJudge, Engine, EngineHealth, Judge, Sampling, Teacher
+from classroom_rl.rollout.engine import (
+    Api,
+    EmbeddedJudge,
+    Engine,
+    EngineHealth,
+    Judge,
+    ReportsHealth,
+    Sampling,
+    Teacher,
+)
 from classroom_rl.rollout.post_test import Examiner
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
@@ -67,7 +76,7 @@ class LoadedModels:
             for role, api in self.apis.items()
         }
         # A script that plays the policy is in neither of the two mappings, but reports its health, too.
-        policy = {} if POLICY_ROLE in self.apis else {POLICY_ROLE: self.policy.health()}
+        policy = {} if POLICY_ROLE in self.apis else {POLICY_ROLE: cast(ReportsHealth, self.policy).health()}
         return policy | {role: engine.health() for role, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:
@@ -105,7 +114,8 @@ class Roles(LoadedModels):
     @property
     def policy(self) -> Teacher:
         """The model under training."""
-        return self.models[POLICY_ROLE]
+        policy: Teacher = self.models[POLICY_ROLE]
+        return policy
 
 
 class Episode(Protocol):
@@ -364,9 +374,10 @@ def most_rows(config: Any) -> int | None:
     return None if count is None else count(config.generation)
 
 
-def environment_of(config: Any) -> type[Environment]:
+def environment_of(config: Any) -> type[Environment[Any, Any]]:
     """The environment that a configuration names; raises as `module_of` does."""
-    return module_of(config.environment, "environment").Environment
+    environment: type[Environment[Any, Any]] = module_of(config.environment, "environment").Environment
+    return environment
 
 
 def phases_of(config: Any) -> Sequence[Phase]:

@@ -35,13 +35,13 @@ class RolloutSet(Sequence[Rollout]):
     @overload
     def __getitem__(self, index: slice) -> "RolloutSet": ...
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int | slice) -> "Rollout | RolloutSet":
         return RolloutSet(self._rollouts[index]) if isinstance(index, slice) else self._rollouts[index]
 
     def __eq__(self, other: object) -> bool:
         return self._rollouts == other._rollouts if isinstance(other, RolloutSet) else NotImplemented
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # `object` has one: no type says that a subclass has none
 
     def __add__(self, other: "RolloutSet") -> "RolloutSet":
         return RolloutSet((*self, *other))
@@ -67,7 +67,7 @@ class RolloutSet(Sequence[Rollout]):
         """
         if inspect.iscoroutinefunction(reward):
             raise ConfigError("The reward function is async: use await rescore_async(reward).")
-        return type(self)(_scored(rollout, lambda rollout=rollout: reward(rollout)) for rollout in self)
+        return type(self)(_scored(rollout, reward) for rollout in self)
 
     async def rescore_async(self, reward: Reward) -> Self:
         """As `rescore`, for async functions; they are awaited one after the other."""
@@ -76,9 +76,9 @@ class RolloutSet(Sequence[Rollout]):
             try:
                 value = reward(rollout)
                 value = await value if inspect.isawaitable(value) else value
+                rescored.append(rollout.scored(value))
             except Exception as error:
                 raise _reward_error(rollout, error) from error
-            rescored.append(_scored(rollout, lambda value=value: value))
         return type(self)(rescored)
 
     def rows(self) -> list[TrainingRow]:
@@ -112,9 +112,9 @@ class RolloutSet(Sequence[Rollout]):
         return cls(read(Path(path)))
 
 
-def _scored(rollout: Rollout, reward: Callable[[], object]) -> Rollout:
+def _scored(rollout: Rollout, reward: Reward) -> Rollout:
     try:
-        return rollout.scored(reward())
+        return rollout.scored(reward(rollout))
     except Exception as error:
         raise _reward_error(rollout, error) from error
 

@@ -178,6 +178,7 @@ class Rollouts:
         failed = [rollout for rollout in self._played if rollout.failed]
         if failed:
             first = failed[0]
+            assert first.end is not None  # it failed
             logger.warning(
                 "%d of %d rollouts failed; %s: %s", len(failed), len(self._played), first.id, first.end.detail
             )
@@ -204,7 +205,7 @@ def _tool_use(engine: Any, tools: Sequence[Any], limits: ToolLimits | None) -> T
         raise ConfigError(str(error)) from error
 
 
-async def _cancel(tasks: Sequence[asyncio.Task]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

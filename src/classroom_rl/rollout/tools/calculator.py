@@ -85,14 +85,16 @@ class _Worker:
 
     def ask(self, expression: str) -> dict[str, str] | None:
         """The worker's answer; None if it died, or was killed after the time-out."""
-        if self.process is None or self.process.poll() is not None:
-            self._start()
         process = self.process
+        if process is None or process.poll() is not None:
+            process = self._start()
+        assert process.stdin is not None and process.stdout is not None  # `_start` makes both of them pipes
         try:
             process.stdin.write(json.dumps(expression).encode() + b"\n")
             process.stdin.flush()
             if select.select([process.stdout], [], [], self._timeout_s)[0]:
-                return json.loads(process.stdout.readline())
+                answer: dict[str, str] = json.loads(process.stdout.readline())
+                return answer
         except (OSError, ValueError):  # the process died; the caller logs it
             pass
         self.kill()
@@ -104,18 +106,20 @@ class _Worker:
         if process is not None:
             process.kill()
             process.wait()
+            assert process.stdin is not None and process.stdout is not None  # `_start` makes both of them pipes
             process.stdin.close()
             process.stdout.close()
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         self.kill()
         command = [sys.executable, "-I", "-S", str(_PROGRAM)]
         try:
-            self.process = subprocess.Popen(
+            self.process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, bufsize=0
             )
         except OSError as error:
             raise EngineFailure(f"The calculator's process cannot be started: {error}") from error
+        return process
 
 
 _shared: Calculator | None = None

@@ -161,8 +161,12 @@ class Tool:
                 self._check(arguments)
             return dict(arguments)
         parsed = self._arguments.model_validate_json(json.dumps(arguments))
-        fields = type(parsed).model_fields
-        return {fields[name].alias: getattr(parsed, name) for name in fields if name in parsed.model_fields_set}
+        checked: dict[str, Any] = {}
+        for name, field in type(parsed).model_fields.items():
+            assert field.alias is not None  # `_arguments_of` gives one to every field
+            if name in parsed.model_fields_set:
+                checked[field.alias] = getattr(parsed, name)
+        return checked
 
     async def run(self, arguments: Mapping[str, Any], seconds: float) -> Any:
         """Run the function; `arguments` must come from `checked`.
@@ -183,6 +187,7 @@ class Tool:
         context = contextvars.copy_context()
 
         def work() -> None:
+            outcome: tuple[Any, BaseException | None]
             try:
                 outcome = context.run(self.function, **arguments), None
             except BaseException as error:  # also SystemExit: it ends the tool, not the program
@@ -263,15 +268,16 @@ class Toolbox:
         except (ValidationError, ValueError, RecursionError) as error:
             return self.refuse(asked, id, BAD_ARGUMENTS, f"{tool.name}: {_reason(error)}. Call it again.")
         started = time.monotonic()
+        failure: str | None = None
         try:
-            error, result = None, _as_text(await tool.run(arguments, self.limits.seconds))
+            result = _as_text(await tool.run(arguments, self.limits.seconds))
         except TimeoutError as timeout:
             reason = str(timeout)[:_LONGEST_REASON] or f"{tool.name} took too long and was given up"
-            error, result = TIMEOUT, f"{reason}. Ask for less, or go on without it."
+            failure, result = TIMEOUT, f"{reason}. Ask for less, or go on without it."
         except (Exception, SystemExit) as raised:  # whatever a tool raises, the message goes on: the model is told
             reason = str(raised) if isinstance(raised, ToolFailure) else f"{type(raised).__name__}: {raised}"
-            error, result = EXCEPTION, f"{tool.name} failed: {reason[:_LONGEST_REASON]}"
-        call = self.refuse(asked, id, error, result) if error else _recorded(asked, id, self.cut(result))
+            failure, result = EXCEPTION, f"{tool.name} failed: {reason[:_LONGEST_REASON]}"
+        call = self.refuse(asked, id, failure, result) if failure else _recorded(asked, id, self.cut(result))
         return replace(call, seconds=round(time.monotonic() - started, 4))
 
     def refuse(self, asked: AskedCall, id: str, error: str, reason: str) -> ToolCall:
@@ -302,8 +308,8 @@ def _arguments_of(function: Callable[..., Any], name: str, descriptions: Mapping
         key = parameter.name
         if key not in hints:
             raise TypeError(f"The tool {name} does not say of which type {key} is: write {key}: str.")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        description = {"description": descriptions[key].strip()} if key in descriptions else {}
+        default: Any = ... if parameter.default is parameter.empty else parameter.default
+        description: dict[str, Any] = {"description": descriptions[key].strip()} if key in descriptions else {}
         fields[f"argument_{index}"] = hints[key], Field(default, alias=key, **description)
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return create_model("Arguments", __config__=config, **fields)
