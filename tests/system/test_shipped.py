@@ -18,7 +18,7 @@ def test_a_file_below_the_working_directory_comes_first(tmp_path: Path, monkeypa
     assert find_shipped(NAME) == NAME
 
 
-@pytest.mark.parametrize("path", ["runs/quickstart", "pyproject.toml", "prompt_templates/none.txt", "/tmp", "some/model"])
+@pytest.mark.parametrize("path", ["runs/mine", "pyproject.toml", "prompt_templates/none.txt", "/tmp", "some/model"])
 def test_what_is_not_shipped_stays_as_it_is(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_shipped(path) == as_written(path) == path

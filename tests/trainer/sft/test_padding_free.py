@@ -10,7 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from classroom_rl.trainer.sft import run as sft
 from classroom_rl.trainer.sft.padding_free import attend_within_sequences, collator_without_padding
-from tests.trainer.sft.test_run import ROWS, make_config, trainer_of, write_rows
+from tests.trainer.sft.test_run import (  # noqa: F401
+    ROWS,
+    blank,
+    corpus,
+    make_config,
+    one_thread,
+    trainer_of,
+    write_rows,
+)
 
 
 def cross_entropy_of(model: Path, batch: dict) -> float:
