@@ -1,16 +1,18 @@
 """The notebook runs as it is, and its code runs from the installed library, on a model behind an API, too."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from classroom_rl.config.load import ROOT
-from tests.rollout.test_wheel import built_wheel  # noqa: F401
+from tests.rollout.test_wheel import built_wheel, distributions  # noqa: F401
 from tests.support.judge_endpoint import judge_endpoint, says
 
 NOTEBOOK = ROOT / "notebooks/rollouts.ipynb"
@@ -30,6 +32,13 @@ def test_its_own_code_is_short_and_its_outputs_are_not_kept() -> None:
     assert not any("sys.path" in line for line in lines), "the package is installed"
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells)
+
+
+def test_what_it_imports_is_there() -> None:
+    for node in ast.walk(ast.parse("\n".join(code_cells()), feature_version=(3, 11))):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("classroom_rl"):
+            module = import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
 @pytest.mark.full

@@ -129,6 +129,13 @@ def test_the_command_is_in_it_and_says_how_to_use_vllm(built_wheel: Path, tmp_pa
     assert refused.returncode == 2 and "--engine vllm cannot be used here" in refused.stderr
 
 
+@pytest.mark.parametrize("program", ["server", "train", "sft", "evaluate"])
+def test_a_program_without_its_packages_says_what_to_install(built_wheel: Path, tmp_path: Path, program: str) -> None:
+    code = f"import sys; sys.modules['hydra'] = None; from classroom_rl.launch.{program} import main; main()"
+    done = outside(built_wheel, tmp_path, "-c", code)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and "classroom-rl[train,vllm]" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "name"), [("server", "language_tutor"), ("train", "quickstart"), ("sft", "quickstart")]
 )
