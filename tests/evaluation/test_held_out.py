@@ -10,10 +10,11 @@ from classroom_rl.config.evaluation import EvalConfig, TutorConfig, check_eval
 from classroom_rl.config.load import load, to_yaml
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
-from classroom_rl.errors import DataError
+from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.held_out import load_measured_problems
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.schemas import Health
+from tests.conftest import free_port
 from tests.support.replay_server import Replay, served
 
 
@@ -66,6 +67,16 @@ def test_the_lessons_are_those_of_the_run_that_a_server_holds(runs: tuple[Path, 
         problems, trained_on = load_measured_problems(config)
     assert {problem.text for problem in problems} == texts(7) and trained_on == {}
     assert f"the run that is measured, {measured}/world/lessons_heldout.jsonl, and not {other}" in caplog.text
+
+
+def test_a_server_that_refuses_is_named_rather_than_lessons_that_only_it_knows(tmp_path: Path) -> None:
+    """As in `eval.py --config-name quickstart` without the token, where runs/quickstart is not there."""
+    missing = tmp_path / "world/lessons_heldout.jsonl"
+    with pytest.raises(DataError, match="There is no file"):
+        load_measured_problems(configured(missing, "server_url=null"))
+    with pytest.raises(ClassroomError, match=r"127\.0\.0\.1") as refused:
+        load_measured_problems(configured(missing, f"server_url=http://127.0.0.1:{free_port()}"))
+    assert "There is no file" not in str(refused.value)
 
 
 @pytest.mark.parametrize("model", ["model", "checkpoints/checkpoint-8", "sft/model"])

@@ -3,6 +3,7 @@ nothing is played or paid for twice, also if the server ends meanwhile."""
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import numpy
@@ -139,6 +140,29 @@ def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, genera
 
 async def _at_once() -> None:
     return
+
+
+def test_a_run_folder_that_was_copied_has_the_weights_that_it_holds(room: Room, generation) -> None:
+    """The journal of a backup names the folder where the run was; the server must not start with untrained weights."""
+    loaded = []
+
+    async def scenario() -> None:
+        service = room.open(generation)
+        await load(room, service, 3)
+        service.journal.close()
+        restored = room.folder.with_name("restored")
+        shutil.copytree(room.folder, restored)
+        room.folder, load_policy = restored, room.teacher.load_policy
+
+        async def recorded(folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+            loaded.append((folder, policy))
+            await load_policy(folder, policy, timeout_s)
+
+        room.teacher.load_policy = recorded
+        await room.open(generation).restore_policy(5.0)
+        assert loaded == [(policy_path(restored, 3).resolve(), PolicyVersion("run", 3))]
+
+    run(scenario())
 
 
 def test_a_batch_with_messages_missing_is_not_finished_by_other_weights(room: Room, generation) -> None:

@@ -34,11 +34,18 @@ def load_measured_problems(config: EvalConfig) -> tuple[list[Problem], dict[str,
         were trained on none are left out.
 
     Raises:
+        ClassroomError: what a server answered that did not say where its lessons are.
         DataError: as `load_problems`; or if the runs that are compared have different generated lessons.
     """
-    runs = [run for run in dict.fromkeys(measured_runs(config)) if run.is_dir()]
+    failures: list[ClassroomError] = []
+    runs = [run for run in dict.fromkeys(measured_runs(config, failures)) if run.is_dir()]
     sources = [_lessons_of_runs(source, runs) for source in config.dataset.eval_datasets]
-    problems = load_problems(sources, config.dataset.max_val_examples, config.seed)
+    try:
+        problems = load_problems(sources, config.dataset.max_val_examples, config.seed)
+    except DataError:
+        if failures:  # the lessons may be missing only because the server did not say where its run folder is
+            raise failures[0] from None
+        raise
     trained_on = {str(run): len(_training_problems(run) & {problem.id for problem in problems}) for run in runs}
     trained_on = {run: count for run, count in trained_on.items() if count}
     for run, count in trained_on.items():
@@ -54,12 +61,12 @@ def what_was_trained_on(run: str, count: int, problems: int) -> str:
     )
 
 
-def measured_runs(config: EvalConfig) -> Iterable[Path]:
+def measured_runs(config: EvalConfig, failures: list[ClassroomError]) -> Iterable[Path]:
     """The run folders of the tutors that are measured, as far as they are known: that of a server, or the one that
-    contains a model's folder."""
+    contains a model's folder. The error of a server that does not answer, or refuses to, is added to `failures`."""
     for tutor in config.tutors or [config]:
         if tutor.server_url is not None:
-            yield from _run_of_server(tutor.server_url)
+            yield from _run_of_server(tutor.server_url, failures)
             continue
         model = tutor if config.tutors else tutor.teacher_model
         names = [getattr(model, "adapter", None), model.model_name_or_path]
@@ -70,11 +77,12 @@ def measured_runs(config: EvalConfig) -> Iterable[Path]:
         yield from [run for run in candidates if any((run / marker).is_file() for marker in markers)][:1]
 
 
-def _run_of_server(url: str) -> list[Path]:
+def _run_of_server(url: str, failures: list[ClassroomError]) -> list[Path]:
     try:
         folder = Path(ClassroomClient(url).health().run_folder)
-    except ClassroomError:
-        return []  # the evaluation itself reports an unreachable server, when it requests conversations
+    except ClassroomError as error:
+        failures.append(error)
+        return []  # the evaluation waits for a server that still starts, and reports one that stays away
     if not folder.is_dir():
         logger.warning(
             "the run folder of the server at %s, %s, is not on this machine: whether it was trained on these problems "

@@ -158,6 +158,13 @@ def inside_run_folder(run_folder: Path, path: str) -> Path:
     return folder
 
 
+def moved_policy(run_folder: Path, recorded: str) -> str:
+    """Where a published policy is now. A run folder that was moved, copied or restored from a backup has the policy at
+    the same place inside, while its journal still has the former path."""
+    moved = policies_folder(run_folder) / Path(recorded).name
+    return str(moved) if not Path(recorded).is_relative_to(run_folder) and moved.is_dir() else recorded
+
+
 def check_policy(folder: Path, policy: PolicyVersion) -> str:
     """Refuse a folder that does not hold this policy completely, because loading it would kill vLLM's engine.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
-from classroom_rl.models.policy_folder import check_policy, inside_run_folder
+from classroom_rl.models.policy_folder import check_policy, inside_run_folder, moved_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.environment import Environment, environment_of, phases_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
@@ -251,7 +251,8 @@ class SamplingService:
             return
         policy = PolicyVersion(**event["version"])
         try:
-            folder = inside_run_folder(self._journal.path.parent.resolve(), event["path"])
+            run_folder = self._journal.path.parent.resolve()
+            folder = inside_run_folder(run_folder, moved_policy(run_folder, event["path"]))
             check_policy(folder, policy)
             async with self._engine_sleep.room_for_loading("teacher"):
                 await self.environment.roles.policy.load_policy(folder, policy, timeout_s)

@@ -1,6 +1,6 @@
 """Request and response models of the server's HTTP API, used by the routes, the client and the journal."""
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.judges.verdicts import Verdict
@@ -113,10 +113,13 @@ class SleepResponse(BaseModel):
 class Health(BaseModel):
     """Response of `GET /health`. `server_index` is the server's position in `generation.server_urls`. `reward_weights`
     are the weights with which it sums up the rewards. `plays` holds the configuration values that its conversations
-    depend on, as text by config key; null if the server does not say."""
+    depend on, as text by config key; null if the server does not say. In JSON, `roles` is called `seats`: programs that
+    watch servers know it by that name."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     status: str
-    roles: dict[str, EngineHealth]
+    roles: dict[str, EngineHealth] = Field(alias="seats")
     policy: PolicyVersion
     run_folder: str
     server_index: int = 0
