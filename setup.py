@@ -8,7 +8,9 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 SOURCE = Path(__file__).resolve().parent
-FOLDERS = ("config", "prompt_templates", "data")  # as in classroom_rl/system/shipped.py
+sys.path.insert(0, str(SOURCE / "src"))  # the package itself, which is not installed while it is built
+
+from classroom_rl.system.shipped import FOLDERS  # noqa: E402
 
 
 class BuildWithShippedFiles(build_py):
@@ -25,5 +27,4 @@ class BuildWithShippedFiles(build_py):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(SOURCE / "src"))
     setup(cmdclass={"build_py": BuildWithShippedFiles})

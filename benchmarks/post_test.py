@@ -29,8 +29,9 @@ from classroom_rl.config.base import DatasetSource, GenerationConfig, PostTestCo
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM
 from classroom_rl.config.values import LEDGER, STUDENT
+from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.conversation import Solution
-from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
+from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles

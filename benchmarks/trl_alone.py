@@ -30,7 +30,7 @@ from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.environments.classroom.environment import setup_options
+from classroom_rl.environments.classroom.config import setup_options
 from classroom_rl.environments.classroom.setup import Setup, draw_setup
 from classroom_rl.environments.classroom.teacher import first_messages, opening_turns, opens_dialogue
 from classroom_rl.judges.verdicts import parse_verdict

@@ -84,6 +84,45 @@ def generation(prompts: Callable[[str], str]) -> GenerationConfig:
 
 
 @pytest.fixture
+def rules(tmp_path: Path) -> dict[str, str]:
+    """The rules of conversations that a judge over HTTP reads."""
+    from tests.support.judged_room import write_rule
+
+    return write_rule(tmp_path)
+
+
+@pytest.fixture
+def judged(generation: GenerationConfig, rules: dict[str, str]) -> GenerationConfig:
+    from tests.support.judged_room import judged_by
+
+    return judged_by(rules, generation)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny chat model with random weights."""
+    from classroom_rl.models.random_model import write_tiny_chat_model
+
+    texts = ["Say a number from 1 to 50. Higher. Lower. What is it? Again, please."]
+    texts += [f"{number}." for number in range(60)]
+    return write_tiny_chat_model(tmp_path_factory.mktemp("tiny") / "model", texts, context=400)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny_model: Path):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def hf_engine(tiny_model: Path):
+    from classroom_rl import HfEngine
+
+    return HfEngine(tiny_model, device="cpu")
+
+
+@pytest.fixture
 def room(tokenizer, tmp_path: Path) -> Room:
     return Room(tokenizer, tmp_path / "run")
 

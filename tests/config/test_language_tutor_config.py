@@ -11,7 +11,7 @@ from classroom_rl.config.load import load, program
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.config.upstream_keys import REPLACED
-from classroom_rl.environments.classroom.environment import classroom_rules, setup_options
+from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.setup import ConversationType, persona_weights
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.rollout.datasets import load_problems

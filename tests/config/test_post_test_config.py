@@ -5,8 +5,7 @@ import pytest
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.environments.classroom.config import REWARD_NAMES, default_weights
-from classroom_rl.environments.classroom.environment import classroom_rules
+from classroom_rl.environments.classroom.config import REWARD_NAMES, classroom_rules, default_weights
 from classroom_rl.environments.classroom.prompt_check import check_prompts
 from classroom_rl.errors import ConfigError, DataError
 

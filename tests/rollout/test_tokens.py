@@ -18,7 +18,8 @@ from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine import VllmEngine
-from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
+from classroom_rl.environments.classroom.config import classroom_rules
+from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.toy_judge import RubricJudge

@@ -18,8 +18,8 @@ from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import PHASED
-from classroom_rl.environments.classroom.config import default_weights
-from classroom_rl.environments.classroom.environment import PHASES, Classroom, classroom_rules
+from classroom_rl.environments.classroom.config import classroom_rules, default_weights
+from classroom_rl.environments.classroom.environment import PHASES, Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.post_test.exams import examiner_of

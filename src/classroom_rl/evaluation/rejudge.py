@@ -22,8 +22,8 @@ from classroom_rl.config.load import USER_ERRORS, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, GROUP
 from classroom_rl.engines.api.call_ledger import CallLedger
+from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.conversation import Conversation
-from classroom_rl.environments.classroom.environment import classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS
 from classroom_rl.errors import ConfigError, DataError, JudgeOutputError

@@ -7,8 +7,7 @@ import pytest
 from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.environments.classroom.config import MATHS_REWARDS
-from classroom_rl.environments.classroom.environment import classroom_rules, setup_options
+from classroom_rl.environments.classroom.config import MATHS_REWARDS, classroom_rules, setup_options
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.judges.verdicts import parse_verdict
 from classroom_rl.rollout.datasets import load_problems

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.environments.classroom.config import MATHS_REWARDS, default_weights
+from classroom_rl.environments.classroom.config import MATHS_REWARDS, classroom_rules, default_weights
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
-from classroom_rl.environments.classroom.environment import classroom_rules
 from classroom_rl.environments.classroom.rewards import REWARDS, pedagogical
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.judges.verdicts import Scores, Verdict

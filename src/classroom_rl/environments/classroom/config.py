@@ -1,15 +1,29 @@
-"""The classroom's part of a configuration: its `generation` block, its rewards' names and default weights, its checks.
+"""The classroom's part of a configuration: its `generation` block, its rewards' names and default weights, its checks,
+and what it means for a conversation.
 
 The dataclasses and checks are defined in `classroom_rl/config/`, together with those of the programs.
 """
+
+from collections.abc import Mapping
 
 from classroom_rl.config.base import GenerationConfig as Generation
 from classroom_rl.config.checks import check_classroom_rewards, check_generation
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import SCORING_RULES
+from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
+from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, persona_weights
 
-__all__ = ["HAS_SUPERVISOR", "REWARD_NAMES", "TURN_REWARD_NAMES", "Generation", "check", "default_weights"]
+__all__ = [
+    "HAS_SUPERVISOR",
+    "REWARD_NAMES",
+    "TURN_REWARD_NAMES",
+    "Generation",
+    "check",
+    "classroom_rules",
+    "default_weights",
+    "setup_options",
+]
 
 HAS_SUPERVISOR = True
 """Whether a supervisor can review the policy's messages in this environment."""
@@ -32,3 +46,39 @@ def check(config: TrainRLConfig) -> None:
     """
     check_generation(config.generation)
     check_classroom_rewards(config)
+
+
+def classroom_rules(
+    generation: Generation, reward_weights: Mapping[str, float], teacher_context: int, graded: bool
+) -> ClassroomRules:
+    """The rules of all conversations under a configuration.
+
+    Args:
+        teacher_context: the context length of the teacher's model, in tokens. A conversation is limited by this and by
+            `max_tokens_in_conversation`.
+        graded: whether solutions are graded. If not, or if no reward uses solutions, none are written.
+    """
+    return ClassroomRules(
+        max_turns=generation.max_turns,
+        max_tokens_in_conversation=min(generation.max_tokens_in_conversation, teacher_context),
+        max_tokens_per_turn=generation.max_tokens_per_turn,
+        judge_rules=tuple(generation.judge_rules),
+        solutions=generation.number_student_attempts if graded and "end_rm" in reward_weights else 0,
+        ignore_rejected_judge=generation.ignore_rejected_judge,
+        extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,
+        low_score_threshold=generation.low_score_threshold,
+        use_thinking=generation.use_thinking or generation.force_thinking,
+        post_test=generation.post_test.scored_by if generation.post_test.enable else "",
+    )
+
+
+def setup_options(generation: Generation) -> SetupOptions:
+    """The options that `draw_setup` draws from under this configuration."""
+    forced = generation.forced_conversation_type
+    personas = list(generation.student_personas_prompts_paths)
+    return SetupOptions(
+        types=tuple(ConversationType) if forced is None else (ConversationType(forced.lower()),),
+        student_names=tuple(generation.student_names) or (None,),
+        persona_weights=persona_weights(personas, generation.student_error_rate),
+        student_turns=generation.max_turns // 2 + 2,  # an upper bound on the student's turns
+    )

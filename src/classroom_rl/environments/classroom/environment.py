@@ -13,6 +13,7 @@ from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import END_OF_CONVERSATION, GROUP, SUPERVISOR_REWARD
+from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.judging import JudgePanel
 from classroom_rl.environments.classroom.metrics import batch_metrics
@@ -26,7 +27,7 @@ from classroom_rl.environments.classroom.prompt_check import (
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
 from classroom_rl.environments.classroom.roles import Roles, models_in_use
-from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
+from classroom_rl.environments.classroom.setup import ConversationType, draw_setup
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.environments.classroom.teacher import (
     TeacherTools,
@@ -476,42 +477,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         """Write a turn to the journal. `ids` are all tokens that it adds to the teacher's context; the first
         `len(logprobs)` of them were sampled, except where a `mask` is 0."""
         self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **extra)
-
-
-def classroom_rules(
-    generation: GenerationConfig, reward_weights: Mapping[str, float], teacher_context: int, graded: bool
-) -> ClassroomRules:
-    """The rules of all conversations under a configuration.
-
-    Args:
-        teacher_context: the context length of the teacher's model, in tokens. A conversation is limited by this and by
-            `max_tokens_in_conversation`.
-        graded: whether solutions are graded. If not, or if no reward uses solutions, none are written.
-    """
-    return ClassroomRules(
-        max_turns=generation.max_turns,
-        max_tokens_in_conversation=min(generation.max_tokens_in_conversation, teacher_context),
-        max_tokens_per_turn=generation.max_tokens_per_turn,
-        judge_rules=tuple(generation.judge_rules),
-        solutions=generation.number_student_attempts if graded and "end_rm" in reward_weights else 0,
-        ignore_rejected_judge=generation.ignore_rejected_judge,
-        extra_penalty_for_rejected_judges=generation.extra_penalty_for_rejected_judges,
-        low_score_threshold=generation.low_score_threshold,
-        use_thinking=generation.use_thinking or generation.force_thinking,
-        post_test=generation.post_test.scored_by if generation.post_test.enable else "",
-    )
-
-
-def setup_options(generation: GenerationConfig) -> SetupOptions:
-    """The options that `draw_setup` draws from under this configuration."""
-    forced = generation.forced_conversation_type
-    personas = list(generation.student_personas_prompts_paths)
-    return SetupOptions(
-        types=tuple(ConversationType) if forced is None else (ConversationType(forced.lower()),),
-        student_names=tuple(generation.student_names) or (None,),
-        persona_weights=persona_weights(personas, generation.student_error_rate),
-        student_turns=generation.max_turns // 2 + 2,  # an upper bound on the student's turns
-    )
 
 
 Environment = Classroom

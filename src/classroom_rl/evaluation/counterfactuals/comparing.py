@@ -9,8 +9,8 @@ from pathlib import Path
 
 from classroom_rl.config.evaluation import EvalConfig, reward_weights
 from classroom_rl.config.values import GROUP, SCORING_RULES
+from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.conversation import State
-from classroom_rl.environments.classroom.environment import classroom_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import DataError

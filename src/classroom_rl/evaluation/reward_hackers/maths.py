@@ -16,7 +16,8 @@ from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.environments.classroom.environment import Classroom, classroom_rules
+from classroom_rl.environments.classroom.config import classroom_rules
+from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.evaluation.reward_hackers.hackers import reversed_letters, spelt

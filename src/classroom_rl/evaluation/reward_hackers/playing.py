@@ -13,8 +13,9 @@ from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import ERROR_PERSONA
+from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules
-from classroom_rl.environments.classroom.environment import Classroom, classroom_rules, setup_options
+from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import draw_setup

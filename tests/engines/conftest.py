@@ -1,1 +1,0 @@
-from tests.support.tiny_rollouts import hf_engine, tiny_model, tiny_tokenizer  # noqa: F401

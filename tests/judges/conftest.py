@@ -1,1 +1,0 @@
-from tests.environments.classroom.conftest import judged, rules  # noqa: F401
