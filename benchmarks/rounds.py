@@ -125,7 +125,10 @@ def play_project(
 def run_in(command: Sequence[str], folder: Path, source: Path = ROOT) -> None:
     """Run a program of a checkout, which must end with status 0; what it prints goes into the folder's output.log."""
     folder.mkdir(parents=True)
-    environment = {**os.environ, "PYTHONPATH": str(source / "src")}  # the checkout's package, not the installed one
+    # The checkout's package, not the installed one. Before version 0.2 `src` itself was the package, whose `vllm` would
+    # hide the library of that name.
+    is_package = (source / "src" / "classroom_rl").is_dir()
+    environment = {**os.environ, "PYTHONPATH": str(source / "src" if is_package else source)}
     with (folder / "output.log").open("w") as log:
         done = subprocess.run(command, cwd=source, env=environment, check=False, stdout=log, stderr=subprocess.STDOUT)
     if done.returncode:
