@@ -100,6 +100,7 @@ docs: setup
 	@$(PYTHON_IN_VENV) -m classroom_rl.environments.classroom.lesson_plans check
 	@$(PYTHON_IN_VENV) -m classroom_rl.launch.prompt_docs docs/prompts.md
 	@$(PYTHON_IN_VENV) -m classroom_rl.environments.marooned.rules_docs docs/marooned.md
+	@$(PYTHON_IN_VENV) -m classroom_rl.config.reference docs/keys.md
 
 # Leaves .venv alone: openenv asks for other versions than this project.
 openenv-check:

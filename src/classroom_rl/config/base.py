@@ -1,17 +1,48 @@
-"""Configuration dataclasses that several programs share. A test checks that the code reads every field."""
+"""Groups of configuration keys that several programs share. A test checks that the code reads every key."""
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, field, fields
+from typing import Annotated, Any
 
-from classroom_rl.config.values import ABSOLUTE, LEDGER, SCORING_RULES
-from classroom_rl.rollout.supervision import OBSERVE
+from classroom_rl.config.fields import (
+    ContextLength,
+    Count,
+    FilePath,
+    Finite,
+    Flag,
+    Merges,
+    ModelPath,
+    Number,
+    Range,
+    Seconds,
+    Share,
+    SomeShare,
+    Steps,
+    Text,
+    Tokens,
+    Weight,
+    Whole,
+    at_least,
+    between,
+    config_group,
+)
+from classroom_rl.config.values import (
+    ABSOLUTE,
+    LEDGER,
+    SCORING_RULES,
+    AdapterBias,
+    EngineDtype,
+    JudgeMode,
+    PostTestStudent,
+    ResponseFormat,
+    Schedule,
+    Tracker,
+)
+from classroom_rl.rollout.supervision import OBSERVE, OnInvalid
 
-MERGES = "merges"
-"""In a field's metadata: names of this mapping that a configuration leaves out keep their default. Any other mapping
-replaces its default (config/mappings.py)."""
+Attempts = Annotated[Whole, at_least(0, 10_000)]
 
 
-@dataclass
+@config_group
 class VllmConfig:
     """How one vLLM engine is loaded, and how it samples.
 
@@ -21,20 +52,25 @@ class VllmConfig:
     only; with `cpu_cores`, an engine has one process there instead of two that wait for each other in a busy loop.
     """
 
-    temperature: float = 0.9
-    top_k: int = -1
-    top_p: float = 1.0
-    max_length: int = 8192
-    max_num_seqs: int = 256
-    gpu_memory_utilization: float = 0.5
-    number_of_gpus_per_instance: int = 1
-    enforce_eager: bool = False
-    dtype: str = "auto"
-    cpu_kvcache_gib: int = 1
-    cpu_cores: str | None = None
+    temperature: Annotated[Number, at_least(0, 100)] = 0.9
+    top_k: Annotated[Whole, at_least(1, 10**6, "it is at least 1, or -1 for no limit", also=-1)] = -1
+    top_p: Annotated[Number, Range(0, 1, "it is above 0 and at most 1", open_below=True)] = 1.0
+    max_length: ContextLength = 8192
+    max_num_seqs: Count = 256
+    gpu_memory_utilization: Annotated[
+        Number,
+        Range(
+            0, 1, "it is the share of the GPU's memory that the engine may take, above 0 and at most 1", open_below=True
+        ),
+    ] = 0.5
+    number_of_gpus_per_instance: Annotated[Whole, at_least(1, 1024)] = 1
+    enforce_eager: Flag = False
+    dtype: EngineDtype = "auto"
+    cpu_kvcache_gib: Count = 1
+    cpu_cores: Text | None = None
 
 
-@dataclass
+@config_group
 class LoraConfig:
     """A LoRA adapter that is trained instead of the model's own weights (Hu et al., "LoRA", 2021).
 
@@ -44,19 +80,19 @@ class LoraConfig:
     are trained, too: `none`, `all`, or `lora_only` (those of the target modules).
     """
 
-    enable: bool = False
-    rank: int = 16
-    alpha: int = 32
+    enable: Flag = False
+    rank: Count = 16
+    alpha: Count = 32
     target_modules: Any = "all-linear"
-    dropout: float = 0.01
-    bias: str = "none"
+    dropout: Annotated[Number, Range(0, 1, "it is a share of at least 0 and below 1", open_above=True)] = 0.01
+    bias: AdapterBias = "none"
 
 
-@dataclass
+@config_group
 class ModelConfig:
     """A model that vLLM serves: a Hub name or a local folder."""
 
-    model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
+    model_name_or_path: ModelPath = "Qwen/Qwen2.5-7B-Instruct"
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     @property
@@ -70,7 +106,7 @@ class ModelConfig:
         return False
 
 
-@dataclass
+@config_group
 class ApiModelConfig(ModelConfig):
     """A model on a vLLM engine or behind an OpenAI-compatible API.
 
@@ -93,20 +129,20 @@ class ApiModelConfig(ModelConfig):
     is sent.
     """
 
-    use_openrouter: bool = False
-    use_gemini: bool = False
-    base_url: str | None = None
-    api_key_env: str | None = None
+    use_openrouter: Flag = False
+    use_gemini: Flag = False
+    base_url: Text | None = None
+    api_key_env: Text | None = None
     fallback_models: list[str] = field(default_factory=list)
-    response_format: str = "auto"
-    max_concurrent_requests: int = 64
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    request_timeout_s: float = 120.0
-    deadline_s: float = 1800.0
-    usd_per_million_prompt_tokens: float = 0.0
-    usd_per_million_completion_tokens: float = 0.0
-    max_cost_usd: float | None = None
+    response_format: ResponseFormat = "auto"
+    max_concurrent_requests: Count = 64
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Annotated[Whole, at_least(1, 10**9)] | None = None
+    request_timeout_s: Seconds = 120.0
+    deadline_s: Seconds = 1800.0
+    usd_per_million_prompt_tokens: Weight = 0.0
+    usd_per_million_completion_tokens: Weight = 0.0
+    max_cost_usd: Annotated[Number, at_least(0, 10**9)] | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -114,7 +150,7 @@ class ApiModelConfig(ModelConfig):
         return self.use_openrouter or self.use_gemini or self.base_url is not None
 
 
-@dataclass
+@config_group
 class JudgeModelConfig(ApiModelConfig):
     """The judge. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons,
     `rules` the embedded judge of lesson plans in any language.
@@ -128,16 +164,16 @@ class JudgeModelConfig(ApiModelConfig):
     no reward.
     """
 
-    replies_per_attempt: int = 3
-    max_failed_share: float = 0.2
-    mode: str = ABSOLUTE
-    anchor_share: float = 0.03
-    group_prompts_paths: dict[str, str] = field(
+    replies_per_attempt: Annotated[Whole, at_least(1, 1000)] = 3
+    max_failed_share: Share = 0.2
+    mode: JudgeMode = ABSOLUTE
+    anchor_share: Share = 0.03
+    group_prompts_paths: dict[str, FilePath] = field(
         default_factory=lambda: {"pedagogical_eval": "prompt_templates/judges/language_tutor_group.txt"}
     )
 
 
-@dataclass
+@config_group
 class ServerConfig:
     """Where the servers of a run listen, their deadlines, and how engines share GPUs. The content of the episodes does
     not depend on these keys.
@@ -163,31 +199,31 @@ class ServerConfig:
     server and trainer use the same GPU.
     """
 
-    server_host: str = "127.0.0.1"
-    server_port: int = 8005
+    server_host: Text = "127.0.0.1"
+    server_port: Annotated[Whole, between(1, 65535)] = 8005
     allowed_hosts: list[str] = field(default_factory=list)
     server_urls: list[str] | None = None
-    server_index: int = 0
-    server_start_timeout_s: float = 1800.0
-    sample_timeout_s: float = 3600.0
-    load_weights_timeout_s: float = 600.0
-    turn_timeout_s: float = 900.0
-    schedule: str = "concurrent"
-    colocate: bool | None = None
+    server_index: Annotated[Whole, at_least(0, 10**6)] = 0
+    server_start_timeout_s: Seconds = 1800.0
+    sample_timeout_s: Seconds = 3600.0
+    load_weights_timeout_s: Seconds = 600.0
+    turn_timeout_s: Seconds = 900.0
+    schedule: Schedule = "concurrent"
+    colocate: Flag | None = None
 
 
-@dataclass
+@config_group
 class LimitsConfig:
     """Limits of an episode. `max_turns` counts messages. `max_tokens_in_conversation` bounds the context of the policy
     (in the classroom the teacher); its model's own `vllm.max_length` bounds it, too. `max_tokens_per_turn` bounds one
     sampled message."""
 
-    max_turns: int = 15
-    max_tokens_in_conversation: int = 8192
-    max_tokens_per_turn: int = 1024
+    max_turns: Annotated[Whole, at_least(1, 10_000, "it counts messages and must be at least 1")] = 15
+    max_tokens_in_conversation: Tokens = 8192
+    max_tokens_per_turn: Tokens = 1024
 
 
-@dataclass
+@config_group
 class EnvironmentConfig(LimitsConfig, ServerConfig):
     """The `generation` block that all environments share; each environment adds keys of its own.
 
@@ -209,7 +245,7 @@ class EnvironmentConfig(LimitsConfig, ServerConfig):
         return {name: value for name, value in asdict(self).items() if name not in own}
 
 
-@dataclass
+@config_group
 class PromptsConfig:
     """The prompts of the classroom's models, and what the program draws for a conversation.
 
@@ -225,44 +261,44 @@ class PromptsConfig:
     outside of, the dialogue.
     """
 
-    teacher_prompt_path: str = "prompt_templates/quickstart/teacher.txt"
-    student_personas_prompts_paths: dict[str, str] = field(default_factory=dict)
+    teacher_prompt_path: FilePath = "prompt_templates/quickstart/teacher.txt"
+    student_personas_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
     student_error_rate: Any = 0.2
-    student_initial_attempt_prompt_path: str | None = None
-    initial_attempt_wrapper_prompt_path: str | None = None
-    student_final_prompt_path: str | None = None
-    student_attempt_prompt_path: str | None = None
-    judges_rules_prompts_paths: dict[str, str] = field(default_factory=dict)
+    student_initial_attempt_prompt_path: FilePath | None = None
+    initial_attempt_wrapper_prompt_path: FilePath | None = None
+    student_final_prompt_path: FilePath | None = None
+    student_attempt_prompt_path: FilePath | None = None
+    judges_rules_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
     student_names: list[Any] = field(
         default_factory=lambda: ["Alex", "Jamie", "Taylor", "Jordan", "Sam", "Casey", "Morgan", "Riley", None]
     )
-    forced_conversation_type: str | None = None
-    use_thinking: bool = False
-    force_thinking: bool = False
+    forced_conversation_type: Text | None = None
+    use_thinking: Flag = False
+    force_thinking: Flag = False
 
 
-@dataclass
+@config_group
 class JudgingConfig:
     """After the dialogue: the student's solutions, the judge's attempts, and what a rejection costs. A boxed answer
     whose comparison with the reference takes longer than `answer_timeout_s` counts as wrong."""
 
-    max_tokens_per_student_attempt: int = 3900
-    max_tokens_per_judge_attempt: int = 2048
-    number_student_attempts: int = 8
-    number_judge_attempts: int = 2
-    ignore_rejected_judge: bool = False
-    extra_penalty_for_rejected_judges: float = 0.25
-    low_score_threshold: float = 0.3
-    answer_timeout_s: float = 5.0
+    max_tokens_per_student_attempt: Tokens = 3900
+    max_tokens_per_judge_attempt: Tokens = 2048
+    number_student_attempts: Attempts = 8
+    number_judge_attempts: Attempts = 2
+    ignore_rejected_judge: Flag = False
+    extra_penalty_for_rejected_judges: Weight = 0.25
+    low_score_threshold: Share = 0.3
+    answer_timeout_s: Seconds = 5.0
 
 
-@dataclass
+@config_group
 class SupervisorModelConfig(ApiModelConfig):
     """The supervisor. `model_name_or_path: rubric` is the rubric of the quickstart's closed-grammar lessons, `rules`
     the rules for lesson plans in any language and for maths problems. `replies_per_review`: how many replies one review
     may use until one can be read."""
 
-    replies_per_review: int = 2
+    replies_per_review: Annotated[Whole, at_least(1, 1000)] = 2
 
 
 def default_penalties() -> dict[str, float]:
@@ -282,7 +318,7 @@ def default_penalties() -> dict[str, float]:
     }
 
 
-@dataclass
+@config_group
 class SupervisionConfig:
     """What a supervisor does with each message of the teacher, in training only (docs/supervision.md).
 
@@ -293,27 +329,27 @@ class SupervisionConfig:
     of each category, at most 0; keys that are left out keep their default. `max_tokens` bounds a model's review.
     """
 
-    prompt_path: str | None = None
-    on_invalid: str = OBSERVE
-    max_retries: int = 1
-    show_critique: bool = False
-    share: float = 1.0
-    anneal_steps: int = 0
-    max_tokens: int = 512
-    penalties: dict[str, float] = field(default_factory=default_penalties, metadata={MERGES: True})
+    prompt_path: FilePath | None = None
+    on_invalid: OnInvalid = OBSERVE
+    max_retries: Annotated[Whole, at_least(1, 100)] = 1
+    show_critique: Flag = False
+    share: Share = 1.0
+    anneal_steps: Steps = 0
+    max_tokens: Tokens = 512
+    penalties: Annotated[dict[str, Finite], Merges] = field(default_factory=default_penalties)
 
 
-@dataclass
+@config_group
 class ToolLimitsConfig:
     """Limits of the tools that the teacher calls: how many calls a message may have, how many seconds each may take,
     and how many characters of a result the teacher is shown."""
 
-    calls: int = 4
-    seconds: float = 5.0
-    characters: int = 1000
+    calls: Annotated[Whole, between(1, 100)] = 4
+    seconds: Seconds = 5.0
+    characters: Annotated[Whole, between(1, 10**6)] = 1000
 
 
-@dataclass
+@config_group
 class PostTestConfig:
     """A delayed post-test after the dialogue: what the student still knows without the transcript
     (docs/trusting_rewards.md).
@@ -325,15 +361,15 @@ class PostTestConfig:
     `student`. Of a maths problem, at most `siblings` sibling problems are asked.
     """
 
-    enable: bool = False
-    ask_student: bool = False
-    scored_by: str = LEDGER
-    prompt_path: str | None = None
-    siblings: int = 3
-    max_tokens_per_answer: int = 1024
+    enable: Flag = False
+    ask_student: Flag = False
+    scored_by: PostTestStudent = LEDGER
+    prompt_path: FilePath | None = None
+    siblings: Annotated[Whole, between(1, 100)] = 3
+    max_tokens_per_answer: Tokens = 1024
 
 
-@dataclass
+@config_group
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     """The `generation` block of the classroom: prompts, lengths, judging, supervision, post-test, and the server. A
     dialogue ends at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools`
@@ -347,7 +383,7 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     supervisor: SupervisionConfig = field(default_factory=SupervisionConfig)
     teacher_tools: list[str] = field(default_factory=list)
     tool_limits: ToolLimitsConfig = field(default_factory=ToolLimitsConfig)
-    readers_path: str | None = None
+    readers_path: FilePath | None = None
     post_test: PostTestConfig = field(default_factory=PostTestConfig)
 
     @property
@@ -375,17 +411,17 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
             self.forced_conversation_type = "guided"
 
 
-@dataclass
+@config_group
 class DataSource:
     """One dataset: a Hub name or a local .jsonl/.json/.csv/.parquet file, and the share of it to take, in (0, 1].
     `split` applies to Hub names only; a file is one split."""
 
-    name_or_path: str = ""
-    split: str = "train"
-    ratio: float = 1.0
+    name_or_path: FilePath = ""
+    split: Text = "train"
+    ratio: SomeShare = 1.0
 
 
-@dataclass
+@config_group
 class DatasetSource(DataSource):
     """A dataset of problems: where their texts and reference answers come from.
 
@@ -396,20 +432,20 @@ class DatasetSource(DataSource):
     the way to the answer: a post-test asks them (docs/trusting_rewards.md).
     """
 
-    problem_column: str = "problem"
-    answer_column: str | None = "answer"
-    problem_template: str | None = None
+    problem_column: Text = "problem"
+    answer_column: Text | None = "answer"
+    problem_template: FilePath | None = None
     columns: dict[str, str] = field(default_factory=dict)
-    sibling_problems_column: str | None = None
-    steps_column: str | None = None
+    sibling_problems_column: Text | None = None
+    steps_column: Text | None = None
 
 
-@dataclass
+@config_group
 class HuggingFaceConfig:
     """The Hub repository, `user/name`, that the trained model is pushed to if `push_to_hub` is true. Needs HF_TOKEN."""
 
-    name: str | None = None
-    push_to_hub: bool = False
+    name: Text | None = None
+    push_to_hub: Flag = False
 
 
 def lesson_plans(split: str) -> DatasetSource:
@@ -419,17 +455,17 @@ def lesson_plans(split: str) -> DatasetSource:
     )
 
 
-@dataclass
+@config_group
 class LoggingConfig:
     """Where a run is reported. `save_dir` is the run folder, which holds everything that server and trainer write.
     `save_steps` is the number of optimizer steps between two checkpoints, rounded up to whole batches."""
 
-    wandb: bool = False
-    wandb_project: str = "train_rl"
-    wandb_run_name: str | None = None
-    wandb_entity: str | None = None
-    run_group: str | None = None
+    wandb: Flag = False
+    wandb_project: Text = "train_rl"
+    wandb_run_name: Text | None = None
+    wandb_entity: Text | None = None
+    run_group: Text | None = None
     wandb_tags: list[str] = field(default_factory=list)
-    report_to: list[str] = field(default_factory=list)
-    save_dir: str = "checkpoints"
-    save_steps: int = 10
+    report_to: list[Tracker] = field(default_factory=list)
+    save_dir: FilePath = "checkpoints"
+    save_steps: Steps = 10

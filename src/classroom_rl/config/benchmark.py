@@ -1,13 +1,16 @@
 """Schema of a published benchmark in `eval.py`: which one, and who answers it (docs/evaluation.md)."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Literal, get_args
 
 from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.fields import Examples, FilePath, Text, config_group
 from classroom_rl.config.model_checks import check_judge
-from classroom_rl.config.values import EMBEDDED_JUDGES, RULES, check_choice
+from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
 from classroom_rl.errors import ConfigError
 
-MRBENCH, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = ("mrbench", "mathdial", "mathtutorbench")
+Benchmark = Literal["mrbench", "mathdial", "mathtutorbench"]
+MRBENCH, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = get_args(Benchmark)
 
 PROBLEM_SOLVING = "problem_solving"
 SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
@@ -27,7 +30,7 @@ TUTOR, JUDGE = "tutor", "judge"
 """Keys of `prompts_paths`: what asks a tutor for a message, and what asks a judge about one."""
 
 
-@dataclass
+@config_group
 class BenchmarkConfig:
     """A published benchmark in place of conversations with a simulated student.
 
@@ -38,12 +41,12 @@ class BenchmarkConfig:
     `prompts_paths` maps `judge`, `tutor` or a task to its prompt template.
     """
 
-    name: str = MRBENCH
-    path: str = ""
-    split: str = "test"
-    max_dialogues: int = -1
+    name: Benchmark = MRBENCH
+    path: FilePath = ""
+    split: Text = "test"
+    max_dialogues: Examples = -1
     tasks: list[str] = field(default_factory=list)
-    prompts_paths: dict[str, str] = field(default_factory=dict)
+    prompts_paths: dict[str, FilePath] = field(default_factory=dict)
 
 
 def has_tutor(benchmark: BenchmarkConfig) -> bool:
@@ -64,7 +67,6 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
     Raises:
         ConfigError: naming the key, the rule and the fix.
     """
-    check_choice("benchmark.name", benchmark.name, BENCHMARKS)
     if not benchmark.path:
         raise ConfigError("benchmark.path is empty; name the benchmark's file or folder, or its name on the Hub.")
     _check_tasks(benchmark)

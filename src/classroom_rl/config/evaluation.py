@@ -2,7 +2,8 @@
 
 import copy
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
+from typing import Annotated
 
 from classroom_rl.config.base import (
     ApiModelConfig,
@@ -16,6 +17,19 @@ from classroom_rl.config.base import (
 )
 from classroom_rl.config.benchmark import BenchmarkConfig, check_benchmark, has_tutor
 from classroom_rl.config.checks import check_generation, check_logging, check_reward_model, check_server
+from classroom_rl.config.fields import (
+    Count,
+    Examples,
+    FilePath,
+    Flag,
+    ModelPath,
+    Seed,
+    Text,
+    Whole,
+    at_least,
+    between,
+    config_group,
+)
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from classroom_rl.config.model_checks import check_judge, check_key_variable, check_model, check_vllm
 from classroom_rl.config.train_rl import RewardModelConfig
@@ -39,16 +53,16 @@ RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
 _TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-@dataclass
+@config_group
 class EvalDatasetConfig:
     """The problems. Without a dataset, and with a judge rule that scores, they are the shipped test plans.
     `max_val_examples` −1 takes all. Every tutor gets the same problems in the same order."""
 
     eval_datasets: list[DatasetSource] = field(default_factory=list)
-    max_val_examples: int = 500
+    max_val_examples: Examples = 500
 
 
-@dataclass
+@config_group
 class TutorConfig:
     """One of several tutors. Keys that it does not set are as in `teacher_model`.
 
@@ -57,14 +71,14 @@ class TutorConfig:
     the one of a running server, with that server's own student and rules.
     """
 
-    name: str = ""
-    model_name_or_path: str | None = None
-    adapter: str | None = None
-    server_url: str | None = None
-    use_openrouter: bool = False
-    use_gemini: bool = False
-    base_url: str | None = None
-    api_key_env: str | None = None
+    name: Text = ""
+    model_name_or_path: ModelPath | None = None
+    adapter: ModelPath | None = None
+    server_url: Text | None = None
+    use_openrouter: Flag = False
+    use_gemini: Flag = False
+    base_url: Text | None = None
+    api_key_env: Text | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -84,7 +98,7 @@ def model_of_tutor(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
     )
 
 
-@dataclass
+@config_group
 class CounterfactualsConfig:
     """Whether the prices of messages predict what the student does later (docs/trusting_rewards.md).
 
@@ -93,12 +107,12 @@ class CounterfactualsConfig:
     times, with the same seeds.
     """
 
-    forks: int = 0
-    playouts: int = 8
-    siblings: int = 4
+    forks: Annotated[Whole, at_least(0, 10**6)] = 0
+    playouts: Annotated[Whole, between(8, 4096)] = 8
+    siblings: Annotated[Whole, between(1, 4096)] = 4
 
 
-@dataclass
+@config_group
 class EvalConfig:
     """An evaluation of one tutor, or of several side by side.
 
@@ -137,14 +151,14 @@ class EvalConfig:
     effect), and `pedagogical_reward_prompt_path` the instruction before each conversation.
     """
 
-    environment: str = "classroom"
-    server_url: str | None = None
+    environment: Text = "classroom"
+    server_url: Text | None = None
     tutors: list[TutorConfig] = field(default_factory=list)
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
     benchmark: BenchmarkConfig | None = None
     judges: list[JudgeModelConfig] = field(default_factory=list)
     samplings: list[str] = field(default_factory=lambda: [SAMPLED, GREEDY])
-    num_samples_per_problem: int = 1
+    num_samples_per_problem: Count = 1
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
@@ -154,14 +168,14 @@ class EvalConfig:
     generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    recompute_initial_attempts: bool = True
-    score_using_pedagogical_reward: bool = True
-    pedagogical_reward_model: str = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
-    pedagogical_reward_prompt_path: str = "prompt_templates/pedagogical_reward_prompt.txt"
+    recompute_initial_attempts: Flag = True
+    score_using_pedagogical_reward: Flag = True
+    pedagogical_reward_model: FilePath = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
+    pedagogical_reward_prompt_path: FilePath = "prompt_templates/pedagogical_reward_prompt.txt"
     pedagogical_reward_vllm: VllmConfig = field(default_factory=lambda: VllmConfig(max_length=12000, dtype="float32"))
-    student_errors_prompt_path: str | None = "prompt_templates/judges/student_errors.txt"
-    seed: int = 42
-    dry_run: bool = False
+    student_errors_prompt_path: FilePath | None = "prompt_templates/judges/student_errors.txt"
+    seed: Seed = 42
+    dry_run: Flag = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.generation, GenerationConfig):  # another environment's: `check_eval` refuses it

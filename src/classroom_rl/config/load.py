@@ -9,7 +9,6 @@ The schema's dataclasses are enforced: an unknown key, a wrong type or a failed 
 Every key of the schema can be overridden on the command line, whether the YAML names it or not.
 """
 
-import difflib
 import json
 import logging
 import os
@@ -18,11 +17,11 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
-from dataclasses import field, fields, is_dataclass, make_dataclass
-from functools import cache, partial, wraps
+from dataclasses import asdict
+from functools import partial, wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any
 
 import hydra
 import yaml
@@ -31,17 +30,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from classroom_rl.config.bounds import check_numbers
 from classroom_rl.config.compose import CommandLine, compose, parse_command_line, searching, unreadable
-from classroom_rl.config.mappings import Layer, layers_of, merge, replace_mappings, strip_pluses
-from classroom_rl.config.maths_classroom import fill_in
-from classroom_rl.config.paths import check_texts, expand_paths
-from classroom_rl.config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
+from classroom_rl.config.mappings import layers_of
+from classroom_rl.config.validate import Check, Config, refuse_lists_for_groups, validate
 from classroom_rl.config.values import RULES_VERSION
-from classroom_rl.errors import ClassroomError, ConfigError
-from classroom_rl.rollout.environment import module_of
+from classroom_rl.errors import ClassroomError
 from classroom_rl.system.keys import FormatterWithoutKeys, print_error
 from classroom_rl.system.shipped import IN_CHECKOUT, ROOT
 from classroom_rl.system.startup import short_openmp_wait
@@ -61,9 +55,6 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", 
 USER_ERRORS = (ClassroomError, HydraException, yaml.YAMLError)
 
 logger = logging.getLogger(__name__)
-
-Config = TypeVar("Config")
-Check = Callable[[Any], None]
 
 
 def program(
@@ -223,108 +214,9 @@ def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
     return parse_command_line(arguments, ROOT / "config" / folder)
 
 
-def validate(raw: DictConfig, schema: type[Config], check: Check | None = None, layers: Sequence[Layer] = ()) -> Config:
-    """Merge a raw configuration into its schema and run the program's checks.
-
-    Args:
-        layers: what the configuration was composed of; without layers its mappings are taken as they are.
-
-    Raises:
-        ConfigError: naming the key, the rule and the fix.
-    """
-    try:
-        drop_keys_without_effect(raw)
-        rename_keys(raw)
-        rename_values(raw)
-        schema = _with_environment(schema, raw)
-        _refuse_values_for_groups(raw, schema)
-        if layers:
-            replace_mappings(raw, layers, schema)
-        adding = strip_pluses(raw, schema)
-        fill_in(raw, schema)
-        config = OmegaConf.to_object(merge(raw, schema, adding))
-    except ConfigKeyError as error:
-        key = error.full_key or str(error.key)
-        raise ConfigError(f"There is no config key {key}. {_nearest(key, schema, error.object_type)}") from error
-    except OmegaConfBaseException as error:
-        where = f" key {error.full_key}" if error.full_key else ""
-        raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
-    except Exception as error:  # OmegaConf passes on Python's own errors about a value that cannot be converted
-        raise unreadable(error) from error
-    check_texts(config)
-    expand_paths(config)
-    check_numbers(config)
-    if check is not None:
-        check(config)
-    return config
-
-
-def _with_environment(schema: type[Config], raw: DictConfig) -> type[Config]:
-    """The schema, its `generation` block replaced by that of the configured environment."""
-    groups = {item.name: item.type for item in fields(schema)}
-    if not {"environment", "generation"} <= set(groups) or not isinstance(raw.get("environment"), str):
-        return schema
-    own = module_of(raw.environment, "config").Generation
-    return schema if own is groups["generation"] else _with_generation(schema, own)
-
-
-@cache
-def _with_generation(schema: type[Config], own: type) -> type[Config]:
-    """Made once, so that equal configurations are equal."""
-    return make_dataclass(schema.__name__, [("generation", own, field(default_factory=own))], bases=(schema,))
-
-
-def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
-    """Raise a `ConfigError` for an override that sets a group of keys to a list, which Hydra refuses without a
-    reason."""
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        if value.startswith("[") and any(each.startswith(f"{key}.") for each in config_keys(schema)):
-            raise ConfigError(f"Config key {key} is {value}, but it is a group of keys.")
-
-
-def _refuse_values_for_groups(raw: DictConfig, schema: type, prefix: str = "") -> None:
-    for item in fields(schema):
-        if is_dataclass(item.type) and item.name in raw:
-            value = raw[item.name]
-            if not isinstance(value, DictConfig):
-                raise ConfigError(f"Config key {prefix}{item.name} is {value!r}, but it is a group of keys.")
-            _refuse_values_for_groups(value, item.type, f"{prefix}{item.name}.")
-
-
-def _nearest(key: str, schema: type, group: type | None) -> str:
-    """A hint: the known key closest to `key`, otherwise the keys of the group that it was looked for in."""
-    known = config_keys(schema)
-    candidates = {_last(each) for each in known}
-    if "." not in key and group is not schema:  # in an entry of a list, only its own fields can be meant
-        candidates = {item.name for item in fields(group)}
-    names = difflib.get_close_matches(_last(key), candidates, n=1)
-    close = difflib.get_close_matches(key, [each for each in known if _last(each) in names], n=1, cutoff=0.0)
-    if close:
-        return f"Did you mean {close[0]}?"
-    return f"There are: {', '.join(item.name for item in fields(group))}." if is_dataclass(group) else ""
-
-
-def _last(key: str) -> str:
-    return key.rsplit(".", 1)[-1]
-
-
-def config_keys(schema: type, prefix: str = "") -> list[str]:
-    """All dotted keys of a schema, groups included; `[]` stands for the index in a list of groups."""
-    keys = []
-    for item in fields(schema):
-        keys.append(prefix + item.name)
-        if is_dataclass(item.type):
-            keys += config_keys(item.type, f"{prefix}{item.name}.")
-        place = "[]" if get_origin(item.type) is list else ""
-        for inner in filter(is_dataclass, get_args(item.type)):
-            keys += config_keys(inner, f"{prefix}{item.name}{place}.")
-    return keys
-
-
 def to_yaml(config: Any) -> str:
     """The configuration as YAML that loads again."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def record_run(config: Any, program_name: str, subfolder: str = ".") -> Path:

@@ -3,51 +3,56 @@ a file builds on, the file itself, and overrides. A mapping that a layer writes 
 
 Hydra merges mappings name by name: one judge rule over two others would be three, and three calls of the judge. To add
 to the names below, begin each with a plus, `{+name: value}`, or set one on the command line,
-`group.mapping.name=value`; `~group.mapping.name` takes one away. A field whose metadata has `MERGES` is merged.
+`group.mapping.name=value`; `~group.mapping.name` takes one away. A field with `Merges` is merged.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from types import NoneType
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import Container, DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
-from classroom_rl.config.base import MERGES
+from classroom_rl.config.fields import Merges, group_in, metadata_of, types_of
 from classroom_rl.errors import ConfigError
 
 _PLUS = "+"
+_ABSENT = object()
 
 
 @dataclass
 class Layer:
     """What a file or an override sets. Of an override also its key, and whether it removes that key."""
 
-    config: DictConfig
+    content: dict[Any, Any]
     override: str = ""
     is_removal: bool = False
+
+
+def plain(config: DictConfig) -> dict[Any, Any]:
+    """A configuration as dictionaries and lists, in which interpolations are still texts."""
+    return OmegaConf.to_container(config, resolve=False)
 
 
 def layers_of(name: str, overrides: Sequence[str]) -> list[Layer]:
     """The files that Hydra, which must be initialised, merges for a configuration, in order, then the overrides."""
     loader = GlobalHydra.instance().config_loader()
     files = loader.compute_defaults_list(name, list(overrides), RunMode.RUN).defaults
-    own = [each for each in files if each.config_path and not each.config_path.startswith("hydra/")]
-    layers = [Layer(loader._load_single_config(each, loader.repository).config) for each in own]
+    users = [file for file in files if file.config_path and not file.config_path.startswith("hydra/")]
+    layers = [Layer(plain(loader._load_single_config(file, loader.repository).config)) for file in users]
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, config = override.key_or_group, OmegaConf.create()
         if "/" in key or override.package is not None:  # of a group of files
             continue
         if not override.is_delete():
             OmegaConf.update(config, key, override.value(), force_add=True)
-        layers.append(Layer(config, key, override.is_delete()))
+        layers.append(Layer(plain(config), key, override.is_delete()))
     return layers
 
 
-def replace_mappings(raw: DictConfig, layers: Sequence[Layer], schema: type) -> None:
+def replace_mappings(raw: dict[Any, Any], layers: Sequence[Layer], schema: type) -> None:
     """Set every mapping of a composed configuration to what its layers say. Where none of them writes it out, its names
     keep their plus: they add to the schema's default.
 
@@ -55,14 +60,13 @@ def replace_mappings(raw: DictConfig, layers: Sequence[Layer], schema: type) -> 
         ConfigError: if a layer mixes names with and without a plus.
     """
     for key in mapping_keys(schema):
-        if not _is_written_out(_node(raw, key)):
+        if not isinstance(value_of(raw, key), dict):
             continue
         entries, adds = _entries(key, layers)
         if entries is not None:
             group, _, last = key.rpartition(".")
-            holder = _node(raw, group) if group else raw
-            with open_dict(holder):
-                holder[last] = {f"{_PLUS}{name}": value for name, value in entries.items()} if adds else entries
+            holder = value_of(raw, group) if group else raw
+            holder[last] = {f"{_PLUS}{name}": value for name, value in entries.items()} if adds else entries
 
 
 def _entries(key: str, layers: Sequence[Layer]) -> tuple[dict[Any, Any] | None, bool]:
@@ -78,14 +82,12 @@ def _entries(key: str, layers: Sequence[Layer]) -> tuple[dict[Any, Any] | None, 
             elif f"{key}.".startswith(f"{layer.override}."):
                 entries, adds = {}, True
             continue
-        node = _node(layer.config, key)
-        if node is None:
+        content = value_of(layer.content, key, _ABSENT)
+        if content is _ABSENT:
             continue
-        if not _is_written_out(node):
-            entries, adds = (None if node._is_interpolation() else {}), False
-            continue
-        content = OmegaConf.to_container(node, resolve=False)
-        if is_one_name or _adds(key, content):
+        if not isinstance(content, dict):
+            entries, adds = (None if isinstance(content, str) and "${" in content else {}), False
+        elif is_one_name or _adds(key, content):
             new = {name if is_one_name else name.removeprefix(_PLUS): value for name, value in content.items()}
             entries = None if entries is None else entries | new
         else:
@@ -93,51 +95,68 @@ def _entries(key: str, layers: Sequence[Layer]) -> tuple[dict[Any, Any] | None, 
     return entries, adds
 
 
-def strip_pluses(raw: DictConfig, schema: type) -> set[str]:
-    """Remove the pluses from the names of a raw configuration's mappings.
+def with_defaults(raw: dict[Any, Any], schema: type, default: Any = None, prefix: str = "") -> dict[Any, Any]:
+    """A raw group of keys with the defaults of those that it leaves out. Its mappings replace theirs, or add to them if
+    their names begin with a plus. Unknown keys stay.
 
-    Returns:
-        The keys of the mappings that had them: they add to the schema's defaults.
+    Args:
+        default: the value of the whole group where a configuration leaves it out; None takes its fields' own defaults.
 
     Raises:
         ConfigError: if a mapping mixes names with and without a plus.
     """
-    adding = set()
-    for key in mapping_keys(schema):
-        node = _node(raw, key)
-        if _is_written_out(node) and _adds(key, list(node)):
-            adding.add(key)
-            for name in list(node):
-                with open_dict(node):
-                    node[name.removeprefix(_PLUS)] = node.pop(name)
-    return adding
-
-
-def merge(raw: DictConfig, schema: type, adding: Collection[str]) -> DictConfig:
-    """A raw configuration over the schema's defaults; its mappings replace theirs, unless their keys are in
-    `adding`."""
-    merged = OmegaConf.merge(OmegaConf.structured(schema), raw)
-    for key in set(mapping_keys(schema)).difference(adding):
-        said, found = _node(raw, key), _node(merged, key)
-        if _is_written_out(said) and _is_written_out(found):
-            with open_dict(found):
-                for name in [each for each in found if each not in said]:
-                    del found[name]
-    return merged
+    filled = dict(raw)
+    for item in fields(schema):
+        key, kind = f"{prefix}{item.name}", types_of(schema)[item.name]
+        before = _default_of(item) if default is None else getattr(default, item.name)
+        value, group = raw.get(item.name, _ABSENT), group_in(kind)
+        if value is _ABSENT:
+            filled[item.name] = _as_plain(before)
+        elif isinstance(value, list) and group is not None:
+            filled[item.name] = [
+                with_defaults(entry, group, prefix=f"{key}[].") if isinstance(entry, dict) else entry for entry in value
+            ]
+        elif isinstance(value, dict) and group is not None:
+            filled[item.name] = with_defaults(value, group, before if is_dataclass(before) else None, f"{key}.")
+        elif isinstance(value, dict):
+            adds = _adds(key, value)
+            names = {name.removeprefix(_PLUS): entry for name, entry in value.items()} if adds else value
+            keeps = (adds or Merges in metadata_of(kind)) and isinstance(before, dict)
+            filled[item.name] = before | names if keeps else names
+    return filled
 
 
 def mapping_keys(schema: type, prefix: str = "") -> Iterator[str]:
     """The dotted keys of a schema whose value is, or may be, a mapping of names. Mappings in lists are not among them,
     because a list replaces another one."""
-    for item in fields(schema):
-        kinds = [item.type, *(each for each in get_args(item.type) if each is not NoneType)]
-        group = next(filter(is_dataclass, kinds), None)
-        if get_origin(item.type) is list or item.metadata.get(MERGES):
+    for name, kind in types_of(schema).items():
+        group = group_in(kind)
+        if get_origin(kind) is list or Merges in metadata_of(kind):
             continue
         if group is not None:
-            yield from mapping_keys(group, f"{prefix}{item.name}.")
-        elif item.type is Any or dict in map(get_origin, kinds):
-            yield f"{prefix}{item.name}"
+            yield from mapping_keys(group, f"{prefix}{name}.")
+        elif kind is Any or dict in map(get_origin, (kind, *get_args(kind))):
+            yield f"{prefix}{name}"
+
+
+def value_of(raw: dict[Any, Any], key: str, absent: Any = None) -> Any:
+    """The value of a dotted key, or `absent`."""
+    value: Any = raw
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return absent
+        value = value[name]
+    return value
+
+
+def _default_of(item: Field) -> Any:
+    return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def _as_plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return [_as_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _adds(key: str, names: Collection[Any]) -> bool:
@@ -153,17 +172,3 @@ def _adds(key: str, names: Collection[Any]) -> bool:
             "builds on, names without one replace it. Give all of them a plus, or none."
         )
     return bool(marked)
-
-
-def _is_written_out(node: Any) -> bool:
-    return isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation())
-
-
-def _node(config: DictConfig, key: str) -> Container | None:
-    """The node of a dotted key, unresolved; None if it is missing."""
-    node: Any = config
-    for part in key.split("."):
-        if not _is_written_out(node):
-            return None
-        node = node._get_node(part, validate_access=False)
-    return node

@@ -1,14 +1,14 @@
 """Defaults of the maths tutor's classroom, for configurations that name models only, as those of related trainers
 do."""
 
+import copy
 import logging
 import os
-from dataclasses import fields
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.fields import types_of
+from classroom_rl.config.mappings import value_of
 from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.errors import ConfigError
 
@@ -32,7 +32,7 @@ _NEEDED = ("teacher_prompt_path", "student_personas_prompts_paths", "judges_rule
 _DATASETS = "dataset.train_datasets"
 
 
-def fill_in(raw: DictConfig, schema: type) -> None:
+def fill_in(raw: dict[Any, Any], schema: type) -> None:
     """Give a training that sets no prompt, persona, judge rule and dataset those of the maths tutor, and log it.
 
     A key that is set to an empty value stays empty: `judges_rules_prompts_paths: {}` is a classroom without judges.
@@ -42,16 +42,17 @@ def fill_in(raw: DictConfig, schema: type) -> None:
     """
     if not _is_training_with_students(schema):
         return
-    named = [f"generation.{name}" for name in MATHS_CLASSROOM if _value(raw, f"generation.{name}")]
-    named += [_DATASETS] if _value(raw, _DATASETS) else []
+    named = [f"generation.{name}" for name in MATHS_CLASSROOM if value_of(raw, f"generation.{name}")]
+    named += [_DATASETS] if value_of(raw, _DATASETS) else []
     if named:
         _refuse_partial(raw, named)
         return
     own = {f"generation.{name}": value for name, value in MATHS_CLASSROOM.items()}
     own[_DATASETS] = [{"name_or_path": MATHS_DATASET}]
-    filled = {key: value for key, value in own.items() if _value(raw, key) is None}
+    filled = {key: value for key, value in own.items() if value_of(raw, key) is None}
     for key, value in filled.items():
-        OmegaConf.update(raw, key, value, force_add=True)
+        group, _, name = key.rpartition(".")
+        raw.setdefault(group, {})[name] = copy.deepcopy(value)
     log_filled_in(filled)
 
 
@@ -65,18 +66,18 @@ def log_filled_in(filled: dict[str, Any]) -> None:
 
 
 def _is_training_with_students(schema: type) -> bool:
-    groups = {item.name: item.type for item in fields(schema)}
-    if "train_datasets" not in {item.name for item in fields(groups.get("dataset", GenerationConfig))}:
+    groups = types_of(schema)
+    if "train_datasets" not in types_of(groups.get("dataset", GenerationConfig)):
         return False
     return issubclass(groups.get("generation", object), GenerationConfig)
 
 
-def _refuse_partial(raw: DictConfig, named: list[str]) -> None:
-    missing = [f"generation.{name}" for name in _NEEDED if _value(raw, f"generation.{name}") is None]
-    if _value(raw, "generation.number_judge_attempts") == 0:
+def _refuse_partial(raw: dict[Any, Any], named: list[str]) -> None:
+    missing = [f"generation.{name}" for name in _NEEDED if value_of(raw, f"generation.{name}") is None]
+    if value_of(raw, "generation.number_judge_attempts") == 0:
         missing = [key for key in missing if not key.endswith("judges_rules_prompts_paths")]
-    rules = _value(raw, "generation.judges_rules_prompts_paths") or {}
-    if _value(raw, _DATASETS) is None and not SCORING_RULES & set(rules):
+    rules = value_of(raw, "generation.judges_rules_prompts_paths") or {}
+    if value_of(raw, _DATASETS) is None and not SCORING_RULES & set(rules):
         missing.append(_DATASETS)
     if missing:
         raise ConfigError(
@@ -84,16 +85,6 @@ def _refuse_partial(raw: DictConfig, named: list[str]) -> None:
             "them: then all are those of the maths classroom. A classroom without judges has "
             "generation.number_judge_attempts=0."
         )
-
-
-def _value(raw: DictConfig, key: str) -> Any:
-    """The value of a dotted key; None if it is missing."""
-    found: Any = raw
-    for name in key.split("."):
-        if not isinstance(found, DictConfig) or name not in found:
-            return None
-        found = found[name]
-    return found
 
 
 def _written(value: Any) -> str:

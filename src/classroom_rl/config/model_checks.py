@@ -5,17 +5,12 @@ import re
 from classroom_rl.config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, LoraConfig, VllmConfig
 from classroom_rl.config.values import (
     ABSOLUTE,
-    ADAPTER_BIASES,
     EMBEDDED_JUDGES,
-    ENGINE_DTYPES,
     GROUP,
-    JUDGE_MODES,
     PHASED,
-    RESPONSE_FORMATS,
     SCORING_RULES,
     SERVED_RANKS,
     check_between,
-    check_choice,
     check_url,
 )
 from classroom_rl.errors import ConfigError
@@ -26,7 +21,6 @@ _CORES = re.compile(r"auto|nobind|[0-9]+(-[0-9]+)?([,|][0-9]+(-[0-9]+)?)*")
 
 def check_vllm(key_of_block: str, options: VllmConfig) -> None:
     """Check a `vllm` block for values that vLLM would refuse or read as something else."""
-    check_choice(f"{key_of_block}.dtype", options.dtype, ENGINE_DTYPES)
     if options.cpu_cores is not None and not _CORES.fullmatch(options.cpu_cores):
         raise ConfigError(
             f'{key_of_block}.cpu_cores is {options.cpu_cores!r}; it is a list of cores such as "0" or "0-3".'
@@ -35,7 +29,6 @@ def check_vllm(key_of_block: str, options: VllmConfig) -> None:
 
 def check_lora(name: str, lora: LoraConfig) -> None:
     """Check a `lora` block for values that PEFT would refuse or read as something else."""
-    check_choice(f"{name}.bias", lora.bias, ADAPTER_BIASES)
     modules = lora.target_modules
     listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
     if modules != "all-linear" and not listed:
@@ -60,7 +53,6 @@ def check_judge(
     """Check how a judge is reached, that an embedded one can judge by all rules, and that only the judge of a training
     judges groups."""
     check_model(name, judge, generation)
-    check_choice(f"{name}.mode", judge.mode, JUDGE_MODES)
     if judge.mode == GROUP:
         _check_group_judge(judge, generation, name, of_training)
     deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
@@ -128,7 +120,6 @@ def _check_api(name: str, model: ApiModelConfig) -> None:
     check_key_variable(f"{name}.api_key_env", model.api_key_env)
     if model.use_openrouter and model.use_gemini:
         raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
-    check_choice(f"{name}.response_format", model.response_format, RESPONSE_FORMATS)
     for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
         if model.max_cost_usd is not None and getattr(model, key) == 0:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Schema of `vllm_server.py` and `train_rl.py`: one file configures both programs."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
 from classroom_rl.config.base import (
     ApiModelConfig,
@@ -13,6 +14,28 @@ from classroom_rl.config.base import (
     ModelConfig,
     SupervisorModelConfig,
 )
+from classroom_rl.config.fields import (
+    Count,
+    Examples,
+    Finite,
+    Flag,
+    Interval,
+    LearningRate,
+    MaxSteps,
+    ModelPath,
+    Number,
+    Positive,
+    Seconds,
+    Seed,
+    Share,
+    Steps,
+    Text,
+    Weight,
+    Whole,
+    at_least,
+    between,
+    config_group,
+)
 from classroom_rl.config.values import (
     CISPO,
     CISPO_LARGEST_RATIO,
@@ -23,10 +46,23 @@ from classroom_rl.config.values import (
     NO_CREDIT,
     TOKENS,
     WHOLE,
+    Algorithm,
+    CorrectionMode,
+    CorrectionTargets,
+    GroupMode,
+    ImportanceSamplingMode,
+    LossType,
+    Optimizer,
+    PublishThrough,
+    RewardScale,
+    Scheduler,
+    StepKind,
+    TrainingDtype,
+    TurnCredit,
 )
 
 
-@dataclass
+@config_group
 class TurnCreditConfig:
     """A reward for each message, beside that of the whole conversation (docs/supervision.md).
 
@@ -36,14 +72,14 @@ class TurnCreditConfig:
     supervisor's penalties alone. `shuffle` permutes the turn rewards over a batch: a control that must teach nothing.
     """
 
-    mode: str = NO_CREDIT
-    weight: float = 0.3
-    gamma: float = 0.9
-    rewards: dict[str, float] = field(default_factory=dict)
-    shuffle: bool = False
+    mode: TurnCredit = NO_CREDIT
+    weight: Weight = 0.3
+    gamma: Share = 0.9
+    rewards: dict[str, Finite] = field(default_factory=dict)
+    shuffle: Flag = False
 
 
-@dataclass
+@config_group
 class CorrectionsConfig:
     """How the teacher is trained on the supervisor's corrections, by cross-entropy (docs/supervision.md).
 
@@ -59,21 +95,21 @@ class CorrectionsConfig:
     itself.
     """
 
-    mode: str = NO_CORRECTIONS
-    weight: float = 0.05
-    interval: int = 25
-    min_examples: int = 10
-    epochs: int = 1
-    learning_rate: float | None = None
-    max_kl: float = 0.05
-    capacity: int = 4096
-    replay: float = 0.0
-    rows_per_batch: int | None = None
-    pass_batch_size: int | None = None
-    targets: str = WHOLE
+    mode: CorrectionMode = NO_CORRECTIONS
+    weight: Weight = 0.05
+    interval: Interval = 25
+    min_examples: Count = 10
+    epochs: Count = 1
+    learning_rate: LearningRate | None = None
+    max_kl: Positive = 0.05
+    capacity: Count = 4096
+    replay: Weight = 0.0
+    rows_per_batch: Count | None = None
+    pass_batch_size: Count | None = None
+    targets: CorrectionTargets = WHOLE
 
 
-@dataclass
+@config_group
 class PPOConfig:
     """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them.
 
@@ -90,23 +126,23 @@ class PPOConfig:
     entropy. `target_kl` stops the updates on a batch once the policy has moved by so much, in nats per token.
     """
 
-    gamma: float = 1.0
-    lam: float = 0.95
-    value_lam: float = 1.0
-    gae_over: str = TOKENS
-    whiten_advantages: bool = True
-    bootstrap_truncated: bool = True
-    value_learning_rate: float = 1e-4
-    value_weight: float = 0.5
-    center_values: bool = True
-    value_clip: float | None = 0.2
-    train_trunk: bool = True
-    value_warmup_steps: int = 0
-    entropy_weight: float = 0.0
-    target_kl: float | None = None
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    value_lam: Share = 1.0
+    gae_over: StepKind = TOKENS
+    whiten_advantages: Flag = True
+    bootstrap_truncated: Flag = True
+    value_learning_rate: LearningRate = 1e-4
+    value_weight: Weight = 0.5
+    center_values: Flag = True
+    value_clip: Positive | None = 0.2
+    train_trunk: Flag = True
+    value_warmup_steps: Steps = 0
+    entropy_weight: Weight = 0.0
+    target_kl: Positive | None = None
 
 
-@dataclass
+@config_group
 class TrainConfig:
     """Options of the training. `algorithm` is `grpo` or `ppo`; the options that only PPO has are in `ppo`. A batch is
     `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each of the `mu` passes
@@ -141,37 +177,39 @@ class TrainConfig:
     takes this machine's.
     """
 
-    algorithm: str = GRPO
-    number_of_problems_per_batch: int = 16
-    num_samples_per_problem: int = 8
-    per_device_train_batch_size: int = 2
-    max_tokens_per_micro_batch: int | None = None
-    learning_rate: float = 5e-7
-    lr_scheduler_type: str = "constant"
-    optimizer: str = "adamw_bnb_8bit"
-    epochs: int = 1
-    max_steps: int = -1
-    beta: float = 0.001
-    mu: int = 2
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    loss_type: str = "dapo"
-    scale_rewards: str = "group"
-    max_grad_norm: float = 1.0
-    gradient_checkpointing: bool = True
-    dtype: str = "bfloat16"
-    reward_weights: dict[str, float] | None = None
-    shuffle_rewards: bool = False
-    groups_without_variance: str = KEEP
-    resample_up_to: float = 2.0
-    importance_sampling_correction: bool = True
-    importance_sampling_mode: str = "token_truncate"
-    importance_sampling_clip_max: float = 2.0
-    keep_published_policies: int = 2
-    max_staleness: int = 0
-    publish_through: str = DISK
-    publish_to_disk_every: int = 25
-    gpu_memory_gib: float | None = None
+    algorithm: Algorithm = GRPO
+    number_of_problems_per_batch: Count = 16
+    num_samples_per_problem: Annotated[
+        Whole, at_least(2, 10**6, "GRPO compares the conversations of a group and needs at least 2")
+    ] = 8
+    per_device_train_batch_size: Count = 2
+    max_tokens_per_micro_batch: Count | None = None
+    learning_rate: LearningRate = 5e-7
+    lr_scheduler_type: Scheduler = "constant"
+    optimizer: Optimizer = "adamw_bnb_8bit"
+    epochs: Annotated[Whole, at_least(0, 10**6)] = 1
+    max_steps: MaxSteps = -1
+    beta: Weight = 0.001
+    mu: Count = 2
+    epsilon: Positive = 0.2
+    epsilon_high: Positive | None = None
+    loss_type: LossType = "dapo"
+    scale_rewards: RewardScale = "group"
+    max_grad_norm: Annotated[Number, at_least(0, 1e30)] = 1.0
+    gradient_checkpointing: Flag = True
+    dtype: TrainingDtype = "bfloat16"
+    reward_weights: dict[str, Finite] | None = None
+    shuffle_rewards: Flag = False
+    groups_without_variance: GroupMode = KEEP
+    resample_up_to: Annotated[Number, at_least(1, 10**6)] = 2.0
+    importance_sampling_correction: Flag = True
+    importance_sampling_mode: ImportanceSamplingMode = "token_truncate"
+    importance_sampling_clip_max: Positive = 2.0
+    keep_published_policies: Count = 2
+    max_staleness: Annotated[Whole, between(0, 1)] = 0
+    publish_through: PublishThrough = DISK
+    publish_to_disk_every: Interval = 25
+    gpu_memory_gib: Positive | None = None
     turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -185,7 +223,7 @@ class TrainConfig:
         return CISPO_LARGEST_RATIO if self.loss_type == CISPO else self.epsilon
 
 
-@dataclass
+@config_group
 class TeacherModelConfig(ApiModelConfig):
     """The trained model. With `lora.enable` its own weights stay fixed and an adapter is trained: only the adapter is
     published, and the reference for `train.beta` is the model without it."""
@@ -197,13 +235,13 @@ class TeacherModelConfig(ApiModelConfig):
         return self.lora if self.lora.enable else None
 
 
-@dataclass
+@config_group
 class RewardModelConfig(ModelConfig):
     """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing. Any other name is a model
     with one logit, which reads problem and solution; the raw logit is the grade. The sampling options of its `vllm`
     block have no effect."""
 
-    model_name_or_path: str = "Answer"
+    model_name_or_path: ModelPath = "Answer"
 
     @property
     def is_model(self) -> bool:
@@ -216,18 +254,18 @@ class RewardModelConfig(ModelConfig):
         return self.model_name_or_path != "None"
 
 
-@dataclass
+@config_group
 class TrainDatasetConfig:
     """The training problems. Without a dataset, and with a judge rule that scores, they are the shipped lesson plans.
     `max_train_examples` −1 takes all. `curriculum` draws the problems of each batch by how far the rewards of their
     last group were apart, and by how long ago that was, in place of the order of the shuffled data."""
 
     train_datasets: list[DatasetSource] = field(default_factory=list)
-    max_train_examples: int = -1
-    curriculum: bool = False
+    max_train_examples: Examples = -1
+    curriculum: Flag = False
 
 
-@dataclass
+@config_group
 class GuardsConfig:
     """Checks during training of whether the teacher fools the judge. They change no reward. One more check needs no
     key: in every batch, whether verdicts depend on the conversation at all (trainer/judge_monitor.py).
@@ -242,15 +280,15 @@ class GuardsConfig:
     """
 
     held_out_judge_model: JudgeModelConfig | None = None
-    judge_check_every_n_steps: int = 0
-    judge_check_sample: int = 16
-    canaries: bool = True
-    largest_gap_growth: float = 0.15
-    largest_canary_score: float = 0.5
-    judge_check_timeout_s: float = 300.0
+    judge_check_every_n_steps: Steps = 0
+    judge_check_sample: Count = 16
+    canaries: Flag = True
+    largest_gap_growth: Share = 0.15
+    largest_canary_score: Share = 0.5
+    judge_check_timeout_s: Seconds = 300.0
 
 
-@dataclass
+@config_group
 class TrainRLConfig:
     """The configuration of server and trainer. `environment` is a name in `rollout.registry.ENVIRONMENTS`, or the
     dotted name of your own package. `skip_first_samples` is the number of problems to skip at the beginning of the
@@ -258,7 +296,7 @@ class TrainRLConfig:
     `supervisor_model` null means no supervisor.
     """
 
-    environment: str = "classroom"
+    environment: Text = "classroom"
     train: TrainConfig = field(default_factory=TrainConfig)
     teacher_model: TeacherModelConfig = field(default_factory=TeacherModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
@@ -270,9 +308,9 @@ class TrainRLConfig:
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    skip_first_samples: int = 0
-    seed: int = 42
-    dry_run: bool = False
+    skip_first_samples: Steps = 0
+    seed: Seed = 42
+    dry_run: Flag = False
 
     def __post_init__(self) -> None:
         if not self.dataset.train_datasets:

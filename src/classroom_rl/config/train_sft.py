@@ -1,21 +1,35 @@
 """Schema of `train_sft.py`: which model is fine-tuned, on which conversations, and how."""
 
-from dataclasses import dataclass, field
-from typing import Optional
+from dataclasses import field
+from typing import Annotated, Literal
 
-from classroom_rl.config import values
 from classroom_rl.config.base import DataSource, HuggingFaceConfig, LoggingConfig, LoraConfig
 from classroom_rl.config.checks import check_duration, check_hub, check_logging
+from classroom_rl.config.fields import (
+    ContextLength,
+    Count,
+    Examples,
+    Flag,
+    LearningRate,
+    MaxSteps,
+    ModelPath,
+    Number,
+    Seed,
+    Text,
+    Whole,
+    at_least,
+    config_group,
+)
 from classroom_rl.config.model_checks import check_lora
-from classroom_rl.config.values import SCHEDULERS, check_choice
+from classroom_rl.config.values import Optimizer, Scheduler
 from classroom_rl.errors import ConfigError
 
 MUON = "muon"
-OPTIMIZERS = (MUON, *values.OPTIMIZERS)
-DTYPES = ("float32", "bfloat16")
+SFTOptimizer = Literal["muon", Optimizer]
+SFTDtype = Literal["float32", "bfloat16"]
 
 
-@dataclass
+@config_group
 class TrainSFTTrainConfig:
     """Options of the optimization. A step takes `per_device_train_batch_size` × `gradient_accumulation_steps` ×
     processes conversations; `max_steps` above 0 overrides `epochs`.
@@ -27,20 +41,20 @@ class TrainSFTTrainConfig:
     learned.
     """
 
-    gradient_accumulation_steps: int = 1
-    gradient_checkpointing: bool = True
-    per_device_train_batch_size: int = 1
-    learning_rate: float = 1e-5
-    lr_scheduler_type: str = "cosine"
-    warmup: float = 0.0
-    optimizer: str = "adamw_torch"
-    epochs: int = 1
-    max_steps: int = -1
-    dtype: str = "bfloat16"
-    assistant_only_loss: bool = True
+    gradient_accumulation_steps: Count = 1
+    gradient_checkpointing: Flag = True
+    per_device_train_batch_size: Count = 1
+    learning_rate: LearningRate = 1e-5
+    lr_scheduler_type: Scheduler = "cosine"
+    warmup: Annotated[Number, at_least(0, 10**9)] = 0.0
+    optimizer: SFTOptimizer = "adamw_torch"
+    epochs: Annotated[Whole, at_least(0, 10**6)] = 1
+    max_steps: MaxSteps = -1
+    dtype: SFTDtype = "bfloat16"
+    assistant_only_loss: Flag = True
 
 
-@dataclass
+@config_group
 class TrainSFTModelConfig:
     """The model to start from: a Hub name or a local folder.
 
@@ -50,33 +64,33 @@ class TrainSFTModelConfig:
     otherwise.
     """
 
-    model_name_or_path: str = "Qwen/Qwen2.5-7B-Instruct"
-    tokenizer_name_or_path: Optional[str] = None
-    max_length: int = 16384
+    model_name_or_path: ModelPath = "Qwen/Qwen2.5-7B-Instruct"
+    tokenizer_name_or_path: ModelPath | None = None
+    max_length: ContextLength = 16384
     lora: LoraConfig = field(default_factory=lambda: LoraConfig(rank=256, alpha=512))
 
 
-@dataclass
+@config_group
 class ConversationSource(DataSource):
     """A dataset of conversations: a column of lists of {role, content}. `conversation_column` null takes `conversation`
     or `messages`, whichever exists. A local file of corrections (`corrections.parquet` of a training's run folder) has
     no such column: it is trained on as the tokens that it holds."""
 
-    conversation_column: Optional[str] = None
+    conversation_column: Text | None = None
 
 
-@dataclass
+@config_group
 class TrainSFTDatasetConfig:
     """The conversations to train on, and those to evaluate on after each epoch; either may be corrections, if both
     are. −1 takes all."""
 
     train_datasets: list[ConversationSource] = field(default_factory=list)
     val_datasets: list[ConversationSource] = field(default_factory=list)
-    max_train_examples: int = -1
-    max_val_examples: int = -1
+    max_train_examples: Examples = -1
+    max_val_examples: Examples = -1
 
 
-@dataclass
+@config_group
 class TrainSFTConfig:
     """The configuration of `train_sft.py`. The model is saved in `<logging.save_dir>/model`; every `logging.save_steps`
     steps (0: never) a checkpoint is saved from which an interrupted run resumes."""
@@ -86,8 +100,8 @@ class TrainSFTConfig:
     dataset: TrainSFTDatasetConfig = field(default_factory=TrainSFTDatasetConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_dir="output", wandb_project="train_sft"))
-    seed: int = 42
-    dry_run: bool = False
+    seed: Seed = 42
+    dry_run: Flag = False
 
 
 def check_train_sft(config: TrainSFTConfig) -> None:
@@ -97,9 +111,6 @@ def check_train_sft(config: TrainSFTConfig) -> None:
         ConfigError: naming the key, the rule and the fix.
     """
     train = config.train
-    check_choice("train.optimizer", train.optimizer, OPTIMIZERS)
-    check_choice("train.lr_scheduler_type", train.lr_scheduler_type, SCHEDULERS)
-    check_choice("train.dtype", train.dtype, DTYPES)
     check_lora("model.lora", config.model.lora)
     if config.model.lora.enable and train.optimizer == MUON:
         raise ConfigError(

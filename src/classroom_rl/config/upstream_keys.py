@@ -1,8 +1,9 @@
 """Config keys and values of related trainers: they load, and a warning says what replaces each."""
 
 import logging
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from classroom_rl.config.mappings import value_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,34 +32,33 @@ RENAMED_KEYS = {"generation.ignore_penalty_for_rejected_judges": "generation.ign
 _MODELS = ("teacher_model", "student_model", "judge_model", "reward_model", "model")
 
 
-def drop_keys_without_effect(raw: DictConfig) -> None:
+def drop_keys_without_effect(raw: dict[Any, Any]) -> None:
     """Remove the keys in `REPLACED` from a raw configuration, with a warning for each."""
     for pattern, replacement in REPLACED.items():
         for key in (pattern.replace("*", model) for model in _MODELS) if "*" in pattern else (pattern,):
             group, _, name = key.rpartition(".")
-            holder = OmegaConf.select(raw, group)
-            if isinstance(holder, DictConfig) and name in holder:
-                OmegaConf.set_struct(holder, False)
+            holder = value_of(raw, group)
+            if isinstance(holder, dict) and name in holder:
                 del holder[name]
                 logger.warning("Config key %s has no effect here: %s.", key, replacement)
 
 
-def rename_keys(raw: DictConfig) -> None:
+def rename_keys(raw: dict[Any, Any]) -> None:
     """Rename the keys in `RENAMED_KEYS`, with a warning for each. If both names are set, the one known here counts."""
     for key, meant in RENAMED_KEYS.items():
         group, _, name = key.rpartition(".")
-        holder, own = OmegaConf.select(raw, group), meant.rpartition(".")[2]
-        if isinstance(holder, DictConfig) and name in holder:
-            OmegaConf.set_struct(holder, False)
+        holder, new_name = value_of(raw, group), meant.rpartition(".")[2]
+        if isinstance(holder, dict) and name in holder:
             value = holder.pop(name)
-            holder.setdefault(own, value)
-            logger.warning("%s is taken as %s=%s.", key, meant, holder[own])
+            holder.setdefault(new_name, value)
+            logger.warning("%s is taken as %s=%s.", key, meant, holder[new_name])
 
 
-def rename_values(raw: DictConfig) -> None:
+def rename_values(raw: dict[Any, Any]) -> None:
     """Replace the values in `RENAMED_VALUES` by their names today, with a warning for each."""
     for key, names in RENAMED_VALUES.items():
-        value = OmegaConf.select(raw, key)
-        if value in names:
-            OmegaConf.update(raw, key, names[value])
+        group, _, name = key.rpartition(".")
+        value = value_of(raw, key)
+        if isinstance(value, str) and value in names:
+            value_of(raw, group)[name] = names[value]
             logger.warning("%s=%s is called %s today, which is taken.", key, value, names[value])

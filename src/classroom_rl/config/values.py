@@ -6,9 +6,9 @@ The names are copied here, because reading them from the libraries would import 
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import Field, fields, is_dataclass
+from collections.abc import Sequence
 from ipaddress import ip_address
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from classroom_rl.errors import ConfigError
@@ -26,34 +26,45 @@ EMBEDDED_JUDGES = (RUBRIC, RULES)
 EMBEDDED_SUPERVISORS = (RUBRIC, RULES)
 """Supervisors without a model, as `model_name_or_path` names them."""
 
-SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = ("sampled", "greedy", "supervised")
+Sampling = Literal["sampled", "greedy", "supervised"]
 """How a tutor is sampled in an evaluation. `supervised` is `sampled` with a supervisor that reads each message."""
+SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = get_args(Sampling)
 
-NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = TURN_CREDITS = ("none", "immediate", "to_go", "progress")
-DISK, MEMORY = PUBLISH_WAYS = ("disk", "memory")
+TurnCredit = Literal["none", "immediate", "to_go", "progress"]
+NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = get_args(TurnCredit)
+
+PublishThrough = Literal["disk", "memory"]
 """Where weights are published: in the run folder, or in the shared memory of the machine."""
+DISK, MEMORY = get_args(PublishThrough)
 
-KEEP, DROP, RESAMPLE = GROUP_MODES = ("keep", "drop", "resample")
+GroupMode = Literal["keep", "drop", "resample"]
 """What becomes of a batch's groups without variance."""
+KEEP, DROP, RESAMPLE = get_args(GroupMode)
 
-ABSOLUTE, GROUP = JUDGE_MODES = ("absolute", "group")
+JudgeMode = Literal["absolute", "group"]
 """Whether a judge scores each conversation by itself, or those of a group in one call."""
+ABSOLUTE, GROUP = get_args(JudgeMode)
 
-NO_CORRECTIONS, SAME_STEP, PASS = CORRECTION_MODES = ("none", "same_step", "pass")
-WHOLE, CHANGED = CORRECTION_TARGETS = ("whole", "changed")
+CorrectionMode = Literal["none", "same_step", "pass"]
+NO_CORRECTIONS, SAME_STEP, PASS = get_args(CorrectionMode)
+CorrectionTargets = Literal["whole", "changed"]
 """Which tokens of a corrected message are trained on."""
+WHOLE, CHANGED = get_args(CorrectionTargets)
 
 SUPERVISOR_REWARD = "supervisor"
 """The turn reward that is the supervisor's penalty."""
 
-LEDGER, STUDENT = POST_TEST_STUDENTS = ("ledger", "student")
+PostTestStudent = Literal["ledger", "student"]
 """Who answers a post-test: the student that the program holds by its ledger, and the student's model."""
+LEDGER, STUDENT = POST_TEST_STUDENTS = get_args(PostTestStudent)
 
-GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
-TOKENS, TURNS = STEP_KINDS = ("tokens", "turns")
+Algorithm = Literal["grpo", "ppo"]
+GRPO, PPO = get_args(Algorithm)
+StepKind = Literal["tokens", "turns"]
 """What a step of PPO is: a sampled token, or a message."""
+TOKENS, TURNS = get_args(StepKind)
 
-OPTIMIZERS = (
+Optimizer = Literal[
     "adamw_torch",
     "adamw_torch_fused",
     "adafactor",
@@ -63,8 +74,9 @@ OPTIMIZERS = (
     "paged_adamw_8bit",
     "lion_32bit",
     "paged_lion_8bit",
-)
-SCHEDULERS = (
+]
+OPTIMIZERS = get_args(Optimizer)
+Scheduler = Literal[
     "linear",
     "cosine",
     "cosine_with_restarts",
@@ -72,28 +84,41 @@ SCHEDULERS = (
     "constant",
     "constant_with_warmup",
     "inverse_sqrt",
-)
-CISPO = "cispo"
-BNPO = "bnpo"
-LOSS_TYPES = ("grpo", BNPO, "dr_grpo", "dapo", CISPO, "sapo")
+]
+SCHEDULERS = get_args(Scheduler)
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"]
+BNPO, CISPO = "bnpo", "cispo"
 CISPO_LARGEST_RATIO = 5.0
 """What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
+RewardScale = Literal["group", "batch", "none"]
 BY_BATCH, UNSCALED = "batch", "none"
-REWARD_SCALES = ("group", BY_BATCH, UNSCALED)
-IMPORTANCE_SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-TRAINING_DTYPES = ("float32", "bfloat16", "float16")
-ENGINE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+ImportanceSamplingMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+TrainingDtype = Literal["float32", "bfloat16", "float16"]
+EngineDtype = Literal["auto", "bfloat16", "float16", "float32"]
+Schedule = Literal["concurrent", "phased"]
 PHASED = "phased"
-SCHEDULES = ("concurrent", PHASED)
 SCRIPT = "script:"
 """Prefix of a teacher's name that stands for a script, not a model: environments/toy_language/scripted_teacher.py."""
-RESPONSE_FORMATS = ("auto", "json_schema", "text")
-ADAPTER_BIASES = ("none", "all", "lora_only")
+ResponseFormat = Literal["auto", "json_schema", "text"]
+AdapterBias = Literal["none", "all", "lora_only"]
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `max_lora_rank`; an engine also serves adapters of lower ranks."""
-TRACKERS = ("azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow", "mlflow",
-            "neptune", "swanlab", "tensorboard", "trackio", "wandb")  # fmt: skip
-LARGEST_SEED = 2**32 - 1  # numpy's limit
+Tracker = Literal[
+    "azure_ml",
+    "clearml",
+    "codecarbon",
+    "comet_ml",
+    "dagshub",
+    "dvclive",
+    "flyte",
+    "kubeflow",
+    "mlflow",
+    "neptune",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+]
 LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes; Linux's limits
 _OF_PATTERNS = "*?["
 _HOST_NAME = re.compile(r"\w([\w.-]*\w)?\.?")
@@ -111,30 +136,10 @@ def check_between(key: str, value: float, least: float, most: float) -> None:
         raise ConfigError(f"{key} is {value}; it must be from {least} to {most}.")
 
 
-def check_finite(key: str, value: float) -> None:
-    """Raise a `ConfigError` for infinity and nan."""
-    if not math.isfinite(value):
-        raise ConfigError(f"{key} is {value}; it must be a finite number.")
-
-
 def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
     """Raise a `ConfigError` for a value that is none of `choices`."""
     if value not in choices:
         raise ConfigError(f"{key} is {value}; it must be one of {', '.join(choices)}.")
-
-
-def each_field(config: object, prefix: str = "") -> Iterator[tuple[object, Field, str]]:
-    """Yields (dataclass, its field, dotted key) for every value of a configuration that is not a group of keys; `[2]`
-    is an index in a list of groups."""
-    for item in fields(config):
-        value, key = getattr(config, item.name), f"{prefix}{item.name}"
-        if is_dataclass(value):
-            yield from each_field(value, f"{key}.")
-        elif isinstance(value, list) and value and all(is_dataclass(each) for each in value):
-            for place, each in enumerate(value):
-                yield from each_field(each, f"{key}[{place}].")
-        else:
-            yield config, item, key
 
 
 def check_path(key: str, path: str) -> str:

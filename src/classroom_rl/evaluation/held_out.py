@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from classroom_rl.config.base import DatasetSource
 from classroom_rl.config.evaluation import EvalConfig
@@ -128,14 +126,14 @@ def _training_problems(run: Path) -> set[str]:
         if not files or len(files) < len(sources):
             logger.warning("which problems %s is trained on cannot be told: its data is not on this machine", run)
         return {problem.id for problem in load_problems(files, limit, seed)[skipped:]} if files else set()
-    except (ClassroomError, OmegaConfBaseException, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (ClassroomError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         logger.warning("which problems %s is trained on cannot be told: %s", run, error)
         return set()
 
 
 def _moved_source(recorded: dict[str, Any], save_dir: str, run: Path) -> DatasetSource:
     """A source as the run recorded it. If the run folder was moved, a path inside it follows."""
-    source = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DatasetSource), recorded))
+    source = DatasetSource(**recorded)
     relative = source.name_or_path.removeprefix(f"{save_dir.rstrip('/')}/")
     is_moved = relative != source.name_or_path and (run / relative).is_file()
     return replace(source, name_or_path=str(run / relative)) if is_moved else source

@@ -4,14 +4,15 @@ reviewed message enter the policy's context or become branches. Pure functions: 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.text import left_out_when_empty
 from classroom_rl.rollout.tokens import Branch, Turn
 
-OBSERVE, RETRY, REPLACE = ON_INVALID = ("observe", "retry", "replace")
+OnInvalid = Literal["observe", "retry", "replace"]
+OBSERVE, RETRY, REPLACE = ON_INVALID = get_args(OnInvalid)
 """What an invalid message may lead to."""
 ACCEPT = "accept"
 THE_TURN = -1

@@ -1,9 +1,10 @@
 """Marooned's part of a configuration: its `generation` block, its rewards, and checks."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig
+from classroom_rl.config.fields import Flag, Text, config_group
 from classroom_rl.config.values import GRPO, check_choice
 from classroom_rl.environments.marooned.players import PLAYERS
 from classroom_rl.environments.marooned.presets import PRESETS
@@ -21,7 +22,7 @@ def default_penalties() -> dict[str, float]:
     return {category: penalty for category, penalty in DEFAULT_PENALTIES.items() if category != NONE}
 
 
-@dataclass
+@config_group
 class Generation(EnvironmentConfig):
     """The `generation` block. The model plays the seat that a problem names. A game ends after `max_turns` of
     its decisions, in self-play of each seat.
@@ -37,12 +38,12 @@ class Generation(EnvironmentConfig):
         supervisor: as for the classroom, with this game's categories.
     """
 
-    preset: str = "tiny"
-    has_traitor: bool = True
+    preset: Text = "tiny"
+    has_traitor: Flag = True
     colonists: list[str] = field(default_factory=lambda: ["builder"])
-    traitor: str = "traitor"
-    self_play: bool = False
-    show_rules: bool = True
+    traitor: Text = "traitor"
+    self_play: Flag = False
+    show_rules: Flag = True
     supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
 
 

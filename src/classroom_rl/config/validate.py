@@ -1,0 +1,212 @@
+"""Makes a validated configuration of what Hydra composed."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import field, is_dataclass, make_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from classroom_rl.config.compose import unreadable
+from classroom_rl.config.fields import IsPath, config_group, group_in, metadata_of, types_of, values_of
+from classroom_rl.config.mappings import Layer, plain, replace_mappings, with_defaults
+from classroom_rl.config.maths_classroom import fill_in
+from classroom_rl.config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
+from classroom_rl.config.values import check_folder_name, check_path
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.environment import module_of
+from classroom_rl.system.keys import keys
+from classroom_rl.system.shipped import find_shipped
+
+Config = TypeVar("Config")
+Check = Callable[[Any], None]
+
+_KINDS = {
+    "dataclass_type": "a group of keys",
+    "dict_type": "a mapping of names to values",
+    "list_type": "a list",
+    "string_type": "a text",
+}
+"""What a value must be, by pydantic's names of errors."""
+_UNKNOWN = "unexpected_keyword_argument"
+
+
+def validate(raw: DictConfig, schema: type[Config], check: Check | None = None, layers: Sequence[Layer] = ()) -> Config:
+    """Read a raw configuration as its schema and run the program's checks.
+
+    Args:
+        layers: what the configuration was composed of; without layers its mappings are taken as they are.
+
+    Raises:
+        ConfigError: naming the key, the rule and the fix.
+    """
+    try:
+        content = plain(raw)
+        drop_keys_without_effect(content)
+        rename_keys(content)
+        rename_values(content)
+        schema = _with_environment(schema, content)
+        _refuse_values_for_groups(content, schema)
+        if layers:
+            replace_mappings(content, layers, schema)
+        fill_in(content, schema)
+        whole = OmegaConf.create(with_defaults(content, schema))
+        config = _adapter(schema).validate_python(OmegaConf.to_container(whole, resolve=True, throw_on_missing=True))
+    except ValidationError as error:
+        raise _config_error(error.errors(include_url=False), schema) from error
+    except OmegaConfBaseException as error:
+        where = f" key {error.full_key}" if error.full_key else ""
+        raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
+    except Exception as error:  # OmegaConf passes on Python's own errors about a value that cannot be converted
+        raise unreadable(error) from error
+    check_texts(config)
+    expand_paths(config)
+    if check is not None:
+        check(config)
+    return config
+
+
+@cache
+def _adapter(schema: type) -> TypeAdapter:
+    return TypeAdapter(schema)
+
+
+def _with_environment(schema: type[Config], content: dict[Any, Any]) -> type[Config]:
+    """The schema, its `generation` block replaced by that of the configured environment."""
+    groups = types_of(schema)
+    if not {"environment", "generation"} <= set(groups) or not isinstance(content.get("environment"), str):
+        return schema
+    generation = module_of(content["environment"], "config").Generation
+    return schema if generation is groups["generation"] else _with_generation(schema, generation)
+
+
+@cache
+def _with_generation(schema: type[Config], generation: type) -> type[Config]:
+    """Made once, so that equal configurations are equal."""
+    block = ("generation", generation, field(default_factory=generation))
+    return config_group(make_dataclass(schema.__name__, [block], bases=(schema,)))
+
+
+def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
+    """Raise a `ConfigError` for an override that sets a group of keys to a list, which Hydra refuses without a
+    reason."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if value.startswith("[") and any(known.startswith(f"{key}.") for known in config_keys(schema)):
+            raise ConfigError(f"Config key {key} is {value}, but it is a group of keys.")
+
+
+def _refuse_values_for_groups(content: dict[Any, Any], schema: type, prefix: str = "") -> None:
+    """Before defaults are filled in and interpolations resolved, which need groups where there are groups."""
+    for name, kind in types_of(schema).items():
+        if is_dataclass(kind) and name in content:
+            if not isinstance(content[name], dict):
+                raise ConfigError(f"Config key {prefix}{name} is {content[name]!r}, but it is a group of keys.")
+            _refuse_values_for_groups(content[name], kind, f"{prefix}{name}.")
+
+
+def _config_error(errors: Sequence[ErrorDetails], schema: type) -> ConfigError:
+    """The first of pydantic's errors in words; a key that does not exist comes before all others."""
+    error = next((error for error in errors if error["type"] == _UNKNOWN), errors[0])
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    if error["type"] == _UNKNOWN:
+        return ConfigError(f"There is no config key {key}. {_nearest(error['loc'], schema)}")
+    value, details = error["input"], error.get("ctx", {})
+    if error["type"] == "value_error":
+        return ConfigError(f"{key} is {_shown(value)}; {details['error']}.")
+    if error["type"] == "literal_error":
+        choices = details["expected"].replace("'", "").replace(" or ", ", ")
+        return ConfigError(f"{key} is {_shown(value)}; it must be one of {choices}.")
+    return ConfigError(f"{key} is {_shown(value)}; it must be {_KINDS.get(error['type'], error['msg'])}.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to convert the longest integers to text
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} and more"
+    return repr(value) if isinstance(value, str) and not (value and value.isprintable()) else str(value)
+
+
+def _nearest(path: Sequence[str | int], schema: type) -> str:
+    """A hint: the known key closest to the one at `path`, otherwise the keys of the group that it was looked for in."""
+    group, in_list = schema, False
+    for part in path[:-1]:
+        in_list = in_list or isinstance(part, int)
+        if isinstance(part, str):
+            group = group_in(types_of(group)[part])
+    known = config_keys(schema)
+    key = "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+    candidates = set(types_of(group)) if in_list else {_last(name) for name in known}
+    names = difflib.get_close_matches(_last(key), candidates, n=1)
+    close = difflib.get_close_matches(key, [name for name in known if _last(name) in names], n=1, cutoff=0.0)
+    return f"Did you mean {close[0]}?" if close else f"There are: {', '.join(types_of(group))}."
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def config_keys(schema: type, prefix: str = "") -> list[str]:
+    """All dotted keys of a schema, groups included; `[]` stands for the index in a list of groups."""
+    names = []
+    for name, kind in types_of(schema).items():
+        names.append(prefix + name)
+        group = group_in(kind)
+        if group is not None:
+            names += config_keys(group, f"{prefix}{name}{'[]' if get_origin(kind) is list else ''}.")
+    return names
+
+
+def expand_paths(config: Any) -> None:
+    """Expand the `~` of every path, and find shipped files from any folder, in place.
+
+    Raises:
+        ConfigError: for a path that the file system cannot have.
+    """
+    folder = check_path("logging.save_dir", config.logging.save_dir)
+    check_folder_name("logging.save_dir", folder)  # first: the folders of models may be in it
+    for group, name, key in values_of(config):
+        mark = next((mark for mark in metadata_of(types_of(type(group))[name]) if isinstance(mark, IsPath)), None)
+        value = getattr(group, name)
+        if mark is not None and isinstance(value, str):
+            setattr(group, name, find_shipped(check_path(key, value)))
+            if mark.is_model and not getattr(group, "is_remote", False):
+                check_folder_name(key, value)
+        elif mark is not None and isinstance(value, dict):
+            paths = {entry: find_shipped(check_path(f"{key}.{entry}", path)) for entry, path in value.items()}
+            setattr(group, name, paths)
+
+
+def check_texts(config: Any) -> None:
+    """Check the texts of a configuration.
+
+    Raises:
+        ConfigError: for a text that UTF-8 cannot encode because it holds a lone surrogate, and for one that holds a
+            key: configurations are printed and recorded.
+    """
+    secrets = keys()
+    for group, name, key in values_of(config):
+        for text in _texts(getattr(group, name)):
+            for variable, secret in secrets.items():
+                if secret in text:
+                    raise ConfigError(
+                        f"{key} holds what the environment variable {variable} holds. Keys stay in the environment: "
+                        "a configuration is printed, and kept in the run folder."
+                    )
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(
+                    f"{key} holds {ascii(text[:60])}, which is no Unicode text ({error.reason})."
+                ) from error
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for pair in value.items() for entry in pair for text in _texts(entry)]
+    return [text for entry in value for text in _texts(entry)] if isinstance(value, list) else []
