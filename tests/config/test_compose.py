@@ -1,54 +1,28 @@
-"""Which YAML a program takes and logs, and the defaults of a configuration that names models only."""
+"""Which YAML a program takes, what it may build on, and files and overrides that no run needs."""
 
-import logging
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
-from classroom_rl.config.load import ROOT, command_line, load, to_yaml
-from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.compose import DEEPEST, LARGEST_FILE, MOST_VALUES, _override, quoted
+from classroom_rl.config.load import ROOT, command_line
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.launch.quickstart import main as quickstart
-from classroom_rl.system.startup import OPENMP_VARIABLES, SHORT_WAIT
-
-# Which file ---------------------------------------------------------------------------------------------------------
-
-
-def own_file(folder: Path, text: str, name: str = "quickstart") -> list[str]:
-    path = folder / f"{name}.yaml"
-    path.write_text(text, encoding="utf-8")
-    return ["--config-dir", str(folder), "--config-name", name]
-
-
-def train_rl(*arguments: str) -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", arguments, check_train_rl)
-
-
-def dry_run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, str(ROOT / program), *arguments, "dry_run=true"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+from tests.support.configs import BASE, PROGRAMS, loaded, loaded_text, own_file, run
 
 
 @pytest.mark.parametrize("program", ["vllm_server.py", "train_rl.py", "train_sft.py", "eval.py"])
 def test_a_file_of_ones_own_comes_before_the_shipped_one_of_its_name_and_is_named(program, tmp_path):
     folder = program.removesuffix(".py").replace("vllm_server", "train_rl")
     shipped = (ROOT / "config" / folder / "quickstart.yaml").read_text(encoding="utf-8")
-    arguments = own_file(tmp_path, f"{shipped}\nseed: 8\n")
-    result = dry_run(program, *arguments)
+    arguments = own_file(tmp_path, f"{shipped}\nseed: 8\n", "quickstart")
+    result = run(program, *arguments, "dry_run=true")
     assert result.returncode == 0, result.stderr
     assert yaml.safe_load(result.stdout)["seed"] == 8
     assert result.stdout.startswith(f"# configuration: {tmp_path / 'quickstart.yaml'}\n")
@@ -59,7 +33,7 @@ def test_a_file_of_ones_own_comes_before_the_shipped_one_of_its_name_and_is_name
 
 def test_the_launcher_takes_the_same_file_and_names_it(tmp_path, capsys):
     shipped = (ROOT / "config/train_rl/quickstart.yaml").read_text(encoding="utf-8")
-    arguments = own_file(tmp_path, f"{shipped}\nseed: 8\n")
+    arguments = own_file(tmp_path, f"{shipped}\nseed: 8\n", "quickstart")
     assert launcher([*arguments, "dry_run=true"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"# configuration: {tmp_path / 'quickstart.yaml'}\n") and "\nseed: 8\n" in shown
@@ -75,26 +49,26 @@ def test_the_quickstart_names_the_files_of_its_programs(tmp_path, capsys):
 def test_a_file_may_build_on_others_of_its_folder_and_on_shipped_ones(tmp_path):
     own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 8\n", "base")
     arguments = own_file(tmp_path, "defaults: [base, _self_]\ntrain: {mu: 3}\n", "mine")
-    config = train_rl(*arguments)
+    config = loaded("train_rl", *arguments)
     assert (config.seed, config.train.mu, config.judge_model.model_name_or_path) == (8, 3, "rubric")
 
 
 def test_a_file_that_builds_on_its_own_name_is_told_to_take_another(tmp_path):
-    arguments = own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 8\n")
+    arguments = own_file(tmp_path, f"{BASE}seed: 8\n", "quickstart")
     with pytest.raises(ConfigError, match="names itself in its defaults.*Give yours another name"):
-        train_rl(*arguments)
+        loaded("train_rl", *arguments)
 
 
 def test_files_that_build_on_each_other_are_refused(tmp_path):
     own_file(tmp_path, "defaults: [second]\n", "first")
     with pytest.raises(ConfigError, match="lead back to where they began"):
-        train_rl(*own_file(tmp_path, "defaults: [first]\n", "second"))
+        loaded("train_rl", *own_file(tmp_path, "defaults: [first]\n", "second"))
 
 
 @pytest.mark.parametrize("name", ["mine[1]", "mine*", "mine?", "a b", "ü"])
 def test_a_name_is_no_pattern(tmp_path, name):
     own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 9\n", "mine1")
-    assert train_rl(*own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 8\n", name)).seed == 8
+    assert loaded("train_rl", *own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 8\n", name)).seed == 8
 
 
 @pytest.mark.parametrize(
@@ -109,147 +83,149 @@ def test_a_name_is_no_pattern(tmp_path, name):
 )
 def test_flags_that_name_no_file_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        train_rl(*arguments)
-
-
-# The maths classroom ------------------------------------------------------------------------------------------------
-
-MODELS_ALONE = """
-train: {number_of_problems_per_batch: 4, num_samples_per_problem: 4, learning_rate: 1e-6, beta: 0.002, mu: 1,
-        optimizer: adamw_hf, batch_size_ref_model: 4, save_policy_to_disk_every_n: 1}
-teacher_model:
-  model_name_or_path: some/teacher
-  vllm: {temperature: 0.8, max_length: 10000, max_num_seqs: 128, gpu_memory_utilization: 0.3, enforce_eager: true,
-         number_of_gpus_per_instance: 2, max_number_of_instances: -1, load_and_unload: true, use_v0: true}
-student_model:
-  model_name_or_path: some/student
-  vllm: {temperature: 0.5, max_length: 10000, max_number_of_instances: -1, from_0: true, bits_and_bytes: false}
-judge_model:
-  model_name_or_path: some/judge
-  vllm: {temperature: 0.5, max_length: 10000, enable_sleep_mode: true, load_and_unload: false}
-reward_model: {model_name_or_path: Answer}
-huggingface: {name: <name>, push_to_hub: false}
-logging: {wandb: true, wandb_project: mine, wandb_run_name: hard, run_group: own, wandb_tags: [own], save_steps: 5}
-generation:
-  extra_penalty_for_rejected_judges: 0.75
-  use_experimental_shared_memory: false
-"""
-
-
-def test_a_training_that_names_models_alone_is_one_of_the_maths_tutor_and_that_is_said(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        config = train_rl(*own_file(tmp_path, MODELS_ALONE, "of_another_trainer"))
-    own = {name: getattr(config.generation, name) for name in MATHS_CLASSROOM}
-    assert own == MATHS_CLASSROOM
-    assert [source.name_or_path for source in config.dataset.train_datasets] == [MATHS_DATASET]
-    assert config.generation.extra_penalty_for_rejected_judges == 0.75 and not config.generation.ignore_rejected_judge
-    assert {"end_rm", "thinking", "length"} <= set(reward_weights(config))
-    said = next(record.getMessage() for record in caplog.records if "maths classroom" in record.getMessage())
-    assert all(f"generation.{name}=" in said for name in MATHS_CLASSROOM) and MATHS_DATASET in said
-    (tmp_path / "again.yaml").write_text(to_yaml(config))
-    assert train_rl("--config-dir", str(tmp_path), "--config-name", "again") == config
-
-
-def test_the_shipped_file_of_the_paper_has_the_classroom_that_is_filled_in(tmp_path):
-    """But for the prompt of evaluations alone."""
-    shipped = train_rl("--config-name", "7b").generation
-    filled = train_rl(*own_file(tmp_path, MODELS_ALONE, "own")).generation
-    for name in set(MATHS_CLASSROOM) - {"student_attempt_prompt_path"}:
-        assert getattr(shipped, name) == getattr(filled, name)
-
-
-def test_what_is_filled_in_is_there_and_is_said_when_a_program_starts(tmp_path):
-    for name in MATHS_CLASSROOM.values():
-        for path in name.values() if isinstance(name, dict) else [name]:
-            assert (ROOT / path).is_file()
-    taking_turns = "generation.schedule=phased"  # its engines ask for more than one GPU together
-    result = dry_run("vllm_server.py", *own_file(tmp_path, MODELS_ALONE, "own"), taking_turns, HF_HUB_OFFLINE="1")
-    assert result.returncode == 0, result.stderr
-    assert "they are those of the maths classroom: generation.teacher_prompt_path=prompt_templates/" in result.stderr
-    assert yaml.safe_load(result.stdout)["dataset"]["train_datasets"][0]["name_or_path"] == MATHS_DATASET
-
-
-def test_no_judges_stay_no_judges(tmp_path):
-    text = MODELS_ALONE + "  number_judge_attempts: 0\n  judges_rules_prompts_paths: {}\n"
-    generation = train_rl(*own_file(tmp_path, text, "own")).generation
-    assert generation.judges_rules_prompts_paths == {} and generation.judge_rules == {}
-    assert generation.teacher_prompt_path == MATHS_CLASSROOM["teacher_prompt_path"]
-
-
-@pytest.mark.parametrize("value", ["true", "false"])
-def test_a_key_of_such_files_is_taken_for_the_one_that_it_stands_for(tmp_path, caplog, value):
-    text = f"{MODELS_ALONE}  ignore_penalty_for_rejected_judges: {value}\n"
-    with caplog.at_level(logging.WARNING):
-        config = train_rl(*own_file(tmp_path, text, "own"))
-    assert config.generation.ignore_rejected_judge == (value == "true")
-    assert "ignore_penalty_for_rejected_judges is taken as generation.ignore_rejected_judge" in caplog.text
-
-
-PARTS = {
-    "generation.teacher_prompt_path": "  teacher_prompt_path: prompt_templates/teacher_prompt.txt\n",
-    "generation.student_personas_prompts_paths": "  student_personas_prompts_paths: {simple_student: x.txt}\n",
-    "generation.judges_rules_prompts_paths": "  judges_rules_prompts_paths: {does_not_leak_answer: x.txt}\n",
-    "dataset.train_datasets": "dataset: {train_datasets: [{name_or_path: mine.jsonl}]}\n",
-}
-
-
-@pytest.mark.parametrize("named", PARTS)
-def test_a_part_of_a_classroom_is_refused_with_what_is_missing(tmp_path, named):
-    with pytest.raises(ConfigError) as refused:
-        train_rl(*own_file(tmp_path, MODELS_ALONE + PARTS[named], "own"))
-    missing = ", ".join(key for key in PARTS if key != named)
-    assert f"names {named}, but not {missing}. Name the rest, too, or none of them" in str(refused.value)
-
-
-@pytest.mark.parametrize("left_out", PARTS)
-def test_so_is_all_of_it_but_one(tmp_path, left_out):
-    text = MODELS_ALONE + "".join(text for key, text in PARTS.items() if key != left_out)
-    with pytest.raises(ConfigError, match=rf", but not {left_out}\. Name the rest"):
-        train_rl(*own_file(tmp_path, text, "own"))
-
-
-def test_a_rule_that_scores_brings_its_lessons_and_is_not_a_part(tmp_path, caplog):
-    text = MODELS_ALONE + (
-        "  teacher_prompt_path: prompt_templates/teacher_language_prompt.txt\n"
-        "  student_personas_prompts_paths: {simple_student: prompt_templates/personas/simple_student.txt}\n"
-        "  judges_rules_prompts_paths: {pedagogical_eval: prompt_templates/judges/language_tutor_eval.txt}\n"
-    )
-    with caplog.at_level(logging.WARNING):
-        config = train_rl(*own_file(tmp_path, text, "own"))
-    assert [source.name_or_path for source in config.dataset.train_datasets] == ["data/lesson_plans/train.jsonl"]
-    assert "maths classroom" not in caplog.text
-
-
-LOADS_TORCH = """
-from classroom_rl.config.load import program
-from classroom_rl.config.train_sft import TrainSFTConfig
-
-@program(TrainSFTConfig, "train_sft")
-def main(config):
-    import torch
-
-main()
-"""
+        loaded("train_rl", *arguments)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
-        ({}, SHORT_WAIT["GOMP_SPINCOUNT"]),
-        ({"GOMP_SPINCOUNT": "77"}, "77"),
-        ({"OMP_WAIT_POLICY": "passive"}, "0"),
-        ({"KMP_BLOCKTIME": "7"}, "300000"),
+        (["--config-name", "nowhere"], "Cannot find primary config 'nowhere'"),
+        (["--config-name"], "--config-name needs a value"),
+        (["--config-dir", "no/such/folder"], "There is no folder no/such/folder"),
     ],
 )
-def test_the_openmp_that_a_program_loads_waits_shortly_unless_the_user_says_how_it_waits(tmp_path, given, said):
-    environment = {name: value for name, value in os.environ.items() if name not in OPENMP_VARIABLES}
-    result = subprocess.run(
-        [sys.executable, "-c", LOADS_TORCH, "--config-name", "quickstart", f"logging.save_dir={tmp_path}"],
-        cwd=ROOT,
-        env=environment | given | {"OMP_DISPLAY_ENV": "verbose"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    assert f"GOMP_SPINCOUNT = '{said}'" in result.stderr, "what libgomp took, which torch loads"
+def test_a_wrong_flag_is_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded("train_rl", *arguments)
+
+
+@pytest.mark.parametrize("name", ["own", "own.yaml"])
+def test_a_folder_of_ones_own_can_build_on_what_is_shipped(tmp_path, name):
+    (tmp_path / "own.yaml").write_text("defaults: [quickstart, _self_]\nseed: 7\n")
+    config = loaded("train_rl", f"--config-dir={tmp_path}", "--config-name", name, "train.mu=3")
+    assert (config.seed, config.train.mu) == (7, 3)
+    config.seed, config.train.mu = loaded("train_rl").seed, loaded("train_rl").train.mu
+    assert config == loaded("train_rl")
+
+
+def test_overrides_count_whether_the_yaml_names_the_key_or_not():
+    config = loaded("train_rl", "train.epsilon_high=0.28", "train.reward_weights={pedagogical: 2.0}", "+seed=3")
+    assert (config.train.epsilon_high, config.train.reward_weights, config.seed) == (0.28, {"pedagogical": 2.0}, 3)
+
+
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+
+
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [*a]\n", r"own\.yaml, line 1: \*a stands inside of what it stands for, which has no end"),
+        ("seed: 1\ngeneration: &a {student_names: [*a]}\n", r"line 2: \*a stands inside of what it stands for"),
+        (BOMB, rf"own\.yaml, line \d+: with its aliases unfolded .* more than {MOST_VALUES} values"),
+        (f"seed: {'[' * 3000}{']' * 3000}\n", rf"own\.yaml, line 1: .* nested more than {DEEPEST} deep"),
+        (f"seed: {'{a: ' * 3000}\n", rf"own\.yaml, line 1: .* nested more than {DEEPEST} deep"),
+        (CHAIN, rf"own\.yaml, line \d+: .* nested more than {DEEPEST} deep"),
+        ("#" * (LARGEST_FILE + 1), rf"own\.yaml has {LARGEST_FILE + 1} bytes; a configuration has at most"),
+        ("5", r"own\.yaml cannot be read"),
+        ("null: 1\n", r"own\.yaml cannot be read"),
+        ("seed: !!int x\n", r"own\.yaml cannot be read: a value does not fit its tag"),
+        ("seed: !!timestamp x\n", r"own\.yaml cannot be read: a value does not fit its tag"),
+        ("defaults: 5\n", "defaults must be a list"),
+        ("logging: {save_dir: '${a'}\n", r"own\.yaml cannot be read"),
+        (f"seed: {'9' * 5000}\n", r"own\.yaml cannot be read"),
+        ('logging: {wandb_run_name: "\\ud800"}\n', r"logging\.wandb_run_name holds '\\ud800', which is no Unicode"),
+        (f"{BASE}generation: {{student_error_rate: 0x{'f' * 6000}}}\n", r"student_error_rate is 2\*\*23999 and more"),
+    ],
+)  # fmt: skip
+def test_a_yaml_that_no_run_needs_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded_text(tmp_path, text)
+
+
+def test_aliases_as_people_write_them_are_taken(tmp_path):
+    text = f"{BASE}teacher_model: {{vllm: &e {{max_length: 512}}}}\nstudent_model: {{vllm: {{<<: *e, top_k: 5}}}}\n"
+    config = loaded_text(tmp_path, text)
+    assert (config.teacher_model.vllm.max_length, config.student_model.vllm.max_length) == (512, 512)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"seed={'[' * 3000}{']' * 3000}", rf"The override seed=\[.*… is nested more than {DEEPEST} deep"),
+        ("+=5", r"\+=5 is no override: there is no key before the ="),
+        ("foo", "The override foo cannot be read"),
+        ("", "The override  cannot be read"),
+        ("train.mu=1,2", "Ambiguous value for argument"),
+        ("hydra=5", "cannot be read: Config group override must be"),
+        (f"seed={'9' * 5000}", "4300 digits"),
+        ("train.learning_rate.x=5", r"train\.learning_rate"),
+        (f"logging.save_dir={'x' * 300}", "with a name of 300 bytes .* name has at most 255"),
+        (f"logging.save_dir={'x/' * 3000}", "a path at most 4096"),
+        ("generation.student_personas_prompts_paths.a=~nobody-here/x.txt", "this machine has no user nobody-here"),
+        ('logging.save_dir="a\0b"', "no path holds a NUL character"),
+    ],
+)  # fmt: skip
+def test_an_override_that_no_run_needs_is_refused(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message):
+        loaded_text(tmp_path, BASE, override)
+
+
+@given(st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="*?[,$"), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_quoted_text_is_read_as_itself(text):
+    override = OverridesParser.create().parse_override(f"++a={quoted(text)}")
+    assert override.value() == text
+    assert OverridesParser.create().parse_override(_override(f"a=x/{text}", sweeps=False)).value() == f"x/{text}"
+
+
+def test_such_a_yaml_ends_a_program_with_a_message(tmp_path):
+    (tmp_path / "loop.yaml").write_text("a: &a [*a]\n", encoding="utf-8")
+    result = run("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "loop", "dry_run=true")
+    assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_folder_of_configurations_may_be_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.yaml").write_text(f"{BASE}seed: 8\n", encoding="utf-8")
+    assert loaded("train_rl", "--config-dir=~", "--config-name=own").seed == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"train: {learning_rate: 1\nseed: 2\n", r'broken\.yaml", line 2'),
+        (b"seed: 1\nseed: 2\n", r'found duplicate key seed\n.*broken\.yaml", line 2'),
+        (b"seed:\t- 1\n", r'broken\.yaml", line 1'),
+        (b"a: !!python/object/apply:os.system [exit]\n", "could not determine a constructor for the tag"),
+        (b"# caf\xe9\nseed: 1\n", "A configuration file is not UTF-8: .* after '# caf'. Save it as UTF-8"),
+        (b"- a\n", "must be a DictConfig, got ListConfig"),
+        (b"generation: [1]\n", r"Config key generation is \[1\], but it is a group of keys"),
+        (b"generation: {max_turns: null}\n", "generation.max_turns is None; it must be a whole number"),
+        (b"seed: ${oc.env:NO_SUCH_VARIABLE}\n", "key seed: .*NO_SUCH_VARIABLE"),
+        (b"defaults: [nowhere]\n", "nowhere"),
+    ],
+)
+def test_a_yaml_that_does_not_parse_is_an_error(tmp_path, text, message):
+    (tmp_path / "broken.yaml").write_bytes(text)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        loaded("train_rl", "--config-dir", str(tmp_path), "--config-name", "broken")
+
+
+@pytest.mark.parametrize("text", [b"train: {learning_rate: 1\nseed: 2\n", b"# caf\xe9\nseed: 1\n"])
+def test_a_yaml_that_does_not_parse_ends_a_program_with_a_message(tmp_path, text):
+    (tmp_path / "broken.yaml").write_bytes(text)
+    result = run("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "broken")
+    assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, "-m classroom_rl.launch.cli"])
+def test_optimized_python_is_refused_because_libraries_work_in_assert_statements(program):
+    """Hydra reads dictionaries in them: train.reward_weights={…} would end in a traceback, or worse."""
+    line = [*program.split(), "--config-name", "quickstart", "generation.max_turns=5", "dry_run=true"]
+    done = subprocess.run([sys.executable, "-OO", *line], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "error: Python runs optimized (-OO, or PYTHONOPTIMIZE=2)" in done.stderr
+    assert "Start the program without -O, and with PYTHONOPTIMIZE unset." in done.stderr

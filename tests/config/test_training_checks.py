@@ -1,4 +1,4 @@
-"""Every refusal of config/training_checks.py, with its words, and configurations of supervision that load."""
+"""Every refusal of config/training_checks.py, with its words: supervision, and what PPO cannot be combined with."""
 
 import re
 
@@ -12,8 +12,14 @@ from classroom_rl.config.training_checks import check_supervision, turn_reward_w
 from classroom_rl.errors import ConfigError
 
 RUBRIC = "supervisor_model.model_name_or_path=rubric"
+
+
 MODEL = "supervisor_model.model_name_or_path=some/model"
+
+
 PROMPT = "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt"
+
+
 IMMEDIATE = "train.turn_credit.mode=immediate"
 
 
@@ -158,3 +164,48 @@ def test_an_environment_that_asks_no_supervisor_gets_none() -> None:
     config.environment = "tests.support.guessing"
     with pytest.raises(ConfigError, match="environment tests.support.guessing asks no supervisor: leave supervisor_mo"):
         check_supervision(config)
+
+
+PPO = "train.algorithm=ppo"
+
+
+SUPERVISED = ["supervisor_model.model_name_or_path=rubric"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.loss_type=cispo"], r"train\.loss_type is cispo, which says which loss GRPO has; .* set it to dapo"),
+        (["train.scale_rewards=none"], r"train\.scale_rewards is none, .*compares the conversations of a group"),
+        (
+            [*SUPERVISED, "train.corrections.mode=same_step"],
+            r"corrections\.mode is same_step, which .*ppo cannot",
+        ),
+        (
+            [*SUPERVISED, "train.turn_credit.mode=immediate", "generation.supervisor.on_invalid=retry"],
+            r"on_invalid is retry, but train\.algorithm=ppo does not train on rejected drafts: .*on_invalid=observe",
+        ),
+        (
+            [*SUPERVISED, "train.turn_credit.mode=to_go"],
+            r"turn_credit\.mode is to_go; .* none or immediate",
+        ),
+        (["train.mu=1", "train.ppo.target_kl=0.02"], r"target_kl is 0\.02, but train\.mu is 1: .*Set train\.mu to 2"),
+        (
+            ["train.max_steps=5", "train.ppo.value_warmup_steps=5"],
+            r"warmup_steps is 5 and train\.max_steps 5",
+        ),
+    ],
+)
+def test_what_does_not_go_with_ppo_is_refused_and_goes_with_grpo(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(PPO, *overrides)
+    assert loaded(*overrides).train.algorithm == "grpo"
+
+
+def test_what_goes_with_ppo() -> None:
+    limits = ["train.ppo.target_kl=0.02", "train.ppo.value_warmup_steps=5"]
+    config = loaded(PPO, "train.mu=2", "train.max_steps=6", *limits)
+    assert config.train.ppo.target_kl == 0.02 and config.train.ppo.value_warmup_steps == 5
+    priced = loaded(PPO, *SUPERVISED, "train.turn_credit.mode=immediate")
+    assert priced.train.turn_credit.mode == "immediate"
+    assert loaded("--config-name", "quickstart_ppo").train.algorithm == "ppo"

@@ -20,7 +20,7 @@ from classroom_rl.launch.before_start import (
     slow_numbers,
     what_is_missing,
 )
-from tests.config.test_load import run
+from tests.support.configs import run
 
 JUDGE = (
     "judge_model.base_url=http://127.0.0.1:9/v1",

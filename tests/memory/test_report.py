@@ -15,8 +15,8 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.launch import cli
 from classroom_rl.memory.budget import GIB
 from classroom_rl.memory.report import check_launch_start, check_server_start, check_trainer_start
-from tests.config.test_load import run
 from tests.memory.test_budget import qwen  # noqa: F401
+from tests.support.configs import run
 
 CHECKS = {"server": check_server_start, "trainer": check_trainer_start}
 

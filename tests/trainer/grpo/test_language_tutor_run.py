@@ -13,7 +13,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.results.rollout_files import read_records
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.rollout.thoughts import visible_text
-from tests.config.test_language_tutor_config import BLOCK
+from tests.config.test_train_rl import BLOCK
 from tests.conftest import free_port
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 

@@ -24,6 +24,8 @@ TUTORS = {
     "DeepSeek-V3": "deepseek/deepseek-chat-v3-0324",
     "Gemini": "gemini-3.8-flash",
 }
+
+
 FILES = sorted(path.stem for path in (ROOT / "config/eval").glob("*.yaml"))
 
 

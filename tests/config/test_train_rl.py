@@ -1,21 +1,19 @@
-"""The language tutor's configuration: keys of related trainers load, and the values that follow from them."""
+"""The language tutor's configuration as users know it, and the values that follow from it."""
 
 import logging
 from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.evaluation import EvalConfig
-from classroom_rl.config.load import load, program
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
-from classroom_rl.config.upstream_keys import REPLACED
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.setup import ConversationType, persona_weights
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.trainer.run_length import load_training_problems
+from tests.support.configs import loaded, loaded_text
 
 BLOCK = """\
 train: {number_of_problems_per_batch: 16, num_samples_per_problem: 8, learning_rate: 5e-7, beta: 0.001, mu: 2}
@@ -44,9 +42,7 @@ generation:
 
 
 def load_block(folder: Path, block: str = BLOCK, *overrides: str) -> TrainRLConfig:
-    (folder / "mine.yaml").write_text(block, encoding="utf-8")
-    arguments = ["--config-dir", str(folder), "--config-name", "mine.yaml", *overrides]
-    return load(TrainRLConfig, "train_rl", arguments, check_train_rl)
+    return loaded_text(folder, block, *overrides)
 
 
 def test_the_block_that_users_know_loads_as_it_stands_and_says_what_has_no_effect(tmp_path: Path, caplog) -> None:
@@ -61,7 +57,7 @@ def test_the_block_that_users_know_loads_as_it_stands_and_says_what_has_no_effec
 
 
 def test_the_shipped_file_is_that_block_with_its_dataset(tmp_path: Path) -> None:
-    shipped = load(TrainRLConfig, "train_rl", ["--config-name", "language_tutor.yaml"], check_train_rl)
+    shipped = loaded("train_rl", "--config-name", "language_tutor.yaml")
     assert shipped == load_block(tmp_path)
 
 
@@ -82,25 +78,6 @@ def test_an_ok_or_reject_rule_brings_no_plans_and_no_guided_type() -> None:
     with pytest.raises(DataError, match="No dataset is configured"):
         load_training_problems(TrainRLConfig())
     assert TrainRLConfig().generation.forced_conversation_type is None
-
-
-@pytest.mark.parametrize("pattern", REPLACED)
-def test_every_key_without_a_meaning_loads_with_one_warning(tmp_path: Path, caplog, pattern: str) -> None:
-    key = pattern.replace("*", "student_model")
-    with caplog.at_level(logging.WARNING):
-        load_block(tmp_path, BLOCK.replace("  use_experimental_shared_memory: false\n", ""), f"++{key}=1")
-    assert [(record.args[0], record.args[1]) for record in caplog.records] == [(key, REPLACED[pattern])]
-
-
-def test_a_value_that_went_out_of_use_loads_under_its_new_name(caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        config = load(TrainSFTConfig, "train_sft", ["train.optimizer=adamw_hf"], check_train_sft)
-    assert config.train.optimizer == "adamw_torch" and "is called adamw_torch today" in caplog.text
-
-
-def test_a_key_that_nobody_knows_is_still_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="use_v1"):
-        load_block(tmp_path, BLOCK, "student_model.vllm.use_v1=true")
 
 
 @pytest.mark.parametrize("value", ["GUIDED", "Guided", "guided"])
@@ -138,21 +115,3 @@ def test_error_rates_by_persona(tmp_path: Path) -> None:
     for wrong in ("{error_student: 1}", "{correct_student: 0, error_student: 0}", "1.5", "often", "true"):
         with pytest.raises(ConfigError, match="student_error_rate"):
             load_block(tmp_path, BLOCK, f"generation.student_error_rate={wrong}")
-
-
-def test_an_env_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Keys come from .env unless they are set already."""
-    import os
-
-    import classroom_rl.config.load as module
-
-    (tmp_path / ".env").write_text("OPENROUTER_API_KEY=from-file\nHF_TOKEN=from-file\n", encoding="utf-8")
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr("sys.argv", ["x", "--help"])
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    monkeypatch.setenv("HF_TOKEN", "set")
-    (tmp_path / "config" / "train_rl").mkdir(parents=True)
-    (tmp_path / "config" / "train_rl" / "quickstart.yaml").write_text("seed: 1\n", encoding="utf-8")
-    with pytest.raises(SystemExit):
-        program(TrainRLConfig, "train_rl")(lambda config: None)()
-    assert (os.environ["OPENROUTER_API_KEY"], os.environ["HF_TOKEN"]) == ("from-file", "set")

@@ -1,4 +1,4 @@
-"""What a judge of groups needs of the configuration, and where it is refused."""
+"""How the models of the roles are reached, and what a judge of groups needs."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
+from tests.support.configs import loaded
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,12 @@ def test_rules_that_decide_are_not_asked_about_groups():
 def test_an_evaluation_judges_one_by_one():
     with pytest.raises(ConfigError, match=r"judge_model.mode is group, .* what is measured is judged one by one"):
         load(EvalConfig, "eval", ["--config-name", "language_tutor", "judge_model.mode=group"], check_eval)
+
+
+def test_a_judge_has_one_address_and_is_given_up_before_the_batch_is():
+    with pytest.raises(ConfigError, match="use_openrouter and judge_model.use_gemini are both set"):
+        loaded("train_rl", "judge_model.use_openrouter=true", "judge_model.use_gemini=true")
+    patient = ("judge_model.use_openrouter=true", "judge_model.deadline_s=100", "generation.sample_timeout_s=100")
+    for folder, here in (("train_rl", ()), ("eval", ("server_url=null",))):
+        with pytest.raises(ConfigError, match=r"deadline_s is 100; it must be less than generation.sample_timeout_s"):
+            loaded(folder, *patient, *here)

@@ -5,31 +5,44 @@ import ast
 import logging
 from dataclasses import fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
-from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT, load
-from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.train_sft import TrainSFTConfig
+from classroom_rl.config.upstream_keys import REPLACED
+from classroom_rl.errors import ConfigError
+from tests.support.configs import SCHEMAS, loaded
 
-PROGRAMS = {"train_rl": TrainRLConfig, "eval": EvalConfig, "train_sft": TrainSFTConfig}
 SECTIONS = {"Training": "train_rl", "Evaluation": "eval", "Fine-tuning": "train_sft"}
+
+
 ROLES = ("teacher_model", "student_model", "judge_model", "reward_model")
+
+
 PAGE = (ROOT / "docs/config_keys.md").read_text(encoding="utf-8")
+
 
 # Names alone, from the schemas of eth-lre/PedagogicalRL; <vllm> and <lora> stand for the groups below.
 VLLM = """temperature top_k top_p max_length max_num_seqs gpu_memory_utilization number_of_gpus_per_instance
 max_number_of_instances from_0 load_and_unload bits_and_bytes enable_sleep_mode use_v0 enforce_eager"""
+
+
 LORA = "enable rank alpha target_modules dropout bias"
+
+
 GENERATION = """student_personas_prompts_paths judges_rules_prompts_paths student_initial_attempt_prompt_path
 student_final_prompt_path teacher_prompt_path initial_attempt_wrapper_prompt_path student_attempt_prompt_path max_turns
 max_tokens_in_conversation max_tokens_per_turn max_tokens_per_student_attempt max_tokens_per_judge_attempt
 tokenizer_to_use number_student_attempts number_judge_attempts ignore_rejected_judge forced_conversation_type
 use_thinking force_thinking extra_penalty_for_rejected_judges server_port use_experimental_shared_memory
 student_names"""
+
+
 LOGGING = "wandb wandb_project wandb_run_name wandb_entity run_group wandb_tags save_dir save_steps"
+
+
 UPSTREAM = {
     "train_rl": {
         "train": """gradient_checkpointing num_samples_per_problem number_of_problems_per_batch
@@ -113,7 +126,7 @@ def test_upstreams_value_loads_and_has_an_effect_unless_the_row_says_none(
     for each in keys:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            config = load(PROGRAMS[program], program, [f"++{each}={default}"])
+            config = load(SCHEMAS[program][0], program, [f"++{each}={default}"])
         warned = any("has no effect here" in record.getMessage() for record in caplog.records)
         assert warned == meaning.startswith("No effect"), each
         if not warned:
@@ -142,4 +155,23 @@ def leaves(schema: type, prefix: str = "") -> set[str]:
 def test_a_row_without_an_effect_is_no_key_of_the_schema():
     for program, key, _, meaning, _ in ROWS:
         keys = {key.replace("*", role) for role in ROLES}
-        assert bool(keys & leaves(PROGRAMS[program])) != meaning.startswith("No effect"), key
+        assert bool(keys & leaves(SCHEMAS[program][0])) != meaning.startswith("No effect"), key
+
+
+@pytest.mark.parametrize("pattern", REPLACED)
+def test_every_key_without_a_meaning_loads_with_one_warning(tmp_path: Path, caplog, pattern: str) -> None:
+    key = pattern.replace("*", "student_model")
+    with caplog.at_level(logging.WARNING):
+        loaded("train_rl", f"++{key}=1")
+    assert [(record.args[0], record.args[1]) for record in caplog.records] == [(key, REPLACED[pattern])]
+
+
+def test_a_value_that_went_out_of_use_loads_under_its_new_name(caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = loaded("train_sft", "train.optimizer=adamw_hf")
+    assert config.train.optimizer == "adamw_torch" and "is called adamw_torch today" in caplog.text
+
+
+def test_a_key_that_nobody_knows_is_still_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use_v1"):
+        loaded("train_rl", "student_model.vllm.use_v1=true")

@@ -1,19 +1,42 @@
-"""The post-test's keys: off by default, and refused where they contradict each other."""
+"""Rules between keys of a training: batch, judge, rewards and post-test."""
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.load import ROOT
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.config import REWARD_NAMES, classroom_rules, default_weights
 from classroom_rl.environments.classroom.prompt_check import check_prompts
 from classroom_rl.errors import ConfigError, DataError
+from tests.support.configs import loaded
+
+
+def test_a_teacher_without_temperature_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="temperature is 0.*every conversation of a group would be the same"):
+        loaded("train_rl", "teacher_model.vllm.temperature=0")
+
+
+def test_more_samples_than_a_server_holds_are_refused_with_all_numbers():
+    sizes = ("number_of_problems_per_batch=1024", "num_samples_per_problem=8")
+    with pytest.raises(ConfigError, match=r"\(1024 × 8 = 8192\) is more than the 4096 conversations"):
+        loaded("train_rl", *(f"train.{size}" for size in sizes))
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_all_numbers():
+    sizes = ("number_of_problems_per_batch=16", "num_samples_per_problem=8", "per_device_train_batch_size=7")
+    with pytest.raises(ConfigError, match=r"\(16 × 8 = 128\) must be divisible by .*\(7\)"):
+        loaded("train_rl", *(f"train.{size}" for size in sizes))
+
+
+def test_epochs_and_steps_cannot_both_be_nothing():
+    with pytest.raises(ConfigError, match="train.epochs is 0 and train.max_steps -1: nothing would be trained"):
+        loaded("train_sft", "train.epochs=0", "train.max_steps=-1")
+
 
 TEMPLATE = "generation.post_test.prompt_path=prompt_templates/post_test/quickstart.txt"
 
 
 def configured(*overrides: str) -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", ["--config-name=quickstart", *overrides], check_train_rl)
+    return loaded("train_rl", "--config-name=quickstart", *overrides)
 
 
 def test_it_is_off_and_no_reward_counts_it_unless_it_is_named() -> None:

@@ -1,0 +1,51 @@
+"""Configurations and programs in tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.evaluation import EvalConfig, check_eval
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
+
+SCHEMAS = {
+    "train_rl": (TrainRLConfig, check_train_rl),
+    "train_sft": (TrainSFTConfig, check_train_sft),
+    "eval": (EvalConfig, check_eval),
+}
+PROGRAMS = ("vllm_server.py", "train_rl.py", "train_sft.py", "eval.py")
+BASE = "defaults: [quickstart, _self_]\n"
+"""The beginning of a YAML that changes something of the quickstart's."""
+
+
+def loaded(folder: str, *arguments: str) -> Any:
+    """The configuration that the program whose YAMLs are in config/`folder` gets from these arguments."""
+    schema, check = SCHEMAS[folder]
+    return load(schema, folder, arguments, check)
+
+
+def own_file(folder: Path, text: str, name: str = "own") -> list[str]:
+    """Write a YAML of the user's own, and return the arguments that name it."""
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
+    return ["--config-dir", str(folder), "--config-name", name]
+
+
+def loaded_text(folder: Path, text: str, *overrides: str) -> TrainRLConfig:
+    """The training that a YAML of the user's own configures."""
+    return loaded("train_rl", *own_file(folder, text), *overrides)
+
+
+def run(program: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """Run one of the programs at the top of the checkout."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / program), *arguments],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
