@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
 from types import UnionType
@@ -10,10 +11,12 @@ from typing import Any, Union, get_args, get_origin
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
 
+from classroom_rl.config.base import DatasetSource, LoggingConfig
 from classroom_rl.config.fields import Range, metadata_of, types_of, values_of
 from classroom_rl.config.load import to_yaml, validate
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
 from classroom_rl.errors import ConfigError
 from tests.support.configs import SCHEMAS, loaded
 
@@ -269,3 +272,54 @@ def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _is_number(kind: Any) -> bool:
     members = get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
     return any(member in (int, float) or getattr(member, "__origin__", None) in (int, float) for member in members)
+
+
+PROBES = [
+    *(None, True, False, 0, 1, 7, -1, -2, 70000, 10**12, 0.0, 0.5, 1.0, 1.5, -0.5, 1e-7, float("nan"), float("inf")),
+    *("", "a", "5", " 5 ", "-1", "5.0", "0.5", "1e-4", "1_000", "true", "yes", "off", "none", "nan", "inf"),
+    *([], ["a"], [1], [True], [None], [["a"]], [{}], {}, {"a": 1}, {"a": "0.5"}, {"a": None}, {"a": [1]}),
+]
+TAKEN = {
+    (TrainConfig, "mu"): "1, 7, 70000, '5', ' 5 ', '1_000'",
+    (TrainConfig, "max_steps"): "0, 1, 7, -1, 70000, '5', ' 5 ', '-1', '1_000'",
+    (TrainConfig, "learning_rate"): "0, 1, 7, 0.0, 0.5, 1.0, 1.5, 1e-07, '5', ' 5 ', '5.0', '0.5', '1e-4', '1_000'",
+    (TrainConfig, "epsilon_high"): "None, 1, 7, 70000, 0.5, 1.0, 1.5, 1e-07, '5', ' 5 ', '5.0', '0.5', '1e-4', '1_000'",
+    (TrainConfig, "gradient_checkpointing"): "True, False, 0, 1, 7, -1, -2, 70000, 1000000000000, '5', ' 5 ', '-1', "
+    "'1_000', 'true', 'yes', 'off'",
+    (TrainConfig, "reward_weights"): "None, {}, {'a': 1}, {'a': '0.5'}",
+    (DatasetSource, "ratio"): "1, 0.5, 1.0, 1e-07, '0.5', '1e-4'",
+    (LoggingConfig, "wandb_tags"): "[], ['a'], [1], [True]",
+}
+"""Of the values above, those that a key takes."""
+
+
+@pytest.mark.parametrize(("group", "name"), TAKEN)
+def test_a_type_takes_these_values_and_refuses_the_others(group: type, name: str):
+    """Recorded when Hydra's structured configurations read them: users' files and environment variables go on."""
+    kind, taken = TypeAdapter(types_of(group)[name]), []
+    for probe in PROBES:
+        with suppress(ValidationError):
+            kind.validate_python(probe)
+            taken.append(repr(probe))
+    assert ", ".join(taken) == TAKEN[group, name]
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "becomes"),
+    [
+        (TrainConfig, "mu", "1_000", 1000),
+        (TrainConfig, "learning_rate", "1e-4", 1e-4),
+        (TrainConfig, "gradient_checkpointing", "off", False),
+        (TrainConfig, "gradient_checkpointing", 7, True),
+        (TrainConfig, "reward_weights", {"a": "0.5"}, {"a": 0.5}),
+        (LoggingConfig, "wandb_tags", [True, 1], ["True", "1"]),
+    ],
+)
+def test_what_a_value_becomes(group: type, name: str, value: object, becomes: object):
+    assert TypeAdapter(types_of(group)[name]).validate_python(value) == becomes
+
+
+def test_a_text_is_any_scalar():
+    taken = [kind for kind in PROBES if not isinstance(kind, list | dict) and kind is not None]
+    text = TypeAdapter(types_of(LoggingConfig)["wandb_project"])
+    assert [text.validate_python(value) for value in taken] == [str(value) for value in taken]

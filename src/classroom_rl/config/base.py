@@ -133,7 +133,7 @@ class ApiModelConfig(ModelConfig):
     use_gemini: Flag = False
     base_url: Text | None = None
     api_key_env: Text | None = None
-    fallback_models: list[str] = field(default_factory=list)
+    fallback_models: list[Text] = field(default_factory=list)
     response_format: ResponseFormat = "auto"
     max_concurrent_requests: Count = 64
     requests_per_minute: Count | None = None
@@ -201,8 +201,8 @@ class ServerConfig:
 
     server_host: Text = "127.0.0.1"
     server_port: Annotated[Whole, between(1, 65535)] = 8005
-    allowed_hosts: list[str] = field(default_factory=list)
-    server_urls: list[str] | None = None
+    allowed_hosts: list[Text] = field(default_factory=list)
+    server_urls: list[Text] | None = None
     server_index: Annotated[Whole, at_least(0, 10**6)] = 0
     server_start_timeout_s: Seconds = 1800.0
     sample_timeout_s: Seconds = 3600.0
@@ -381,7 +381,7 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     """
 
     supervisor: SupervisionConfig = field(default_factory=SupervisionConfig)
-    teacher_tools: list[str] = field(default_factory=list)
+    teacher_tools: list[Text] = field(default_factory=list)
     tool_limits: ToolLimitsConfig = field(default_factory=ToolLimitsConfig)
     readers_path: FilePath | None = None
     post_test: PostTestConfig = field(default_factory=PostTestConfig)
@@ -435,7 +435,7 @@ class DatasetSource(DataSource):
     problem_column: Text = "problem"
     answer_column: Text | None = "answer"
     problem_template: FilePath | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, Text] = field(default_factory=dict)
     sibling_problems_column: Text | None = None
     steps_column: Text | None = None
 
@@ -465,7 +465,7 @@ class LoggingConfig:
     wandb_run_name: Text | None = None
     wandb_entity: Text | None = None
     run_group: Text | None = None
-    wandb_tags: list[str] = field(default_factory=list)
+    wandb_tags: list[Text] = field(default_factory=list)
     report_to: list[Tracker] = field(default_factory=list)
     save_dir: FilePath = "checkpoints"
     save_steps: Steps = 10

@@ -45,7 +45,7 @@ class BenchmarkConfig:
     path: FilePath = ""
     split: Text = "test"
     max_dialogues: Examples = -1
-    tasks: list[str] = field(default_factory=list)
+    tasks: list[Text] = field(default_factory=list)
     prompts_paths: dict[str, FilePath] = field(default_factory=dict)
 
 

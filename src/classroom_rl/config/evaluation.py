@@ -157,7 +157,7 @@ class EvalConfig:
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
     benchmark: BenchmarkConfig | None = None
     judges: list[JudgeModelConfig] = field(default_factory=list)
-    samplings: list[str] = field(default_factory=lambda: [SAMPLED, GREEDY])
+    samplings: list[Text] = field(default_factory=lambda: [SAMPLED, GREEDY])
     num_samples_per_problem: Count = 1
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)

@@ -26,7 +26,7 @@ _COUNT, _TOKENS, _STEPS = 10**6, 10**8, 10**9
 _SECONDS = 10**7
 """About four months; no timer overflows with it."""
 _ANY_NUMBER = 10**15
-_TRUE, _FALSE = {"true", "yes", "on", "y", "1"}, {"false", "no", "off", "n", "0"}
+_WORDS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 
 
 @dataclass_transform()
@@ -56,12 +56,15 @@ def _number(value: Any) -> float:
 
 
 def _flag(value: Any) -> bool:
-    if isinstance(value, bool | int):
-        return bool(value)
-    word = value.lower() if isinstance(value, str) else ""
-    if word not in _TRUE | _FALSE:
-        raise ValueError("it must be true or false")
-    return word in _TRUE
+    """A truth value, a word for one, or a number: 0 is false."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    try:
+        return bool(_whole_number(value))
+    except ValueError as error:
+        raise ValueError("it must be true or false") from error
 
 
 def _text(value: Any) -> str:

@@ -20,6 +20,7 @@ from classroom_rl.errors import ConfigError
 
 _PLUS = "+"
 _ABSENT = object()
+_MISSING = "???"
 
 
 @dataclass
@@ -32,8 +33,15 @@ class Layer:
 
 
 def plain(config: DictConfig) -> dict[Any, Any]:
-    """A configuration as dictionaries and lists, in which interpolations are still texts."""
-    return OmegaConf.to_container(config, resolve=False)
+    """A configuration as dictionaries and lists, in which interpolations are still texts. A key whose value is `???`,
+    Hydra's mark of what another file has to set, is left out."""
+    return _without_missing(OmegaConf.to_container(config, resolve=False))
+
+
+def _without_missing(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _without_missing(value) for name, value in content.items() if value != _MISSING}
+    return [_without_missing(value) for value in content] if isinstance(content, list) else content
 
 
 def layers_of(name: str, overrides: Sequence[str]) -> list[Layer]:
