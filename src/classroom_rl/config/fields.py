@@ -25,7 +25,8 @@ LARGEST_SEED = 2**32 - 1  # numpy's limit
 _COUNT, _TOKENS, _STEPS = 10**6, 10**8, 10**9
 _SECONDS = 10**7
 """About four months; no timer overflows with it."""
-_ANY_NUMBER = 10**15
+LARGEST_NUMBER = 10**15
+"""Of keys that have no range of their own, such as a mapping of weights."""
 _WORDS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from classroom_rl.config.compose import unreadable
-from classroom_rl.config.fields import IsPath, config_group, group_in, metadata_of, types_of, values_of
+from classroom_rl.config.fields import LARGEST_NUMBER, IsPath, config_group, group_in, metadata_of, types_of, values_of
 from classroom_rl.config.mappings import Layer, plain, replace_mappings, with_defaults
 from classroom_rl.config.maths_classroom import fill_in
 from classroom_rl.config.upstream_keys import drop_keys_without_effect, rename_keys, rename_values
@@ -23,6 +23,7 @@ from classroom_rl.system.keys import keys
 from classroom_rl.system.shipped import find_shipped
 
 Config = TypeVar("Config")
+Scalar = TypeVar("Scalar", int, str)
 Check = Callable[[Any], None]
 
 _KINDS = {
@@ -63,7 +64,7 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None, 
         raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
     except Exception as error:  # OmegaConf passes on Python's own errors about a value that cannot be converted
         raise unreadable(error) from error
-    check_texts(config)
+    check_contents(config)
     expand_paths(config)
     if check is not None:
         check(config)
@@ -180,16 +181,20 @@ def expand_paths(config: Any) -> None:
             setattr(group, name, paths)
 
 
-def check_texts(config: Any) -> None:
-    """Check the texts of a configuration.
+def check_contents(config: Any) -> None:
+    """Check what may stand anywhere in a configuration.
 
     Raises:
-        ConfigError: for a text that UTF-8 cannot encode because it holds a lone surrogate, and for one that holds a
-            key: configurations are printed and recorded.
+        ConfigError: for a text that UTF-8 cannot encode because it holds a lone surrogate, for one that holds a key
+            (configurations are printed and recorded), and for a whole number that no key can mean.
     """
     secrets = keys()
     for group, name, key in values_of(config):
-        for text in _texts(getattr(group, name)):
+        value = getattr(group, name)
+        for number in _scalars(value, int):
+            if abs(number) > LARGEST_NUMBER:
+                raise ConfigError(f"{key} is {_shown(number)}; it must be at most {LARGEST_NUMBER}.")
+        for text in _scalars(value, str):
             for variable, secret in secrets.items():
                 if secret in text:
                     raise ConfigError(
@@ -204,9 +209,9 @@ def check_texts(config: Any) -> None:
                 ) from error
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
+def _scalars(value: Any, kind: type[Scalar]) -> list[Scalar]:
+    """The values of a type in a value, and in the lists and mappings that it holds."""
+    if isinstance(value, kind):
         return [value]
-    if isinstance(value, dict):
-        return [text for pair in value.items() for entry in pair for text in _texts(entry)]
-    return [text for entry in value for text in _texts(entry)] if isinstance(value, list) else []
+    entries = [entry for pair in value.items() for entry in pair] if isinstance(value, dict) else value
+    return [scalar for entry in entries for scalar in _scalars(entry, kind)] if isinstance(entries, list) else []
