@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import field, is_dataclass, make_dataclass
+from dataclasses import field, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_origin
 
@@ -88,8 +88,13 @@ def _with_environment(schema: type[Config], content: dict[Any, Any]) -> type[Con
 @cache
 def _with_generation(schema: type[Config], generation: type) -> type[Config]:
     """Made once, so that equal configurations are equal."""
-    block = ("generation", generation, field(default_factory=generation))
-    return config_group(make_dataclass(schema.__name__, [block], bases=(schema,)))
+    block = {
+        "__annotations__": {"generation": generation},
+        "generation": field(default_factory=generation),
+        "__doc__": schema.__doc__,
+        "__module__": schema.__module__,
+    }
+    return config_group(type(schema.__name__, (schema,), block))
 
 
 def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
