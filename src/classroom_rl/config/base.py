@@ -44,55 +44,70 @@ Attempts = Annotated[Whole, at_least(0, 10_000)]
 
 @config_group
 class VllmConfig:
-    """How one vLLM engine is loaded, and how it samples.
-
-    `top_k` −1 and `top_p` 1 sample from the full softmax, the distribution that GRPO trains. `max_length` is the
-    context in tokens. `number_of_gpus_per_instance` is vLLM's tensor-parallel size. `dtype` is `auto`, `bfloat16`,
-    `float16` or `float32`. `cpu_kvcache_gib` and `cpu_cores` (a core list such as "0" or "0-3") have an effect on CPUs
-    only; with `cpu_cores`, an engine has one process there instead of two that wait for each other in a busy loop.
-    """
+    """One vLLM engine: how it is loaded, and how it samples. Keep `top_k` −1 and `top_p` 1 in `teacher_model`: only
+    then is what is sampled the full softmax, the distribution that GRPO trains."""
 
     temperature: Annotated[Number, at_least(0, 100)] = 0.9
+    """Of sampling; 0 always takes the likeliest token. The teacher of a training needs one above 0, or all
+    conversations of a group would be the same."""
     top_k: Annotated[Whole, at_least(1, 10**6, "it is at least 1, or -1 for no limit", also=-1)] = -1
+    """How many of the likeliest tokens are sampled from. Never sent to an API."""
     top_p: Annotated[Number, Range(0, 1, "it is above 0 and at most 1", open_below=True)] = 1.0
+    """Only the likeliest tokens that together have this probability are sampled from; 1 is all of them."""
     max_length: ContextLength = 8192
+    """The context in tokens, of prompt and answer together (vLLM's `max_model_len`)."""
     max_num_seqs: Count = 256
+    """The most messages that the engine works on at a time. Further ones wait."""
     gpu_memory_utilization: Annotated[
         Number,
         Range(
             0, 1, "it is the share of the GPU's memory that the engine may take, above 0 and at most 1", open_below=True
         ),
     ] = 0.5
+    """For weights, activations and KV cache. The shares of engines on the same GPU that are awake together must add up
+    to less than 1."""
     number_of_gpus_per_instance: Annotated[Whole, at_least(1, 1024)] = 1
+    """How many GPUs the model is split over (vLLM's tensor-parallel size)."""
     enforce_eager: Flag = False
+    """Whether vLLM neither compiles the model nor captures CUDA graphs: it starts faster and generates more slowly."""
     dtype: EngineDtype = "auto"
+    """Of weights and arithmetic. `auto` is that of the model's files, or one of 16 bits if they are in float32."""
     cpu_kvcache_gib: Count = 1
+    """Size of the KV cache in GiB, on CPUs only."""
     cpu_cores: Text | None = None
+    """The cores that the engine runs on, such as "0" or "0-3", on CPUs only; null leaves them to vLLM. With cores of
+    its own, an engine has one process instead of two that wait for each other in a busy loop."""
 
 
 @config_group
 class LoraConfig:
-    """A LoRA adapter that is trained instead of the model's own weights (Hu et al., "LoRA", 2021).
-
-    A weight W becomes W + `alpha` / `rank` × B·A, where only A (`rank` rows) and B (`rank` columns) are trained.
-    `target_modules`: `all-linear` (all linear layers except the output head), or a list of module names such as
-    [q_proj, v_proj]. `dropout` is the share of A's inputs that a training step drops. `bias`: which biases of the model
-    are trained, too: `none`, `all`, or `lora_only` (those of the target modules).
-    """
+    """A LoRA adapter that is trained instead of the model's own weights (Hu et al., "LoRA", 2021). A weight W becomes W
+    + `alpha` / `rank` × B·A, where only A and B are trained."""
 
     enable: Flag = False
+    """Whether an adapter is trained."""
     rank: Count = 16
+    """Rows of A and columns of B: how much the adapter can learn. vLLM serves at most 512, so that is a teacher's
+    limit."""
     alpha: Count = 32
+    """How strongly the adapter changes a weight, see the formula."""
     target_modules: Any = "all-linear"
+    """Which layers get one: `all-linear` (all linear layers except the output head), or a list of module names such as
+    [q_proj, v_proj]."""
     dropout: Annotated[Number, Range(0, 1, "it is a share of at least 0 and below 1", open_above=True)] = 0.01
+    """Share of A's inputs that a training step drops."""
     bias: AdapterBias = "none"
+    """Which biases of the model are trained, too; `lora_only` means those of the target modules. vLLM serves no
+    adapters with biases, so a teacher's is `none`."""
 
 
 @config_group
 class ModelConfig:
-    """A model that vLLM serves: a Hub name or a local folder."""
+    """Which model it is, and the options of its engine."""
 
     model_name_or_path: ModelPath = "Qwen/Qwen2.5-7B-Instruct"
+    """A Hub name or a local folder; of a model behind an API its name there. A judge and a supervisor may also be
+    embedded."""
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
     @property
@@ -108,41 +123,46 @@ class ModelConfig:
 
 @config_group
 class ApiModelConfig(ModelConfig):
-    """A model on a vLLM engine or behind an OpenAI-compatible API.
+    """A model on a vLLM engine, or behind an OpenAI-compatible API if `use_openrouter`, `use_gemini` or `base_url` is
+    set. An API also gets `temperature` and `top_p` of the block `vllm`; of the keys for APIs, an engine reads
+    `response_format` alone.
 
-    `base_url` is the API's address. `use_openrouter` and `use_gemini` stand for the addresses of OpenRouter and of
-    Gemini's compatible endpoint, and for their key variables, OPENROUTER_API_KEY and GEMINI_API_KEY. `api_key_env`
-    names another variable; with `base_url` alone, requests carry no key. With none of these the model is a vLLM engine.
-
-    `fallback_models` are models of the same API, in order: when one does not answer, or the API does not know it, the
-    next one is asked. `response_format`: `json_schema` asks for answers by schema, `text` leaves their shape to the
-    prompt, `auto` tries the schema and falls back to text for a model that refuses it. An engine of the server samples
-    a judge's and a supervisor's answers under the schema, unless it is `text`.
-
-    Limits: `max_concurrent_requests` at a time; null in `requests_per_minute` or `tokens_per_minute` (prompt and
-    answer) means no limit. A request may take `request_timeout_s`. If a model does not answer for `deadline_s`, the run
-    stops.
-
-    Costs, in US dollars: as the provider reports them, otherwise tokens × `usd_per_million_prompt_tokens` and
-    `usd_per_million_completion_tokens` (of the most expensive model that may be asked). `max_cost_usd` caps the
-    spending of the run, across restarts. It needs the prices, because each request's worst case is reserved before it
-    is sent.
+    Costs are in US dollars: as the provider reports them, otherwise tokens × prices.
     """
 
     use_openrouter: Flag = False
+    """The API is OpenRouter, with its key in OPENROUTER_API_KEY."""
     use_gemini: Flag = False
+    """The API is Gemini's OpenAI-compatible endpoint, with its key in GEMINI_API_KEY."""
     base_url: Text | None = None
+    """The address of another API, such as http://127.0.0.1:8000/v1. It goes before those of OpenRouter and Gemini."""
     api_key_env: Text | None = None
+    """The environment variable that holds the API's key. Null: the one of OpenRouter or Gemini; with `base_url` alone,
+    requests carry no key."""
     fallback_models: list[Text] = field(default_factory=list)
+    """Models of the same API, in order. When one does not answer, or the API does not know it, the next one is
+    asked."""
     response_format: ResponseFormat = "auto"
+    """`json_schema` asks for answers by schema, `text` leaves their shape to the prompt, `auto` tries the schema and
+    falls back to text for a model that refuses it. An engine samples a judge's and a supervisor's answers under the
+    schema, unless it is `text`."""
     max_concurrent_requests: Count = 64
+    """The most requests that wait for their answer at a time."""
     requests_per_minute: Count | None = None
+    """The most requests that begin in a minute; null: no limit."""
     tokens_per_minute: Annotated[Whole, at_least(1, 10**9)] | None = None
+    """The most tokens in a minute, of prompt and answer together; null: no limit."""
     request_timeout_s: Seconds = 120.0
+    """How long a request may take, in seconds. Then it is repeated."""
     deadline_s: Seconds = 1800.0
+    """If the model answers nothing for so many seconds, the run stops. Less than `generation.sample_timeout_s`."""
     usd_per_million_prompt_tokens: Weight = 0.0
+    """The price; with `fallback_models`, that of the most expensive model."""
     usd_per_million_completion_tokens: Weight = 0.0
+    """The same, for the tokens of answers."""
     max_cost_usd: Annotated[Number, at_least(0, 10**9)] | None = None
+    """Cap on the spending of the run, across restarts; null: none. It needs both prices, because each request's worst
+    case is reserved before it is sent."""
 
     @property
     def is_remote(self) -> bool:
@@ -152,75 +172,75 @@ class ApiModelConfig(ModelConfig):
 
 @config_group
 class JudgeModelConfig(ApiModelConfig):
-    """The judge. `model_name_or_path: rubric` is the embedded rubric of the quickstart's closed-grammar lessons,
-    `rules` the embedded judge of lesson plans in any language.
-
-    `replies_per_attempt`: how many replies one judge attempt may use until one holds a verdict. `max_failed_share`: the
-    step stops if more than this share of a batch's conversations have no verdict, or content that the judge refused.
-
-    `mode`: `absolute` judges each conversation by itself; `group` has one call rank and score all conversations of a
-    group by a rule that scores, which costs less (docs/classroom.md). `group_prompts_paths` are its templates, by
-    rule. `anchor_share` of the conversations are also judged by themselves, to compare the two; these verdicts change
-    no reward.
-    """
+    """The judge (docs/classroom.md). `model_name_or_path: rubric` is the embedded rubric of the quickstart's
+    closed-grammar lessons, `rules` the embedded judge of lesson plans in any language."""
 
     replies_per_attempt: Annotated[Whole, at_least(1, 1000)] = 3
+    """How many replies one judge attempt may use until one holds a verdict."""
     max_failed_share: Share = 0.2
+    """The step stops if more than this share of a batch's conversations have no verdict, or content that the judge
+    refused."""
     mode: JudgeMode = ABSOLUTE
+    """`absolute` judges each conversation by itself. `group` has one call rank and score all conversations of a group
+    by a rule that scores, which costs less. It is for a training's judge that is a model, and for `schedule:
+    concurrent`."""
     anchor_share: Share = 0.03
+    """With `mode: group`, so many of the conversations are also judged by themselves, to compare the two. These
+    verdicts change no reward."""
     group_prompts_paths: dict[str, FilePath] = field(
         default_factory=lambda: {"pedagogical_eval": "prompt_templates/judges/language_tutor_group.txt"}
     )
+    """The templates of `mode: group`, by rule."""
 
 
 @config_group
 class ServerConfig:
     """Where the servers of a run listen, their deadlines, and how engines share GPUs. The content of the episodes does
-    not depend on these keys.
-
-    Deadlines: `server_start_timeout_s` for a server to load its models, or to return after it ended; `sample_timeout_s`
-    for a batch of episodes; `turn_timeout_s` for an engine to finish each message it works on, after which the engine
-    counts as hung and the server ends (an engine gets `vllm.max_num_seqs` messages at a time; waiting ones do not
-    count); `load_weights_timeout_s` for turns in flight to end before new weights are loaded.
-
-    `server_urls`: one server per machine; null means the one at `server_host` and `server_port`. The trainer's
-    processes are assigned to them in order: with 2 servers and 8 processes the first four use the first server. Each
-    process resolves the address itself, so http://127.0.0.1:8005 twice means each machine's own server. `server_index`,
-    from 0, is the server's own position in the list.
-
-    `allowed_hosts`: hostnames besides localhost under which a server without a token (`CLASSROOM_TOKEN`) answers, such
-    as host.docker.internal, without a port. IP addresses need not be listed.
-
-    `schedule`: `concurrent` lets every episode go on by itself; `phased` has all episodes finish one phase (in the
-    classroom the dialogue, the judging, and so on) before any begins the next, and has the engines sleep that a phase
-    does not need (rollout/scheduler.py), for models that do not fit side by side.
-
-    `colocate`: whether the engines sleep while the trainer steps and give it their GPU's memory. Null: they do if
-    server and trainer use the same GPU.
-    """
+    not depend on these keys."""
 
     server_host: Text = "127.0.0.1"
+    """The address that the server listens at. 127.0.0.1 is reached from this machine only."""
     server_port: Annotated[Whole, between(1, 65535)] = 8005
+    """The server's port."""
     allowed_hosts: list[Text] = field(default_factory=list)
+    """Hostnames besides localhost under which a server without a token (CLASSROOM_TOKEN) answers, such as
+    host.docker.internal, without a port. IP addresses need not be listed."""
     server_urls: list[Text] | None = None
+    """The addresses of several servers, one per machine; null means the one at `server_host` and `server_port`. The
+    trainer's processes are assigned to them in order: with 2 servers and 8 processes the first four use the first
+    server. Each process resolves the address itself, so http://127.0.0.1:8005 twice means each machine's own server."""
     server_index: Annotated[Whole, at_least(0, 10**6)] = 0
+    """The server's own position in `server_urls`, from 0."""
     server_start_timeout_s: Seconds = 1800.0
+    """How long, in seconds, a server may take to load its models, or to return after it ended."""
     sample_timeout_s: Seconds = 3600.0
+    """How long a batch of episodes may take, in seconds."""
     load_weights_timeout_s: Seconds = 600.0
+    """How long, in seconds, new weights wait for turns in flight to end."""
     turn_timeout_s: Seconds = 900.0
+    """How long, in seconds, an engine may take to finish each message it works on. After that it counts as hung and the
+    server ends. An engine gets `vllm.max_num_seqs` messages at a time; waiting ones do not count."""
     schedule: Schedule = "concurrent"
+    """`concurrent` lets every episode go on by itself. `phased` has all episodes finish one phase (in the classroom the
+    dialogue, the judging, and so on) before any begins the next, and has the engines sleep that a phase does not need:
+    for models that do not fit side by side (docs/gpus.md)."""
     colocate: Flag | None = None
+    """Whether the engines sleep while the trainer steps and give it their GPU's memory. Null: they do if server and
+    trainer use the same GPU."""
 
 
 @config_group
 class LimitsConfig:
-    """Limits of an episode. `max_turns` counts messages. `max_tokens_in_conversation` bounds the context of the policy
-    (in the classroom the teacher); its model's own `vllm.max_length` bounds it, too. `max_tokens_per_turn` bounds one
-    sampled message."""
+    """Limits of an episode."""
 
     max_turns: Annotated[Whole, at_least(1, 10_000, "it counts messages and must be at least 1")] = 15
+    """The most messages, of both sides. A dialogue of the classroom ends at the latest with the teacher's first message
+    that is number `max_turns` or later; Marooned counts the model's decisions."""
     max_tokens_in_conversation: Tokens = 8192
+    """The most tokens in the context of the policy (in the classroom the teacher). Its model's own `vllm.max_length` is
+    a limit, too."""
     max_tokens_per_turn: Tokens = 1024
+    """The most tokens of one sampled message, hidden thoughts included. A longer one is cut."""
 
 
 @config_group
@@ -247,58 +267,74 @@ class EnvironmentConfig(LimitsConfig, ServerConfig):
 
 @config_group
 class PromptsConfig:
-    """The prompts of the classroom's models, and what the program draws for a conversation.
-
-    `student_error_rate` is the probability that a student turn gets the persona `error_student`, or a mapping from
-    every persona to its weight; with a single persona every turn gets that one. A null in `student_names` is a student
-    without a name. `forced_conversation_type`, in upper or lower case: `guided` (the teacher opens), `attempt` (the
-    student's attempt opens), null (drawn per problem; `guided` if a judge rule scores).
-
-    `use_thinking` tells the teacher to think in `<think>` before each message (its prompt template says how), and
-    rewards thoughts; `force_thinking` begins each of its messages with that tag, which is not trained on.
-
-    `student_attempt_prompt_path` is used by evaluations only: with it the student solves the problem before, and
-    outside of, the dialogue.
-    """
+    """The prompts of the classroom's models, and what the program draws for a conversation. Prompts are Jinja
+    templates; docs/classroom.md lists their variables."""
 
     teacher_prompt_path: FilePath = "prompt_templates/quickstart/teacher.txt"
+    """The teacher's prompt."""
     student_personas_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
+    """The student's prompt, by the name of the persona. One persona is drawn for each student turn; the first one also
+    writes the solutions."""
     student_error_rate: Any = 0.2
+    """The probability that a student turn gets the persona `error_student`; the others share the rest. Or a mapping
+    from every persona to its weight. With a single persona every turn gets that one."""
     student_initial_attempt_prompt_path: FilePath | None = None
+    """Asks the student for the attempt that opens a dialogue. Needed unless `forced_conversation_type` is `guided`."""
     initial_attempt_wrapper_prompt_path: FilePath | None = None
+    """How the teacher is shown that attempt; null: as it is."""
     student_final_prompt_path: FilePath | None = None
+    """Asks the student for its solutions after the dialogue. Needed by the reward `end_rm`."""
     student_attempt_prompt_path: FilePath | None = None
+    """Used by evaluations only: asks the student to solve the problem before, and outside of, the dialogue."""
     judges_rules_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
+    """What the judge is asked, by rule: `pedagogical_eval` gives scores, every other rule a decision, OK or REJECT."""
     student_names: list[Any] = field(
         default_factory=lambda: ["Alex", "Jamie", "Taylor", "Jordan", "Sam", "Casey", "Morgan", "Riley", None]
     )
+    """One is drawn for each group; null is a student without a name."""
     forced_conversation_type: Text | None = None
+    """Who opens, in upper or lower case: `guided` (the teacher), `attempt` (the student's attempt), null (drawn per
+    problem; `guided` if a judge rule scores)."""
     use_thinking: Flag = False
+    """Tells the teacher to think in `<think>` before each message (its prompt template says how), and rewards
+    thoughts."""
     force_thinking: Flag = False
+    """Begins each of the teacher's messages with `<think>`, which is not trained on, and rewards thoughts. Not for a
+    teacher behind an API."""
 
 
 @config_group
 class JudgingConfig:
-    """After the dialogue: the student's solutions, the judge's attempts, and what a rejection costs. A boxed answer
-    whose comparison with the reference takes longer than `answer_timeout_s` counts as wrong."""
+    """After the dialogue: the student's solutions, the judge's attempts, and what a rejection costs. docs/classroom.md
+    lists the rewards."""
 
     max_tokens_per_student_attempt: Tokens = 3900
+    """The most tokens of one solution. A reward model's `vllm.max_length` must be larger."""
     max_tokens_per_judge_attempt: Tokens = 2048
+    """The most tokens of one reply of the judge. A reply that is cut holds no verdict."""
     number_student_attempts: Attempts = 8
+    """How many solutions the student writes, and in an evaluation as many before the dialogue. None are written if no
+    reward needs them."""
     number_judge_attempts: Attempts = 2
+    """How often the judge is asked by each rule; 0: there are no judges."""
     ignore_rejected_judge: Flag = False
+    """Whether a rejected conversation keeps its rewards, less a penalty. False: no solutions are written, and rewards
+    become 0 (`end_rm`: minus the penalty; `length` stays)."""
     extra_penalty_for_rejected_judges: Weight = 0.25
+    """The penalty λ. It is subtracted from the rewards `pedagogical`, which stays at least 0, and `end_rm`."""
     low_score_threshold: Share = 0.3
+    """A conversation whose `pedagogical` reward is below counts as rejected."""
     answer_timeout_s: Seconds = 5.0
+    """A boxed answer whose comparison with the reference takes longer, in seconds, counts as wrong."""
 
 
 @config_group
 class SupervisorModelConfig(ApiModelConfig):
-    """The supervisor. `model_name_or_path: rubric` is the rubric of the quickstart's closed-grammar lessons, `rules`
-    the rules for lesson plans in any language and for maths problems. `replies_per_review`: how many replies one review
-    may use until one can be read."""
+    """The supervisor (docs/supervision.md). `model_name_or_path: rubric` is the rubric of the quickstart's
+    closed-grammar lessons, `rules` the rules for lesson plans in any language and for maths problems."""
 
     replies_per_review: Annotated[Whole, at_least(1, 1000)] = 2
+    """How many replies one review may use until one can be read."""
 
 
 def default_penalties() -> dict[str, float]:
@@ -320,70 +356,75 @@ def default_penalties() -> dict[str, float]:
 
 @config_group
 class SupervisionConfig:
-    """What a supervisor does with each message of the teacher, in training only (docs/supervision.md).
-
-    `prompt_path`: the prompt template of a supervisor that is a model. `on_invalid`: `observe` lets the student hear
-    every message; `retry` has the teacher write it again, up to `max_retries` times, with the critique in its context
-    if `show_critique`; `replace` puts the supervisor's correction in its place. `share` is the share of the problems
-    whose conversations are supervised; over `anneal_steps` steps it falls to 0 (0: it stays). `penalties` is the price
-    of each category, at most 0; keys that are left out keep their default. `max_tokens` bounds a model's review.
-    """
+    """What a supervisor does with each message of the teacher, in a training and in the sampling `supervised` of an
+    evaluation (docs/supervision.md)."""
 
     prompt_path: FilePath | None = None
+    """The prompt template of a supervisor that is a model; not for `rubric` and `rules`."""
     on_invalid: OnInvalid = OBSERVE
+    """`observe` lets the student hear every message. `retry` has the teacher write an invalid one again. `replace` puts
+    the supervisor's correction in its place."""
     max_retries: Annotated[Whole, at_least(1, 100)] = 1
+    """With `retry`, how often a message may be written again."""
     show_critique: Flag = False
+    """With `retry`, whether the rejected message and its critique are in the teacher's context while it writes
+    again."""
     share: Share = 1.0
+    """Share of the problems whose conversations are supervised."""
     anneal_steps: Steps = 0
+    """Over so many steps `share` falls to 0; 0: it stays."""
     max_tokens: Tokens = 512
+    """The most tokens of a model's review."""
     penalties: Annotated[dict[str, Finite], Merges] = field(default_factory=default_penalties)
+    """The price of each category of invalid messages, at most 0 (docs/supervision.md lists them). Names that are left
+    out keep their default."""
 
 
 @config_group
 class ToolLimitsConfig:
-    """Limits of the tools that the teacher calls: how many calls a message may have, how many seconds each may take,
-    and how many characters of a result the teacher is shown."""
+    """Limits of the tools that the teacher calls."""
 
     calls: Annotated[Whole, between(1, 100)] = 4
+    """In one message."""
     seconds: Seconds = 5.0
+    """For each call."""
     characters: Annotated[Whole, between(1, 10**6)] = 1000
+    """Of a result that the teacher is shown. The rest is cut off."""
 
 
 @config_group
 class PostTestConfig:
     """A delayed post-test after the dialogue: what the student still knows without the transcript
-    (docs/trusting_rewards.md).
-
-    A ledger says what the student may know: what it produced in the lesson before the teacher said it. With `enable`, a
-    student that the program holds by this ledger answers the test; with `ask_student` the student's model does, too,
-    with `prompt_path` as its prompt, which shows the ledger and not the dialogue, and at most `max_tokens_per_answer`
-    tokens for each answer. Both are recorded. `scored_by` says whose answers the reward `post_test` counts: `ledger` or
-    `student`. Of a maths problem, at most `siblings` sibling problems are asked.
-    """
+    (docs/trusting_rewards.md). A ledger says what the student may know: what it produced in the lesson before the
+    teacher said it."""
 
     enable: Flag = False
+    """Whether there is a test. A student that the program holds by the ledger answers it."""
     ask_student: Flag = False
+    """Whether the student's model answers, too. Both results are recorded."""
     scored_by: PostTestStudent = LEDGER
+    """Whose answers the reward `post_test` counts: those by the ledger, or those of the student's model."""
     prompt_path: FilePath | None = None
+    """The prompt of the student's model in the test. It shows the ledger and not the dialogue."""
     siblings: Annotated[Whole, between(1, 100)] = 3
+    """The most sibling problems that are asked of a maths problem."""
     max_tokens_per_answer: Tokens = 1024
+    """The most tokens of an answer of the student's model."""
 
 
 @config_group
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
-    """The `generation` block of the classroom: prompts, lengths, judging, supervision, post-test, and the server. A
-    dialogue ends at the latest with the teacher's first message that is number `max_turns` or later. `teacher_tools`
-    names the tools that the teacher may call while it writes a message, such as `calculator` (docs/environments.md).
-
-    `readers_path` is a folder with readers that were trained on messages of real tutors (docs/classroom.md). The judge
-    `rules` and the rules of a supervisor then use them where a label means the same, and an evaluation measures what
-    they read. Null: rules alone, as everywhere by default.
-    """
+    """The `generation` block of the classroom: prompts, lengths, judging, supervision, post-test, and the server."""
 
     supervisor: SupervisionConfig = field(default_factory=SupervisionConfig)
     teacher_tools: list[Text] = field(default_factory=list)
+    """Names of the tools that the teacher may call while it writes a message, such as `calculator`
+    (docs/environments.md)."""
     tool_limits: ToolLimitsConfig = field(default_factory=ToolLimitsConfig)
     readers_path: FilePath | None = None
+    """A folder with readers that were trained on messages of real tutors (docs/classroom.md). The judge `rules` and the
+    rules of a supervisor then use them where a label means the same, and an evaluation measures what they read. Null:
+    rules alone."""
     post_test: PostTestConfig = field(default_factory=PostTestConfig)
 
     @property
@@ -413,39 +454,44 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
 
 @config_group
 class DataSource:
-    """One dataset: a Hub name or a local .jsonl/.json/.csv/.parquet file, and the share of it to take, in (0, 1].
-    `split` applies to Hub names only; a file is one split."""
+    """Where a dataset is."""
 
     name_or_path: FilePath = ""
+    """A Hub name, or a local .jsonl, .json, .csv or .parquet file."""
     split: Text = "train"
+    """Of a Hub name; a file is one split."""
     ratio: SomeShare = 1.0
+    """The share of it to take. Which rows is drawn with `seed`."""
 
 
 @config_group
 class DatasetSource(DataSource):
-    """A dataset of problems: where their texts and reference answers come from.
-
-    The text is the cell in `problem_column`, or the Jinja template at `problem_template` rendered with the row's
-    columns as variables; lesson plans have `prompt_templates/lesson_plan.txt`. `columns` maps template variables to
-    columns of another name. `answer_column` null: the problems have no answer. Maths problems may have
-    `sibling_problems_column`, problems of the same structure with other numbers, and `steps_column`, the quantities on
-    the way to the answer: a post-test asks them (docs/trusting_rewards.md).
-    """
+    """A dataset of problems: where their texts and reference answers come from."""
 
     problem_column: Text = "problem"
+    """The column with the problem's text, if there is no `problem_template`."""
     answer_column: Text | None = "answer"
+    """The column with the reference answer; null: the problems have none."""
     problem_template: FilePath | None = None
+    """A Jinja template that makes the problem's text, with the row's columns as variables; lesson plans have
+    `prompt_templates/lesson_plan.txt`. Null: the text is that in `problem_column`."""
     columns: dict[str, Text] = field(default_factory=dict)
+    """Maps the template's variables to columns of another name."""
     sibling_problems_column: Text | None = None
+    """The column with problems of the same structure and other numbers, which a maths problem's post-test asks
+    (docs/trusting_rewards.md); null: there are none."""
     steps_column: Text | None = None
+    """The column with the quantities on the way to the answer, for the same; null: there are none."""
 
 
 @config_group
 class HuggingFaceConfig:
-    """The Hub repository, `user/name`, that the trained model is pushed to if `push_to_hub` is true. Needs HF_TOKEN."""
+    """Where the trained model is pushed to."""
 
     name: Text | None = None
+    """The Hub repository, as `user/name`."""
     push_to_hub: Flag = False
+    """Whether the trained model is pushed. Needs HF_TOKEN."""
 
 
 def lesson_plans(split: str) -> DatasetSource:
@@ -457,15 +503,23 @@ def lesson_plans(split: str) -> DatasetSource:
 
 @config_group
 class LoggingConfig:
-    """Where a run is reported. `save_dir` is the run folder, which holds everything that server and trainer write.
-    `save_steps` is the number of optimizer steps between two checkpoints, rounded up to whole batches."""
+    """Where a run is kept, and reported."""
 
     wandb: Flag = False
+    """Whether Weights & Biases gets the metrics; the same as `wandb` in `report_to`. Needs WANDB_API_KEY."""
     wandb_project: Text = "train_rl"
+    """The project of Weights & Biases, and of Trackio."""
     wandb_run_name: Text | None = None
+    """The name of the run in trackers; null leaves it to them."""
     wandb_entity: Text | None = None
+    """The user or team of Weights & Biases; null: WANDB_ENTITY, or the account's own."""
     run_group: Text | None = None
+    """The group of runs in Weights & Biases; null: none."""
     wandb_tags: list[Text] = field(default_factory=list)
+    """Tags of the run in Weights & Biases."""
     report_to: list[Tracker] = field(default_factory=list)
+    """The trackers that get the metrics. Each needs its package installed."""
     save_dir: FilePath = "checkpoints"
+    """The run folder: everything that the programs write is in it. Started again with the same one, a run continues."""
     save_steps: Steps = 10
+    """Optimizer steps between two checkpoints; `train_rl.py` rounds it up to whole batches. 0: none on the way."""
