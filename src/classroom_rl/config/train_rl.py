@@ -64,152 +64,175 @@ from classroom_rl.config.values import (
 
 @config_group
 class TurnCreditConfig:
-    """A reward for each message, beside that of the whole conversation (docs/supervision.md).
-
-    `mode`: `none`; `immediate` (a message's own reward), `to_go` (the mean of its own and the following ones, each
-    discounted by `gamma` per message), `progress` (how much it moved the mean of the rewards so far). `weight` is its
-    share in a token's advantage. `rewards`: the turn rewards of the environment and their weights; empty means the
-    supervisor's penalties alone. `shuffle` permutes the turn rewards over a batch: a control that must teach nothing.
-    """
+    """A reward for each message, beside that of the whole conversation (docs/supervision.md)."""
 
     mode: TurnCredit = NO_CREDIT
+    """What a message is credited with: `none`; `immediate`, its own reward; `to_go`, the mean of its own and the
+    following ones; `progress`, how much it moved the mean of the rewards so far. PPO takes `none` and `immediate`
+    only."""
     weight: Weight = 0.3
+    """Weight of a message's credit in the advantage of its tokens, to which it is added."""
     gamma: Share = 0.9
+    """With `to_go`, the discount per message."""
     rewards: dict[str, Finite] = field(default_factory=dict)
+    """The environment's turn rewards and their weights; empty means the supervisor's penalties alone."""
     shuffle: Flag = False
+    """Permutes the turn rewards over a batch: a control that must teach nothing."""
 
 
 @config_group
 class CorrectionsConfig:
-    """How the teacher is trained on the supervisor's corrections, by cross-entropy (docs/supervision.md).
-
-    `mode`: `none`; `same_step` adds the corrections of a batch to its step, with `weight` μ; `pass` trains on those
-    that came since the last pass, every `interval` steps if there are `min_examples`, for `epochs` epochs at
-    `learning_rate` (null: the training's own), with the training's optimizer, until the policy has moved by `max_kl` on
-    its own tokens.
-    `rows_per_batch`: the most corrections in one step, over all ranks (null: as many as conversations).
-    `pass_batch_size`: the corrections in one step of a pass, on each rank (null: `per_device_train_batch_size`).
-    `capacity`: the most corrections that wait for a pass; the oldest go first. `replay`: for each correction that came
-    since the last pass, so many earlier ones are in it again, drawn from the last 2 × `capacity`. `targets`: `whole`
-    trains on every token of a corrected message; `changed` begins at its first token that the policy did not write
-    itself.
-    """
+    """How the teacher is trained on the supervisor's corrections, by cross-entropy (docs/supervision.md). A pass uses
+    the training's optimizer."""
 
     mode: CorrectionMode = NO_CORRECTIONS
+    """How: `none`, not at all; `same_step` adds the corrections of a batch to its step; `pass` trains on them between
+    steps, on all that came since the last pass."""
     weight: Weight = 0.05
+    """With `same_step`, the factor μ of the cross-entropy in the loss."""
     interval: Interval = 25
+    """Steps from one pass to the next, rounded up to whole batches."""
     min_examples: Count = 10
+    """With fewer corrections, a pass is left out, and they wait for the next one."""
     epochs: Count = 1
+    """How often a pass goes over its corrections."""
     learning_rate: LearningRate | None = None
+    """Of a pass; null: the training's own at that step."""
     max_kl: Positive = 0.05
+    """A pass ends when the policy has moved by so much on its own tokens, in nats per token."""
     capacity: Count = 4096
+    """The most corrections that wait for a pass; the oldest go first."""
     replay: Weight = 0.0
+    """For each correction that came since the last pass, so many earlier ones are in it again, drawn from the last 2 ×
+    `capacity`."""
     rows_per_batch: Count | None = None
+    """With `same_step`, the most corrections in one step, over all ranks; null: as many as conversations."""
     pass_batch_size: Count | None = None
+    """The corrections in one step of a pass, on each rank; null: `train.per_device_train_batch_size`."""
     targets: CorrectionTargets = WHOLE
+    """`whole` trains on every token of a corrected message; `changed` begins at its first token that the policy did not
+    write itself."""
 
 
 @config_group
 class PPOConfig:
-    """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them.
-
-    `gamma` and `lam` are γ and λ of GAE; a step is a sampled token, or a message (`gae_over`: `tokens`, `turns`).
-    `value_lam` is the λ of what the critic learns: with 1 the returns themselves, without its own earlier values.
-    `whiten_advantages` gives them mean 0 and standard deviation 1 over the batch. With `bootstrap_truncated`, a
-    conversation that was cut because a context was full has the critic's value before its last step in place of its
-    reward.
-
-    The critic is a linear head with its own `value_learning_rate`. `value_weight` is its share in the loss;
-    with `center_values` it begins at the mean return of the first batch, and learns the difference from it;
-    `value_clip` limits how far a value moves in one batch (null: no limit); with `train_trunk: false` its gradient
-    ends at the head. In the first `value_warmup_steps` optimizer steps only the head learns. `entropy_weight` rewards
-    entropy. `target_kl` stops the updates on a batch once the policy has moved by so much, in nats per token.
-    """
+    """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them. The critic is a
+    linear head on the trained model."""
 
     gamma: Share = 1.0
+    """γ of GAE, the discount per step."""
     lam: Share = 0.95
+    """λ of GAE, for the policy's advantages."""
     value_lam: Share = 1.0
+    """λ of what the critic learns: with 1 the returns themselves, without its own earlier values."""
     gae_over: StepKind = TOKENS
+    """What a step of GAE is: a sampled token, or a message."""
     whiten_advantages: Flag = True
+    """Gives the advantages mean 0 and standard deviation 1 over the batch."""
     bootstrap_truncated: Flag = True
+    """A conversation that was cut because a context was full has the critic's value before its last step in place of
+    its reward."""
     value_learning_rate: LearningRate = 1e-4
+    """Of the critic's head. It follows `lr_scheduler_type`."""
     value_weight: Weight = 0.5
+    """Of the critic's loss in the loss."""
     center_values: Flag = True
+    """The critic begins at the mean return of the first batch, and learns the difference from it."""
     value_clip: Positive | None = 0.2
+    """How far a value may move in one batch; null: no limit."""
     train_trunk: Flag = True
+    """Whether the critic's gradient reaches the model. False: it ends at the head."""
     value_warmup_steps: Steps = 0
+    """In so many optimizer steps at the beginning, only the head learns."""
     entropy_weight: Weight = 0.0
+    """Of a reward for entropy, per nat."""
     target_kl: Positive | None = None
+    """Stops the updates on a batch once the policy has moved by so much, in nats per token; null: never. Needs `mu` of
+    2 or more."""
 
 
 @config_group
 class TrainConfig:
-    """Options of the training. `algorithm` is `grpo` or `ppo`; the options that only PPO has are in `ppo`. A batch is
+    """Options of the training (docs/algorithms.md); those that only PPO has are in `ppo`. A batch is
     `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each of the `mu` passes
-    over it is one optimizer step.
-
-    `beta` weighs the KL to the initial policy (0: no reference model is loaded). The policy ratio is clipped at 1 −
-    `epsilon` and 1 + `epsilon_high`; null means `epsilon`. With `loss_type: cispo`, `epsilon_high` is the largest ratio
-    itself, at least 1; null means 5, and `epsilon` has no effect. `sapo` clips nothing. `loss_type`, `scale_rewards`
-    and `optimizer` take TRL's and transformers' values; the default optimizer has 8-bit states, and resumes from a
-    checkpoint exactly. `dtype` is that of the trained weights and arithmetic. `reward_weights` null follows from the
-    judge rules: a scoring rule means the pedagogical reward alone, OK/REJECT rules mean the maths rewards.
-    `importance_sampling_correction` corrects for the difference between the engine's log-probs and the trainer's, in
-    TRL's `importance_sampling_mode`, truncated at `importance_sampling_clip_max`.
-
-    A micro-batch has `per_device_train_batch_size` rows, or with `max_tokens_per_micro_batch` as many rows of like
-    length as fit into so many tokens, padding included; a longer row is alone.
-
-    `groups_without_variance`: what becomes of groups whose conversations all have the same reward, by its standard
-    deviation (with turn credit: and whose messages have the same turn rewards). They teach nothing. `keep` trains on
-    them, `drop` leaves them out, so that the others weigh more; `resample` plays further problems in their place, until
-    the batch is full or `resample_up_to` times as many groups would have been played, and leaves the rest out.
-
-    `max_staleness`: how many versions older than the trained weights those may be that a batch is played with. 0 plays
-    each batch with the current weights; 1 plays the next batch while this one is judged and trained on, and corrects
-    for the difference as for the engine's.
-
-    `publish_through`: `disk` writes published weights into the run folder; `memory` into the shared memory of the
-    machine (/dev/shm), where server and trainer both are, and to disk every `publish_to_disk_every` steps and at the
-    end. Of either, the last `keep_published_policies` versions stay; in memory one more, which the next one overwrites.
-
-    `gpu_memory_gib`: the GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null
-    takes this machine's.
-    """
+    over it is one optimizer step."""
 
     algorithm: Algorithm = GRPO
+    """PPO trains a critic, too, and has no use for `loss_type`, `scale_rewards` and `groups_without_variance`."""
     number_of_problems_per_batch: Count = 16
+    """Each is played by a group of conversations."""
     num_samples_per_problem: Annotated[
         Whole, at_least(2, 10**6, "GRPO compares the conversations of a group and needs at least 2")
     ] = 8
+    """The conversations of a group."""
     per_device_train_batch_size: Count = 2
+    """Rows (conversations) of a micro-batch, on each rank."""
     max_tokens_per_micro_batch: Count | None = None
+    """A micro-batch takes as many rows of like length as fit into so many tokens, padding included; a longer row is
+    alone. Null: `per_device_train_batch_size` rows."""
     learning_rate: LearningRate = 5e-7
+    """Of the optimizer; `lr_scheduler_type` says how it changes over the steps."""
     lr_scheduler_type: Scheduler = "constant"
+    """The schedule of the learning rate, by transformers' name. There is no warm-up."""
     optimizer: Optimizer = "adamw_bnb_8bit"
+    """By transformers' name. `adamw_bnb_8bit` has states of 8 bits, and resumes from a checkpoint exactly."""
     epochs: Annotated[Whole, at_least(0, 10**6)] = 1
+    """Passes over the problems."""
     max_steps: MaxSteps = -1
+    """Optimizer steps. Above 0, it overrides `epochs`."""
     beta: Weight = 0.001
+    """Weight of the KL to the initial policy; 0: no reference model is loaded."""
     mu: Count = 2
+    """Passes over a batch, each of one optimizer step."""
     epsilon: Positive = 0.2
+    """The policy ratio is clipped at 1 − `epsilon` below. `cispo` and `sapo` do not use it."""
     epsilon_high: Positive | None = None
+    """The policy ratio is clipped at 1 + `epsilon_high` above; null: as `epsilon`. With `loss_type: cispo` it is the
+    largest ratio itself, at least 1; null: 5. `sapo` clips nothing."""
     loss_type: LossType = "dapo"
+    """By TRL's name: how the ratio is clipped, and what the mean is taken over. docs/algorithms.md has the formulas."""
     scale_rewards: RewardScale = "group"
+    """What the advantages are divided by: the standard deviation of the group's rewards, that of the batch's, or
+    nothing."""
     max_grad_norm: Annotated[Number, at_least(0, 1e30)] = 1.0
+    """The gradient is clipped to this norm; 0: never."""
     gradient_checkpointing: Flag = True
+    """Computes activations again in the backward pass: less memory, more time."""
     dtype: TrainingDtype = "bfloat16"
+    """Of the trained weights and arithmetic."""
     reward_weights: dict[str, Finite] | None = None
+    """The environment's rewards and their weights. Null: those that the judge rules imply: a scoring rule means the
+    pedagogical reward alone, OK/REJECT rules mean the maths rewards."""
     shuffle_rewards: Flag = False
+    """Permutes the rewards over a batch: a control that must teach nothing."""
     groups_without_variance: GroupMode = KEEP
+    """What becomes of groups whose conversations all have the same reward, by its standard deviation (with turn credit:
+    and whose messages have the same turn rewards). They teach nothing. `keep` trains on them. `drop` leaves them out,
+    so that the others weigh more. `resample` plays further problems in their place until the batch is full, and leaves
+    the rest out."""
     resample_up_to: Annotated[Number, at_least(1, 10**6)] = 2.0
+    """`resample` ends before more than so many times the groups of a batch would have been played."""
     importance_sampling_correction: Flag = True
+    """Weighs tokens by π_old / π_engine, to correct for the difference between the engine's log-probs and the
+    trainer's."""
     importance_sampling_mode: ImportanceSamplingMode = "token_truncate"
+    """By TRL's name: that ratio is of a token or of a whole sequence; one that is too large is cut (`truncate`) or
+    becomes 0 (`mask`)."""
     importance_sampling_clip_max: Positive = 2.0
+    """The largest such ratio."""
     keep_published_policies: Count = 2
+    """How many published versions of the weights stay. In memory there is one more, which the next one overwrites."""
     max_staleness: Annotated[Whole, between(0, 1)] = 0
+    """How many versions older than the trained weights those may be that a batch is played with. 0 plays each batch
+    with the current weights. 1 plays the next batch while this one is judged and trained on, and corrects for the
+    difference as for the engine's."""
     publish_through: PublishThrough = DISK
+    """`disk` writes published weights into the run folder. `memory` writes them into the shared memory of the machine
+    (/dev/shm), where server and trainer both are."""
     publish_to_disk_every: Interval = 25
+    """With `memory`, weights are also written to disk every so many steps, and at the end."""
     gpu_memory_gib: Positive | None = None
+    """The GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null: this machine's."""
     turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -225,8 +248,9 @@ class TrainConfig:
 
 @config_group
 class TeacherModelConfig(ApiModelConfig):
-    """The trained model. With `lora.enable` its own weights stay fixed and an adapter is trained: only the adapter is
-    published, and the reference for `train.beta` is the model without it."""
+    """The trained model. It must be an engine of the server, not a model behind an API. With `lora.enable` its own
+    weights stay fixed and an adapter is trained: only the adapter is published, and the reference for `train.beta` is
+    the model without it."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
 
@@ -237,11 +261,11 @@ class TeacherModelConfig(ApiModelConfig):
 
 @config_group
 class RewardModelConfig(ModelConfig):
-    """How solutions are graded: `Answer` compares the boxed answer, `None` grades nothing. Any other name is a model
-    with one logit, which reads problem and solution; the raw logit is the grade. The sampling options of its `vllm`
-    block have no effect."""
+    """How solutions are graded. The sampling options of the `vllm` block have no effect."""
 
     model_name_or_path: ModelPath = "Answer"
+    """`Answer` compares the boxed answer, `None` grades nothing. Any other name is a model with one logit, which reads
+    problem and solution; the raw logit is the grade."""
 
     @property
     def is_model(self) -> bool:
@@ -256,61 +280,67 @@ class RewardModelConfig(ModelConfig):
 
 @config_group
 class TrainDatasetConfig:
-    """The training problems. Without a dataset, and with a judge rule that scores, they are the shipped lesson plans.
-    `max_train_examples` −1 takes all. `curriculum` draws the problems of each batch by how far the rewards of their
-    last group were apart, and by how long ago that was, in place of the order of the shuffled data."""
+    """The training problems."""
 
     train_datasets: list[DatasetSource] = field(default_factory=list)
+    """Where they come from. Without a dataset they are the shipped lesson plans if a judge rule scores, and Big-Math's
+    problems if the configuration names no prompt, persona and judge rule either."""
     max_train_examples: Examples = -1
+    """The most problems, of all datasets together."""
     curriculum: Flag = False
+    """Draws the problems of each batch by how far the rewards of their last group were apart, and by how long ago that
+    was, in place of the order of the shuffled data."""
 
 
 @config_group
 class GuardsConfig:
-    """Checks during training of whether the teacher fools the judge. They change no reward. One more check needs no
-    key: in every batch, whether verdicts depend on the conversation at all (trainer/judge_monitor.py).
-
-    Every `judge_check_every_n_steps` optimizer steps, beginning with the first batch (0: never), `held_out_judge_model`
-    judges `judge_check_sample` conversations of the batch again: a model behind an API, `rubric` or `rules`; null skips
-    this. With `canaries`, the training's judge also judges planted conversations whose teacher says nothing, only
-    praises, hands everything over, ends early, speaks to the judge, or writes its own verdict. A warning is logged if
-    the gap between the two judges' mean scores has grown by more than `largest_gap_growth` since the run began, and if
-    a canary scores above `largest_canary_score`; both are in [0, 1]. A judgement that takes longer than
-    `judge_check_timeout_s` counts as failed.
-    """
+    """Checks during training of whether the teacher fools the judge (docs/trusting_rewards.md). They change no reward.
+    One more check needs no key: in every batch, whether verdicts depend on the conversation at all
+    (trainer/judge_monitor.py)."""
 
     held_out_judge_model: JudgeModelConfig | None = None
+    """A second judge, behind an API or embedded, that judges a sample of the conversations again. Null: only
+    canaries."""
     judge_check_every_n_steps: Steps = 0
+    """Optimizer steps from one check to the next, beginning with the first batch; 0: never."""
     judge_check_sample: Count = 16
+    """How many conversations of the batch the held-out judge reads."""
     canaries: Flag = True
+    """Whether the training's judge also judges planted conversations whose teacher says nothing, only praises, hands
+    everything over, ends early, speaks to the judge, or writes its own verdict."""
     largest_gap_growth: Share = 0.15
+    """A warning is logged if the gap between the two judges' mean scores, in [0, 1], has grown by more than this since
+    the run began."""
     largest_canary_score: Share = 0.5
+    """A warning is logged if the score of a canary, in [0, 1], is above this."""
     judge_check_timeout_s: Seconds = 300.0
+    """A judgement that takes longer, in seconds, counts as failed."""
 
 
 @config_group
 class TrainRLConfig:
-    """The configuration of server and trainer. `environment` is a name in `rollout.registry.ENVIRONMENTS`, or the
-    dotted name of your own package. `skip_first_samples` is the number of problems to skip at the beginning of the
-    shuffled data. The teacher is trained, so it must be an engine of the server, not a model behind an API.
-    `supervisor_model` null means no supervisor.
-    """
+    """The configuration of server and trainer."""
 
     environment: Text = "classroom"
+    """What is played: `classroom`, `marooned`, or the dotted name of your own package (docs/environments.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     teacher_model: TeacherModelConfig = field(default_factory=TeacherModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     supervisor_model: SupervisorModelConfig | None = None
+    """Who reviews each message of the teacher (docs/supervision.md). Null: there is no supervisor."""
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     skip_first_samples: Steps = 0
+    """How many problems at the beginning of the shuffled data are skipped."""
     seed: Seed = 42
+    """Of everything that is drawn, such as the order of the problems, and of the engines' sampling."""
     dry_run: Flag = False
+    """Starts nothing: prints the configuration and what it leads to, checks it, and ends (docs/configure.md)."""
 
     def __post_init__(self) -> None:
         if not self.dataset.train_datasets:
