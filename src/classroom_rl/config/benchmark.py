@@ -32,21 +32,22 @@ TUTOR, JUDGE = "tutor", "judge"
 
 @config_group
 class BenchmarkConfig:
-    """A published benchmark in place of conversations with a simulated student.
-
-    `name` is mrbench (judges label tutors' replies as people did), mathdial (the tutor writes a teacher's next turn) or
-    mathtutorbench (a tutor's tasks). `path` is a .jsonl or .json file or a name on the Hub, with its `split`; for
-    mathtutorbench it is the folder that holds its data files. At most `max_dialogues` dialogues (of mathtutorbench
-    problems of each task), drawn with `seed`, are read; −1 reads all. `tasks` are those of mathtutorbench.
-    `prompts_paths` maps `judge`, `tutor` or a task to its prompt template.
-    """
+    """A published benchmark in place of conversations with a simulated student (docs/evaluation.md)."""
 
     name: Benchmark = MRBENCH
+    """`mrbench`: judges label tutors' replies as people did. `mathdial`: the tutor writes a teacher's next turn.
+    `mathtutorbench`: a tutor's tasks."""
     path: FilePath = ""
+    """A .jsonl or .json file or a Hub name; for `mathtutorbench` the folder that holds its data files."""
     split: Text = "test"
+    """Of a Hub name."""
     max_dialogues: Examples = -1
+    """How many dialogues (of `mathtutorbench`: problems of each task) are read; fewer than all are drawn with
+    `seed`."""
     tasks: list[Text] = field(default_factory=list)
+    """Those of `mathtutorbench` to measure."""
     prompts_paths: dict[str, FilePath] = field(default_factory=dict)
+    """The prompt templates of `judge`, of `tutor`, or of each task."""
 
 
 def has_tutor(benchmark: BenchmarkConfig) -> bool:

@@ -55,30 +55,37 @@ _TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @config_group
 class EvalDatasetConfig:
-    """The problems. Without a dataset, and with a judge rule that scores, they are the shipped test plans.
-    `max_val_examples` −1 takes all. Every tutor gets the same problems in the same order."""
+    """The problems. Every tutor gets the same ones in the same order."""
 
     eval_datasets: list[DatasetSource] = field(default_factory=list)
+    """Where they come from. Without a dataset, and with a judge rule that scores, they are the shipped test plans."""
     max_val_examples: Examples = 500
+    """The most problems, of all datasets together."""
 
 
 @config_group
 class TutorConfig:
-    """One of several tutors. Keys that it does not set are as in `teacher_model`.
-
-    `model_name_or_path` is a folder, a Hub name or an API's model. `adapter` is a folder with a LoRA adapter; it is
-    merged into `model_name_or_path` as its base (null: the base that the adapter names). With `server_url` the tutor is
-    the one of a running server, with that server's own student and rules.
-    """
+    """One of several tutors. Its model and its API are its own; everything else is as in `teacher_model`."""
 
     name: Text = ""
+    """Names the tutor in results and its folder: letters, digits and ._-; each has another one, and none is `base`,
+    `acknowledges` or `ideal`."""
     model_name_or_path: ModelPath | None = None
+    """A folder, a Hub name or an API's model. Null: `adapter` or `server_url` says which tutor it is."""
     adapter: ModelPath | None = None
+    """A folder with a LoRA adapter. It is merged into `model_name_or_path` as its base; if that is null, into the base
+    that the adapter names."""
     server_url: Text | None = None
+    """The address of a running server, whose tutor this is, with that server's own student and rules."""
     use_openrouter: Flag = False
+    """The tutor is behind OpenRouter, with the key in OPENROUTER_API_KEY."""
     use_gemini: Flag = False
+    """The tutor is behind Gemini's API, with the key in GEMINI_API_KEY."""
     base_url: Text | None = None
+    """The address of another OpenAI-compatible API that the tutor is behind."""
     api_key_env: Text | None = None
+    """The environment variable that holds the API's key; null: the one of OpenRouter or Gemini; with `base_url` alone,
+    none is sent."""
 
     @property
     def is_remote(self) -> bool:
@@ -100,82 +107,83 @@ def model_of_tutor(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
 
 @config_group
 class CounterfactualsConfig:
-    """Whether the prices of messages predict what the student does later (docs/trusting_rewards.md).
-
-    `forks` messages of the tutor (0: none) are each compared with another one in their place: the supervisor's
-    correction, or one of `siblings` messages that the tutor samples there. Each of the two is played on `playouts`
-    times, with the same seeds.
-    """
+    """Whether the prices of messages predict what the student does later (docs/trusting_rewards.md). Each of some
+    messages is compared with another one in its place: the supervisor's correction, or a message that the tutor samples
+    there."""
 
     forks: Annotated[Whole, at_least(0, 10**6)] = 0
+    """How many messages of the tutor are compared; 0: none."""
     playouts: Annotated[Whole, between(8, 4096)] = 8
+    """How often the conversation is played on after each of the two, with the same seeds."""
     siblings: Annotated[Whole, between(1, 4096)] = 4
+    """How many messages the tutor samples to choose the other one from, where there is no correction."""
 
 
 @config_group
 class EvalConfig:
-    """An evaluation of one tutor, or of several side by side.
-
-    `tutors` are compared with each other, with `teacher_model`, which is then the untrained base, and with the control
-    arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They are played one after
-    the other, so that one tutor at a time is in memory.
-
-    `server_url` names a running server, whose tutor is then measured with that server's own models and classroom
-    rules; null loads `teacher_model`, `student_model` and `judge_model` in this process. `samplings`: `sampled`
-    uses the teacher's configured temperature, `greedy` temperature 0. `supervised` is a diagnostic: it is
-    `sampled`, with a supervisor that reads each message of the tutor as in a training. The supervisor is
-    `supervisor_model`, or that of the server; in no other sampling is there one, but `counterfactuals` has it price
-    messages of `sampled`. Each problem gets `num_samples_per_problem` conversations per sampling. `seed` fixes the
-    error schedules and every sampling seed, so that two tutors meet the same students.
-
-    `extra_judges`, models behind an API or the rubric, judge each compared conversation once more, to compare their
-    view of the tutors with that of `judge_model`. They give no reward.
-
-    Which messages of a language student hold an error: in the quickstart's language rules decide it. For any other
-    language the judge's model is asked once per conversation with `student_errors_prompt_path` (null: no model is
-    asked, and a message counts as having an error if its persona was to make one).
+    """An evaluation of one tutor, or of several side by side (docs/evaluation.md).
 
     An evaluation that names neither a persona nor a judge rule is one of a maths tutor. It gets the prompts and rules
     in `MATHS_CLASSROOM` where it has none of its own, and without a dataset Big-Math's test problems; a log line lists
     what was filled in.
 
-    `benchmark` is a published benchmark in place of conversations with the simulated student. `judges` label its
-    replies; each judge's agreement with people is measured. Keys of the student, of rewards and of the classroom have
-    no effect then.
-
-    The other keys are for tutors that are measured by the student's solutions, that is without a judge rule that
-    scores. With `recompute_initial_attempts` the student also solves each problem before the dialogue; false uses the
-    results that an earlier evaluation stored in the same folder, if any (`evaluation/solve_alone.py`).
-    `score_using_pedagogical_reward` scores each teacher message with `pedagogical_reward_model`, a model with one logit
-    that is loaded after the others have ended. `pedagogical_reward_vllm` holds its options (those for sampling have no
-    effect), and `pedagogical_reward_prompt_path` the instruction before each conversation.
+    From `recompute_initial_attempts` to `pedagogical_reward_vllm`, keys are for tutors that are measured by the
+    student's solutions, that is without a judge rule that scores.
     """
 
     environment: Text = "classroom"
+    """The environment of `generation`; only the classroom can be evaluated."""
     server_url: Text | None = None
+    """The address of a running server, whose tutor is then measured with that server's own models and classroom rules.
+    Null: `teacher_model`, `student_model` and `judge_model` are loaded in this process."""
     tutors: list[TutorConfig] = field(default_factory=list)
+    """Tutors that are compared with each other, with `teacher_model`, which is then the untrained base, and with the
+    control arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They are played
+    one after the other, so that one tutor at a time is in memory."""
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
+    """Models behind an API or embedded judges that judge each compared conversation once more, to compare their view of
+    the tutors with that of `judge_model`. They give no reward."""
     benchmark: BenchmarkConfig | None = None
+    """A published benchmark in place of conversations with the simulated student. Keys of the student, of rewards and
+    of the classroom then have no effect. Null: conversations."""
     judges: list[JudgeModelConfig] = field(default_factory=list)
+    """With `benchmark`, who labels its replies: models behind an API, or `rules`. Each judge's agreement with people is
+    measured."""
     samplings: list[Text] = field(default_factory=lambda: [SAMPLED, GREEDY])
+    """How the tutor is sampled, one or more: `sampled` at its configured temperature, `greedy` at temperature 0.
+    `supervised` is a diagnostic: `sampled`, with a supervisor that reads each message as in a training."""
     num_samples_per_problem: Count = 1
+    """Conversations on each problem, per sampling."""
     teacher_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     supervisor_model: SupervisorModelConfig | None = None
+    """The supervisor of `supervised`, without `server_url` (a server has its own), and of `counterfactuals`, where it
+    prices messages of `sampled`. No other conversation has one. Null: there is none."""
     counterfactuals: CounterfactualsConfig = field(default_factory=CounterfactualsConfig)
     generation: GenerationConfig = field(default_factory=lambda: GenerationConfig(ignore_rejected_judge=True))
     dataset: EvalDatasetConfig = field(default_factory=EvalDatasetConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     recompute_initial_attempts: Flag = True
+    """Whether the student also solves each problem before the dialogue. False: the results that an earlier evaluation
+    stored in the same folder are used, if any (`evaluation/solve_alone.py`). With `server_url` it must be false."""
     score_using_pedagogical_reward: Flag = True
+    """Whether each message of the tutor is scored by `pedagogical_reward_model`."""
     pedagogical_reward_model: FilePath = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
+    """A model with one logit, as a Hub name or a folder. It is loaded after the others have ended, with
+    `pedagogical_reward_vllm`, whose sampling options have no effect."""
     pedagogical_reward_prompt_path: FilePath = "prompt_templates/pedagogical_reward_prompt.txt"
+    """The instruction that this model is given before each conversation."""
     pedagogical_reward_vllm: VllmConfig = field(default_factory=lambda: VllmConfig(max_length=12000, dtype="float32"))
     student_errors_prompt_path: FilePath | None = "prompt_templates/judges/student_errors.txt"
+    """Asks the judge's model, once per conversation, which messages of a language student hold an error; in the
+    quickstart's language rules decide. Null: no model is asked, and a message counts as having an error if its persona
+    was to make one."""
     seed: Seed = 42
+    """Of the error schedules and of every sampling, so that two tutors meet the same students."""
     dry_run: Flag = False
+    """Plays nothing: prints the configuration and what it leads to, checks it, and ends (docs/configure.md)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.generation, GenerationConfig):  # another environment's: `check_eval` refuses it

@@ -32,68 +32,76 @@ SFTDtype = Literal["float32", "bfloat16"]
 @config_group
 class TrainSFTTrainConfig:
     """Options of the optimization. A step takes `per_device_train_batch_size` × `gradient_accumulation_steps` ×
-    processes conversations; `max_steps` above 0 overrides `epochs`.
-
-    `warmup` is a share of the steps if it is below 1, otherwise a number of steps. `optimizer` takes transformers'
-    names, and `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and vectors. `dtype` is
-    that of the arithmetic and of the saved model; the trained weights are float32. Without `assistant_only_loss`,
-    conversations are learned whole, whatever the weights of their messages; of corrections only the target is ever
-    learned.
-    """
+    processes conversations."""
 
     gradient_accumulation_steps: Count = 1
+    """Micro-batches whose gradients add up to one step."""
     gradient_checkpointing: Flag = True
+    """Computes activations again in the backward pass: less memory, more time."""
     per_device_train_batch_size: Count = 1
+    """Conversations of a micro-batch, in each process."""
     learning_rate: LearningRate = 1e-5
+    """Of the optimizer; `lr_scheduler_type` says how it changes over the steps."""
     lr_scheduler_type: Scheduler = "cosine"
+    """The schedule of the learning rate, by transformers' name."""
     warmup: Annotated[Number, at_least(0, 10**9)] = 0.0
+    """The learning rate first rises from 0: over a share of the steps if this is below 1, otherwise over a number of
+    steps. The schedule `constant` has no warm-up."""
     optimizer: SFTOptimizer = "adamw_torch"
+    """By transformers' name, or `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and
+    vectors. `muon` is not for adapters."""
     epochs: Annotated[Whole, at_least(0, 10**6)] = 1
+    """Passes over the conversations."""
     max_steps: MaxSteps = -1
+    """Optimizer steps. Above 0, it overrides `epochs`."""
     dtype: SFTDtype = "bfloat16"
+    """Of the arithmetic and of the saved model; the trained weights are float32."""
     assistant_only_loss: Flag = True
+    """Whether only the assistant's messages are learned. False: conversations are learned whole, whatever the weights
+    of their messages. Of corrections only the target is ever learned."""
 
 
 @config_group
 class TrainSFTModelConfig:
-    """The model to start from: a Hub name or a local folder.
-
-    `tokenizer_name_or_path` null takes the model's own. `max_length` is in tokens; longer conversations are cut at
-    their end, longer corrections are left out. With `lora.enable` an adapter is trained instead of the model's weights.
-    It is saved in `<logging.save_dir>/adapter`, and the model with the adapter merged in where the model is saved
-    otherwise.
-    """
+    """The model to start from. With `lora.enable` an adapter is trained instead of the model's weights. It is saved in
+    `<logging.save_dir>/adapter`, and the model with the adapter merged in where the model is saved otherwise."""
 
     model_name_or_path: ModelPath = "Qwen/Qwen2.5-7B-Instruct"
+    """A Hub name or a local folder."""
     tokenizer_name_or_path: ModelPath | None = None
+    """Another tokenizer; null: the model's own."""
     max_length: ContextLength = 16384
+    """In tokens. Longer conversations are cut at their end, longer corrections are left out."""
     lora: LoraConfig = field(default_factory=lambda: LoraConfig(rank=256, alpha=512))
 
 
 @config_group
 class ConversationSource(DataSource):
-    """A dataset of conversations: a column of lists of {role, content}. `conversation_column` null takes `conversation`
-    or `messages`, whichever exists. A local file of corrections (`corrections.parquet` of a training's run folder) has
-    no such column: it is trained on as the tokens that it holds."""
+    """A dataset of conversations. A local file of corrections (`corrections.parquet` of a training's run folder) has no
+    column of them: it is trained on as the tokens that it holds."""
 
     conversation_column: Text | None = None
+    """The column of lists of {role, content}; null: `conversation` or `messages`, whichever exists."""
 
 
 @config_group
 class TrainSFTDatasetConfig:
-    """The conversations to train on, and those to evaluate on after each epoch; either may be corrections, if both
-    are. −1 takes all."""
+    """Both lists name conversations, or both corrections."""
 
     train_datasets: list[ConversationSource] = field(default_factory=list)
+    """What to train on."""
     val_datasets: list[ConversationSource] = field(default_factory=list)
+    """What to evaluate on after each epoch; empty: there is no evaluation."""
     max_train_examples: Examples = -1
+    """The most examples to train on, of all datasets together."""
     max_val_examples: Examples = -1
+    """The same for those to evaluate on."""
 
 
 @config_group
 class TrainSFTConfig:
-    """The configuration of `train_sft.py`. The model is saved in `<logging.save_dir>/model`; every `logging.save_steps`
-    steps (0: never) a checkpoint is saved from which an interrupted run resumes."""
+    """The configuration of `train_sft.py`. The model is saved in `<logging.save_dir>/model`; an interrupted run resumes
+    from its last checkpoint."""
 
     train: TrainSFTTrainConfig = field(default_factory=TrainSFTTrainConfig)
     model: TrainSFTModelConfig = field(default_factory=TrainSFTModelConfig)
@@ -101,7 +109,9 @@ class TrainSFTConfig:
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_dir="output", wandb_project="train_sft"))
     seed: Seed = 42
+    """Of everything that is drawn, such as the order of the conversations."""
     dry_run: Flag = False
+    """Trains nothing: prints the configuration and what it leads to, checks it, and ends (docs/configure.md)."""
 
 
 def check_train_sft(config: TrainSFTConfig) -> None:

@@ -24,27 +24,25 @@ def default_penalties() -> dict[str, float]:
 
 @config_group
 class Generation(EnvironmentConfig):
-    """The `generation` block. The model plays the seat that a problem names. A game ends after `max_turns` of
-    its decisions, in self-play of each seat.
-
-    Attributes:
-        preset: the rules, `tiny` or `seed`.
-        has_traitor: whether one of the sailors is a traitor.
-        colonists: the scripted players of the other colonists, repeated in this order.
-        traitor: the scripted player of the traitor, if the model does not play it.
-        self_play: the model plays all seats. Every decision is trained with the reward of its own seat, and colonists
-            and traitors have separate baselines.
-        show_rules: each prompt begins with the rules. A model that was fine-tuned on the game does not need them.
-        supervisor: as for the classroom, with this game's categories.
-    """
+    """The `generation` block of Marooned (docs/marooned.md). The model plays the seat that a problem names. A game ends
+    after `max_turns` of its decisions, in self-play of each seat."""
 
     preset: Text = "tiny"
+    """The rules: `tiny` is a small island with short prompts, `seed` the whole game."""
     has_traitor: Flag = True
+    """Whether one of the sailors is a traitor."""
     colonists: list[str] = field(default_factory=lambda: ["builder"])
+    """The scripted players of the other colonists, repeated in this order: `builder`, `gatherer` (never builds or
+    votes), `waiter`, `traitor`, `random`."""
     traitor: Text = "traitor"
+    """The scripted player of the traitor, if the model does not play it."""
     self_play: Flag = False
+    """Whether the model plays all seats. Every decision is then trained with the reward of its own seat, and colonists
+    and traitors have separate baselines. Needs `algorithm: grpo`."""
     show_rules: Flag = True
+    """Whether each prompt begins with the rules. A model that was fine-tuned on the game does not need them."""
     supervisor: SupervisionConfig = field(default_factory=lambda: SupervisionConfig(penalties=default_penalties()))
+    """As for the classroom, with this game's categories."""
 
 
 def rows_per_episode(generation: Generation) -> int:
