@@ -1,6 +1,7 @@
 """The types of configuration keys: what a number, a share or a path may be, and how a value becomes one.
 
-A schema is a pydantic dataclass whose fields have these types:
+A schema is a pydantic dataclass whose fields have these types. Below each field is a docstring, which `make docs` puts
+into docs/keys.md (left out here):
 
     @config_group
     class VllmConfig:
@@ -192,9 +193,9 @@ def types_of(group: type) -> dict[str, Any]:
 
 
 def descriptions_of(group: type) -> dict[str, str]:
-    """The docstring of each key of a group that has one."""
-    known = getattr(group, "__pydantic_fields__", {})
-    return {name: known[name].description for name in types_of(group) if name in known and known[name].description}
+    """The docstring of each key of a group that has one; pydantic knows those of a class's own keys only."""
+    known = [getattr(base, "__pydantic_fields__", {}) for base in reversed(group.__mro__)]
+    return {name: item.description for items in known for name, item in items.items() if item.description}
 
 
 def values_of(config: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
