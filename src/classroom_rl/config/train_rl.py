@@ -135,7 +135,7 @@ class PPOConfig:
     value_learning_rate: LearningRate = 1e-4
     """Of the critic's head. It follows `lr_scheduler_type`."""
     value_weight: Weight = 0.5
-    """Of the critic's loss in the loss."""
+    """Weight of the critic's loss."""
     center_values: Flag = True
     """The critic begins at the mean return of the first batch, and learns the difference from it."""
     value_clip: Positive | None = 0.2
@@ -145,7 +145,7 @@ class PPOConfig:
     value_warmup_steps: Steps = 0
     """In so many optimizer steps at the beginning, only the head learns."""
     entropy_weight: Weight = 0.0
-    """Of a reward for entropy, per nat."""
+    """Weight of a reward for entropy, per nat."""
     target_kl: Positive | None = None
     """Stops the updates on a batch once the policy has moved by so much, in nats per token; null: never. Needs `mu` of
     2 or more."""
