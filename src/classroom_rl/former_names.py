@@ -27,8 +27,10 @@ _NEW_NAMES = {
     "message_rules": "judges",
     "message_rules.rules_judge": "judges.rule_judge",
     "post_test": "judges.post_test",
+    "post_test.ledger": "judges.post_test.exams",
     "ppo": "trainer.ppo",
     "readers": "judges.moves",
+    "readers.features": "judges.moves.classifier",
     "rejudge": "evaluation.rejudge",
     "rollout": "",  # its public names are the package's own now
     "rollout.__main__": "launch.rollouts",

@@ -1,22 +1,18 @@
-"""Tests of the embedded rubric: the ten scripted teachers, loopholes that were closed, and the form of the answer."""
+"""Tests of the embedded rubric: scripted teachers, loopholes that were closed, single messages, scores by hand."""
 
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classroom_rl.environments.toy_language.grammar import ERROR_KINDS, Slip, find_slips
-from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
+from classroom_rl.environments.toy_language.grammar import Slip, find_slips
+from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
 from classroom_rl.environments.toy_language.scripts import (
     FAREWELL,
-    RETRY,
-    hand_over,
     hint,
     ideal,
     move_on,
@@ -28,27 +24,27 @@ from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.toy_judge import RubricJudge, analyse, coverage, verdict
 from classroom_rl.judges.verdicts import parse_judge_output, parse_verdict
 from classroom_rl.rollout.engine import ConversationFacts
+from tests.support.dutch_lesson import dialogue
 from tests.support.scripted_teachers import SCRIPTED_TEACHERS
+from tests.support.toy_lesson import HINT, PROBLEM, Q1, Q2, Q3, RIGHT, WRONG
 
 RULE = "pedagogical_eval"
 LESSONS = make_lessons(42)[1]
-MIXED = [["correct_student", "error_student", "correct_student", "correct_student"],
-         ["error_student", "correct_student", "error_student", "correct_student"],
-         ["correct_student", "correct_student", "correct_student", "error_student"]]  # fmt: skip
-
-PROBLEM = "Lesson: food, boil, yesterday\nPlan: you, sister, brother"
-Q1, Q2, Q3 = [question.text for question in parse_problem(PROBLEM).questions]
-RIGHT = "Yesterday I boiled an egg in the kitchen."
-WRONG = "Yesterday I boil an egg in the kitchen."
+CORRECT, ERROR = "correct_student", "error_student"
+MIXED = [
+    [CORRECT, ERROR, CORRECT, CORRECT],
+    [ERROR, CORRECT, ERROR, CORRECT],
+    [CORRECT, CORRECT, CORRECT, ERROR],
+]
 
 
-def dialogue(*texts):
-    return [{"role": ("teacher", "student")[i % 2], "content": text} for i, text in enumerate(texts)]
+def judge(conversation, problem=PROBLEM, max_turns=None) -> str:
+    facts = ConversationFacts(max_turns=max_turns)
+    return asyncio.run(RubricJudge().judge(RULE, conversation, problem, 0, facts))
 
 
 def score(conversation, problem=PROBLEM, max_turns=None):
-    text = asyncio.run(RubricJudge().judge(RULE, conversation, problem, 0, ConversationFacts(max_turns=max_turns)))
-    return parse_judge_output(text)
+    return parse_judge_output(judge(conversation, problem, max_turns))
 
 
 def rewards_of(teacher, personas_lists=MIXED, lessons=LESSONS[:40]):
@@ -60,49 +56,33 @@ def rewards_of(teacher, personas_lists=MIXED, lessons=LESSONS[:40]):
     ]
 
 
+def reply_finding(student: str, reply: str):
+    """The finding about a reply to what the student said to the first question."""
+    return analyse(dialogue(Q1, student, reply), PROBLEM)[1]
+
+
+# Teachers ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", SCRIPTED_TEACHERS)
-def test_scripted_teachers(name):
+def test_of_the_scripted_teachers_only_the_ideal_one_is_paid(name):
     rewards = rewards_of(SCRIPTED_TEACHERS[name])
-    if name == "ideal":
-        assert min(rewards) > 0.95
-    else:
-        assert max(rewards) < 0.6
+    assert min(rewards) > 0.95 if name == "ideal" else max(rewards) < 0.6
 
 
-def test_there_are_ten_scripted_teachers():
-    assert set(SCRIPTED_TEACHERS) == {
-        "ideal", "ignores_errors", "praise_only", "repeats", "dumps_all_questions", "hints_every_turn", "ends_at_once",
-        "speaks_for_the_student", "hands_answer_over", "empty",
-    }  # fmt: skip
-
-
-def hints_one_kind(lesson, messages):
+def hints_at_one_kind(lesson, messages):
     return hint(Slip("tense", "it", "")) if messages else move_on(lesson, messages)
 
 
 def hints_without_need(lesson, messages):
     """Hints correctly at every slip, but also hints at slips in right sentences."""
-    if not messages:
-        return move_on(lesson, messages)
-    return hint(slip_in_last(messages) or Slip("tense", "it", ""))
-
-
-def leaves_before_the_end(lesson, messages):
-    if len(messages) >= 2:
-        return f"{move_on(lesson, messages)} {FAREWELL}"
-    return move_on(lesson, messages)
+    return hint(slip_in_last(messages) or Slip("tense", "it", "")) if messages else move_on(lesson, messages)
 
 
 def models_each_answer(lesson, messages):
     """Says an example of the answer before each question."""
-    question = next_question(lesson, messages)
-    slip = slip_in_last(messages)
+    slip, question = slip_in_last(messages), next_question(lesson, messages)
     return hint(slip) if slip else f"Every day my sister cooks an egg in the kitchen. {question.text}"
-
-
-def hints_and_asks_on(lesson, messages):
-    slip = slip_in_last(messages)
-    return f"{hint(slip) if slip else 'Good!'} {next_question(lesson, messages).text}"
 
 
 def dumps_then_praises(lesson, messages):
@@ -121,49 +101,37 @@ def thinks_the_hints(lesson, messages):
 
 @pytest.mark.parametrize(
     "teacher",
-    [
-        hints_one_kind,
-        hints_without_need,
-        leaves_before_the_end,
-        models_each_answer,
-        hints_and_asks_on,
-        dumps_then_praises,
-        stuffs_praise,
-        thinks_the_hints,
-    ],
+    [hints_at_one_kind, hints_without_need, models_each_answer, dumps_then_praises, stuffs_praise, thinks_the_hints],
 )
 def test_other_ways_round_the_rubric_do_not_pay(teacher):
     assert fmean(rewards_of(teacher)) < 0.6
 
 
-def test_ideal_is_perfect_at_any_length_and_may_say_goodbye():
-    for turns in (1, 2, 5, 9):
-        personas = [["correct_student", "error_student"][i % 3 == 1] for i in range(turns)]
-        assert min(rewards_of(ideal, [personas], LESSONS[:10])) == 1.0
-
-
-def ends_after(count):
-    """The ideal teacher for this many messages, then a goodbye."""
-
-    def teacher(lesson, messages):
-        return FAREWELL if len(messages) >= 2 * count else ideal(lesson, messages)
-
-    return teacher
+@pytest.mark.parametrize("messages", [1, 2, 5, 9])
+def test_the_ideal_teacher_is_perfect_at_any_length(messages):
+    personas = [[CORRECT, ERROR][index % 3 == 1] for index in range(messages)]
+    assert min(rewards_of(ideal, [personas], LESSONS[:10])) == 1.0
 
 
 @pytest.mark.parametrize("messages", [1, 2])
 @pytest.mark.parametrize("max_turns", [None, 9])
 def test_ending_early_does_not_pay(messages, max_turns):
+    def ends_early(lesson, said):
+        return FAREWELL if len(said) >= 2 * messages else ideal(lesson, said)
+
     rng = random.Random(4)
     for lesson in LESSONS[:10]:
-        for personas in (["correct_student"] * 4, *MIXED):
-            conversation = play(ends_after(messages), lesson, personas, rng)
+        for personas in ([CORRECT] * 4, *MIXED):
+            conversation = play(ends_early, lesson, personas, rng)
             assert score(conversation, render_problem(lesson), max_turns).final_reward <= 0.5
+
+
+# Scores --------------------------------------------------------------------------------------------------------------
 
 
 def test_no_score_is_above_the_share_of_the_plan_by_hand():
     """One of three questions was asked. Two were due, because one of three messages went to the slip."""
-    cut = dialogue(Q1, WRONG, "Check the tense here: boil. Say it again.")
+    cut = dialogue(Q1, WRONG, HINT)
     answer = verdict(analyse(cut, PROBLEM), coverage(analyse(cut, PROBLEM), PROBLEM, room=3))
     assert (answer["task_final_score"], answer["forward_progression_score"]) == (0.5, 0.5)
     assert answer["overall_momentum_score"] == 5.0
@@ -180,7 +148,7 @@ def test_no_score_is_above_the_share_of_the_plan_by_hand():
 def test_more_room_never_raises_a_score(seed, name, max_turns):
     rng = random.Random(seed)
     lesson = rng.choice(LESSONS)
-    said = play(SCRIPTED_TEACHERS[name], lesson, rng.choices(["correct_student", "error_student"], k=4), rng)
+    said = play(SCRIPTED_TEACHERS[name], lesson, rng.choices([CORRECT, ERROR], k=4), rng)
     problem = render_problem(lesson)
     less, more = score(said, problem, max_turns), score(said, problem, max_turns + 2)
     assert less.final_reward >= more.final_reward
@@ -220,10 +188,13 @@ def test_reasons_tell_each_turn():
     assert answer["task_final_reasoning"] == f"turn 1: ends with its task; {expected}"
 
 
+# Single messages -----------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("reply", "scaffolds"),
     [
-        ("Check the tense here: boil. Say it again.", True),
+        (HINT, True),
         ("Almost! Look at the tense. Try again, please.", True),
         ("Which tense do you need here: boil?", True),
         ("Check the tense here: boil.", True),
@@ -244,7 +215,7 @@ def test_reasons_tell_each_turn():
     ],
 )
 def test_what_scaffolds(reply, scaffolds):
-    finding = analyse(dialogue(Q1, WRONG, reply), PROBLEM)[1]
+    finding = reply_finding(WRONG, reply)
     assert finding.scaffolded == scaffolds
     assert finding.forward_score == finding.momentum_score == float(scaffolds)
     assert scaffolds or finding.task_score == 0
@@ -263,7 +234,7 @@ def test_what_scaffolds(reply, scaffolds):
     ],
 )
 def test_what_is_a_false_correction(reply, falsely_corrected):
-    finding = analyse(dialogue(Q1, RIGHT, reply), PROBLEM)[1]
+    finding = reply_finding(RIGHT, reply)
     assert finding.falsely_corrected == falsely_corrected
     if falsely_corrected:
         assert finding.task_score == finding.forward_score == finding.momentum_score == 0
@@ -289,7 +260,7 @@ def test_what_is_a_false_correction(reply, falsely_corrected):
     ],
 )
 def test_what_moves_on(reply, moved_on):
-    finding = analyse(dialogue(Q1, RIGHT, reply), PROBLEM)[1]
+    finding = reply_finding(RIGHT, reply)
     assert finding.moved_on == moved_on
     assert finding.forward_score == float(moved_on)
 
@@ -308,6 +279,9 @@ def test_what_moves_on(reply, moved_on):
 )
 def test_what_is_task_final(message, task_final):
     assert analyse(dialogue(message), PROBLEM)[0].task_final == task_final
+
+
+# Conversations -------------------------------------------------------------------------------------------------------
 
 
 def test_going_back_in_the_plan_is_new_but_no_momentum():
@@ -335,26 +309,15 @@ def test_a_conversation_without_replies_scores_nothing_for_progress():
 
 
 def test_a_student_turn_without_reply_is_not_held_against_the_teacher():
-    assert analyse(dialogue(Q1, RIGHT, f"Good! {Q2}", WRONG), PROBLEM) == analyse(
-        dialogue(Q1, RIGHT, f"Good! {Q2}"), PROBLEM
-    )
-
-
-def test_personas_are_not_looked_at():
-    conversation = play(ideal, LESSONS[0], MIXED[0], random.Random(0))
-    told = [{**message, "persona": "correct_student"} for message in conversation]
-    assert analyse(told, render_problem(LESSONS[0])) == analyse(conversation, render_problem(LESSONS[0]))
+    said = (Q1, RIGHT, f"Good! {Q2}")
+    assert analyse(dialogue(*said, WRONG), PROBLEM) == analyse(dialogue(*said), PROBLEM)
 
 
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=80), max_size=9))
 def test_any_text_gets_a_readable_verdict(texts):
-    text = asyncio.run(RubricJudge().judge(RULE, dialogue(*texts), PROBLEM, 0))
+    text = judge(dialogue(*texts))
     assert parse_verdict(RULE, 0, text).valid
-    assert list(json.loads(text)) == [
-        "task_final_score", "task_final_reasoning", "forward_progression_score", "forward_progression_reasoning",
-        "overall_momentum_score", "overall_momentum_reasoning", "turn_scores",
-    ]  # fmt: skip
     assert all(isinstance(value, str) for key, value in json.loads(text).items() if key.endswith("reasoning"))
 
 
@@ -363,7 +326,7 @@ def test_any_text_gets_a_readable_verdict(texts):
 def test_a_scaffold_names_what_the_text_holds(seed, name):
     rng = random.Random(seed)
     lesson = rng.choice(LESSONS)
-    conversation = play(SCRIPTED_TEACHERS[name], lesson, rng.choices(["correct_student", "error_student"], k=4), rng)
+    conversation = play(SCRIPTED_TEACHERS[name], lesson, rng.choices([CORRECT, ERROR], k=4), rng)
     for finding in analyse(conversation, render_problem(lesson)):
         if finding.replies_to is None:
             continue
@@ -373,19 +336,8 @@ def test_a_scaffold_names_what_the_text_holds(seed, name):
         assert finding.scaffolded == (bool(slips) and name == "ideal")
 
 
-def test_hints_and_retries_are_what_the_rubric_knows():
-    for kind in ERROR_KINDS:
-        assert RETRY in hint(Slip(kind, "word", "fix")) and RETRY in hand_over(Slip(kind, "word", "fix"))
-    assert parse_problem(PROBLEM).topic == "food"
-
-
 def test_other_rules_and_other_problems_are_refused():
     with pytest.raises(ConfigError, match="accuracy"):
         asyncio.run(RubricJudge().judge("accuracy", dialogue(Q1), PROBLEM, 0))
     with pytest.raises(DataError, match="not a lesson"):
         asyncio.run(RubricJudge().judge(RULE, dialogue(Q1), "Solve x + 1 = 2.", 0))
-
-
-def test_the_rubric_imports_neither_torch_nor_vllm():
-    code = "import sys, classroom_rl.judges.toy_judge; assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -2,26 +2,19 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from classroom_rl.errors import DataError
-from classroom_rl.judges.moves import labelled as rows
-from classroom_rl.judges.moves.labelled import CITATIONS, LABELS_OF, LICENCES, read_labelled
+from classroom_rl.judges.moves import labelled
+from classroom_rl.judges.moves.labelled import LABELS_OF, read_labelled
 from classroom_rl.judges.readings import Exchange
-from tests.support.tutor_messages import cima_rows, mathdial_rows, mrbench_rows, write_rows
+from tests.support.tutor_messages import cima_rows, mathdial_rows, write_rows
 
+TARGET = {"obj": "puerta", "engObj": "door", "prep": "está en", "engPrep": "in", "color": "roja", "engColor": "red"}
 CIMA_ROW = {
     "history": ["Fill in the blank.", "What is door?", "Door is puerta.", "está en puerta rojo"],
-    "target": {
-        "obj": "puerta",
-        "engObj": "door",
-        "prep": "está en",
-        "engPrep": "in",
-        "color": "roja",
-        "engColor": "red",
-    },
+    "target": TARGET,
     "tutor": "Nearly! Think of the ending.",
     "tutor_actions": {"question": False, "hint": True, "correction": True, "confirmation": False, "other": False},
 }
@@ -35,15 +28,13 @@ HISTORY = "Tutor: What is 85-77? \n Student: 12? \n Tutor: Really? \n Student: Y
 
 def as_published(rows: list[dict]) -> dict:
     """CIMA's own form of flat rows: one row for each conversation, with flags as lists."""
-    found = {}
+    conversations = {}
     for row in rows:
-        key = json.dumps([row["history"], row["target"]])
-        entry = found.setdefault(
-            key, {"past_convo": row["history"], **row["target"], "tutorResponses": [], "tutorActions": []}
-        )
-        entry["tutorResponses"].append(row["tutor"])
-        entry["tutorActions"].append([*row["tutor_actions"].values()])
-    return {"prepDataset": {str(place): each for place, each in enumerate(found.values())}, "shapeDataset": {}}
+        empty = {"past_convo": row["history"], **row["target"], "tutorResponses": [], "tutorActions": []}
+        conversation = conversations.setdefault(json.dumps([row["history"], row["target"]]), empty)
+        conversation["tutorResponses"].append(row["tutor"])
+        conversation["tutorActions"].append([*row["tutor_actions"].values()])
+    return {"prepDataset": {str(number): row for number, row in enumerate(conversations.values())}, "shapeDataset": {}}
 
 
 def test_a_flat_row_of_cima(tmp_path: Path):
@@ -97,7 +88,7 @@ def test_mathdial_flat_and_as_published(tmp_path: Path):
     flat = read_labelled(str(write_rows(tmp_path / "flat.jsonl", [common | {"turns": turns}])))
     published = read_labelled(str(write_rows(tmp_path / "published.jsonl", [common | {"conversation": told}])))
     assert flat == published
-    assert [each.labels["telling"] for each in flat] == [False, True]
+    assert [message.labels["telling"] for message in flat] == [False, True]
     assert flat[0].exchange == Exchange("Hi, tell me more.", "It is 30.", "35", ("How many?",))
     assert flat[1].exchange.before == ("How many?", "It is 30.", "Hi, tell me more.")
     assert flat[1].exchange.student == "I got 30."
@@ -105,23 +96,15 @@ def test_mathdial_flat_and_as_published(tmp_path: Path):
 
 def test_a_name_without_a_suffix_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch):
     asked = []
-
-    def load_rows(source) -> list[dict]:
-        asked.append(SimpleNamespace(name=source.name_or_path, split=source.split))
-        return mathdial_rows(2, seed=1)
-
-    monkeypatch.setattr(rows, "load_rows", load_rows)
+    monkeypatch.setattr(labelled, "load_rows", lambda source: asked.append(source) or mathdial_rows(2, seed=1))
     assert len(read_labelled("eth-nlped/mathdial", "test")) == 8
-    assert asked == [SimpleNamespace(name="eth-nlped/mathdial", split="test")]
-
-
-def test_every_data_set_has_a_licence_and_a_citation():
-    assert set(LABELS_OF) == set(LICENCES) == set(CITATIONS)
+    assert [(source.name_or_path, source.split) for source in asked] == [("eth-nlped/mathdial", "test")]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "words"),
     [
+        ("a.jsonl", None, "There is no file"),
         ("a.jsonl", '{"text": "Hello"}', "line 1 has the keys text"),
         ("a.jsonl", "", "holds no labelled message"),
         ("a.jsonl", "[1]", "line 1 is no JSON object"),
@@ -142,23 +125,10 @@ def test_every_data_set_has_a_licence_and_a_citation():
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | bytes, says: str):
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | bytes | None, words: str):
     path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=says) as caught:
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=words) as caught:
         read_labelled(str(path))
     assert str(path) in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
-    with pytest.raises(DataError, match="There is no file"):
-        read_labelled(str(tmp_path / "absent.jsonl"))
-
-
-def test_the_made_data_has_both_values_of_every_label(tmp_path: Path):
-    rows = {"CIMA": cima_rows(8, 1), "MRBench": mrbench_rows(8, 1), "MathDial": mathdial_rows(8, 1)}
-    for source, some in rows.items():
-        found = read_labelled(str(write_rows(tmp_path / f"{source}.jsonl", some)))
-        assert {each.source for each in found} == {source}
-        for label in LABELS_OF[source]:
-            assert {each.labels[label] for each in found} == {True, False}, label

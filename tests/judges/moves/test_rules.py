@@ -1,13 +1,9 @@
-"""The rules that read single messages, on messages written for these tests; and what a trained reader sees of them."""
-
-import math
+"""The rules that read single messages, on messages written for these tests."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from classroom_rl.judges.moves.classifier import figure_names, seen
-from classroom_rl.judges.moves.features import figures, message_letters, message_tokens, student_tokens
 from classroom_rl.judges.moves.rules import RULES, answers, last_number, numbers
 from classroom_rl.judges.readings import LABELS, LANGUAGE_LABELS, MATHS_LABELS, READ_ALONE, Exchange
 
@@ -28,7 +24,7 @@ def test_every_label_has_a_rule():
 
 
 @pytest.mark.parametrize(
-    ("label", "about", "holds"),
+    ("label", "exchange", "holds"),
     [
         ("question", of_language("Almost. What is door?"), True),
         ("question", of_language('Say "where?" again.'), False),
@@ -69,43 +65,29 @@ def test_every_label_has_a_rule():
         ("mistake_identified", of_maths("Great job!"), False),
     ],
 )
-def test_messages(label: str, about: Exchange, holds: bool):
-    assert RULES[label](about) is holds, about.message
+def test_messages(label: str, exchange: Exchange, holds: bool):
+    assert RULES[label](exchange) is holds, exchange.message
 
 
 def test_the_answer_to_an_operation_that_the_tutor_asked_for():
-    about = Exchange("No, it is 8.", "12?", "", ("Now we divide.", "What is the value of 85-77?"))
-    assert answers(about) == {8} and RULES["reveals_answer"](about)
-    assert answers(Exchange("No, it is 8.", "12?", "9", about.before)) == {9}
+    exchange = Exchange("No, it is 8.", "12?", "", ("Now we divide.", "What is the value of 85-77?"))
+    assert answers(exchange) == {8} and RULES["reveals_answer"](exchange)
+    assert answers(Exchange("No, it is 8.", "12?", "9", exchange.before)) == {9}
     assert answers(Exchange("8", "12?", "", ("What is 85-77?", "Well.", "So?"))) == set()
 
 
 def test_numbers_in_texts():
-    assert [each.value for each in numbers("1,200 cards, 3.5 each, or 7, then")] == [1200, 3.5, 7]
+    assert [number.value for number in numbers("1,200 cards, 3.5 each, or 7, then")] == [1200, 3.5, 7]
     assert last_number("12 + 3 = 15\n Total: $1,015.") == "1,015" and last_number("none") == ""
-
-
-def test_placeholders_say_whether_the_student_has_said_it():
-    about = of_language("Door is puerta, not libro. 7!", "está en el libro")
-    assert message_tokens(about) == "door is TARGET_NEW not libro . NUMBER_NEW !"
-    assert student_tokens(about) == "TARGET_SAID TARGET_SAID el libro"
-    maths = of_maths("You had 18, then 30 gives 42 = 5!")
-    assert message_tokens(maths) == "you had NUMBER_SAID then NUMBER_HEARD gives NUMBER_ANSWER = NUMBER_NEW !"
-    assert message_letters(maths) == "you had 00, then 00 gives 00 = 0!"
-
-
-def test_a_label_that_is_read_alone_sees_the_message_alone():
-    about = of_language("Not quite.")
-    assert seen("treats_as_wrong", about) == Exchange("Not quite.") and seen("correction", about) == about
 
 
 texts = st.text(max_size=60) | st.sampled_from(["", "?", "42", "1,2,3", "So it is 42.", 'A "b" c?', "٣ + ٤ = ٧", "½"])
 
 
+any_exchange = st.builds(Exchange, texts, texts, texts, st.lists(texts, max_size=3).map(tuple))
+
+
 @settings(max_examples=150, deadline=None)
-@given(st.builds(Exchange, texts, texts, texts, st.lists(texts, max_size=3).map(tuple)))
-def test_any_text_can_be_read(about: Exchange):
-    assert all(isinstance(rule(about), bool) for rule in RULES.values())
-    found = figures(about)
-    assert tuple(found) == figure_names() and all(map(math.isfinite, found.values()))
-    assert isinstance(message_tokens(about), str) and isinstance(student_tokens(about), str)
+@given(any_exchange)
+def test_any_text_can_be_read(exchange: Exchange):
+    assert all(isinstance(rule(exchange), bool) for rule in RULES.values())

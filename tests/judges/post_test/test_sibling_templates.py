@@ -114,19 +114,14 @@ def test_the_programs_read_them(name: str) -> None:
     columns = {"sibling_problems_column": "sibling_problems", "steps_column": "steps"}
     problems = load_problems([DatasetSource(str(FOLDER / f"{name}.jsonl"), **columns)])
     for problem, row in zip(problems, ROWS[name], strict=True):
+        siblings = [sibling["problem"] for sibling in row["sibling_problems"]]
         assert (problem.text, problem.answer) == (row["problem"], row["answer"])
-        assert [each.problem for each in problem.material.siblings] == [
-            each["problem"] for each in row["sibling_problems"]
-        ]
+        assert [sibling.problem for sibling in problem.material.siblings] == siblings
         assert len(EmbeddedExaminer().exam(problem).ledger([])) == len(row["steps"]) + 1
 
 
-def test_every_value_is_one_that_the_checker_reads_and_no_two_of_a_problem_are_equal() -> None:
-    checker = AnswerChecker(workers=1)
-    try:
-        for row in (*ROWS["train"], *ROWS["test"]):
-            values = [row["answer"], *(step["value"] for step in row["steps"])]
-            assert all(Fraction(value) > 0 for value in values) and len(set(values)) == len(values)
-            assert asyncio.run(checker.is_correct(rf"\boxed{{{row['answer']}}}", row["answer"]))
-    finally:
-        checker.shutdown()
+def test_every_value_is_one_that_the_checker_reads_and_no_two_of_a_problem_are_equal(checker: AnswerChecker) -> None:
+    for row in (*ROWS["train"], *ROWS["test"]):
+        values = [row["answer"], *(step["value"] for step in row["steps"])]
+        assert all(Fraction(value) > 0 for value in values) and len(set(values)) == len(values)
+        assert asyncio.run(checker.is_correct(rf"\boxed{{{row['answer']}}}", row["answer"]))

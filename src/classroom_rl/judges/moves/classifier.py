@@ -1,21 +1,195 @@
 """A linear classifier for one label: logistic regression on tf-idf n-grams of the tutor's and the student's message and
 on numeric features from the rules. scikit-learn fits it; the fitted weights are stored as plain arrays
 (judges/moves/stored.py).
+
+In the texts of the n-grams, words of the target and numbers are replaced by placeholders that tell whether the student
+has already used them: "bed is letto" becomes "bed is TARGET_NEW". So a classifier learns how a message uses the answer,
+not which answers occur in the training data.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.judges.moves.features import figures, message_letters, message_tokens, student_tokens
+from classroom_rl.judges.feedback import SAYS_WRONG, TERMS, falsely_corrects
+from classroom_rl.judges.messages import own_words, quotes, read_message, sentences
+from classroom_rl.judges.moves.rules import (
+    ASKS_FOR_HELP,
+    CONTRASTS,
+    LOOKS_AGAIN,
+    PRAISES,
+    RULES,
+    answers,
+    is_question,
+    numbers,
+    values,
+    words,
+)
 from classroom_rl.judges.readings import READ_ALONE, Exchange
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
+
+FEATURES_VERSION = 1
+"""Increased whenever a change in this file, or in a rule that it uses, changes the features. Stored classifiers of
+another version are refused."""
+
+_TOKEN = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+|[^\W\d_][\w']*|[?？!.…_=]")
+_LONGEST_COMPARED = 300
+"""In characters. Longer texts are not compared: `SequenceMatcher` takes time quadratic in the length."""
+_STOPWORDS = frozenset(
+    "a an the is are of to in on it that this you your we i he she and so for with be as at have has was were".split()
+)
+
+
+@lru_cache(maxsize=8192)
+def message_tokens(exchange: Exchange) -> str:
+    """The words and punctuation of the tutor's message, separated by spaces, with placeholders for words of the target
+    and for numbers."""
+    return _with_placeholders(exchange.message, exchange)
+
+
+@lru_cache(maxsize=8192)
+def student_tokens(exchange: Exchange) -> str:
+    """The same as `message_tokens` for the student's message before it."""
+    return _with_placeholders(exchange.student, exchange)
+
+
+def message_letters(exchange: Exchange) -> str:
+    """The tutor's message in lower case, with every digit replaced by 0."""
+    return re.sub(r"\d", "0", exchange.message.lower())
+
+
+def _with_placeholders(text: str, exchange: Exchange) -> str:
+    correct, said, heard = answers(exchange), values([exchange.student]), values(exchange.before)
+    target, student = set(words(exchange.target)), set(words(exchange.student))
+    tokens = []
+    for token in _TOKEN.findall(text.lower()):
+        if any(character.isdigit() for character in token):
+            value = next(iter(values([token])), None)
+            kind = "ANSWER" if value in correct else "SAID" if value in said else "HEARD" if value in heard else "NEW"
+            tokens.append(f"NUMBER_{kind}")
+        elif token in target:
+            tokens.append("TARGET_SAID" if token in student else "TARGET_NEW")
+        else:
+            tokens.append(token)
+    return " ".join(tokens)
+
+
+@lru_cache(maxsize=8192)
+def figures(exchange: Exchange) -> dict[str, float]:
+    """The numeric features by name, nearly all between 0 and 1. Names and order are the same for every message: weights
+    are stored by position."""
+    features = _form_features(exchange) | _target_features(exchange)
+    features |= _context_features(exchange) | _number_features(exchange)
+    return {name: float(value) for name, value in features.items()}
+
+
+def _form_features(exchange: Exchange) -> dict[str, float]:
+    """Features of the message alone, and the predictions of all rules."""
+    text, plain = exchange.message, own_words(exchange.message)
+    parts, message, word_list = sentences(text), read_message(text), words(text)
+    questions = [is_question(sentence) for sentence in parts]
+    return {
+        "question": any(questions),
+        "ends_with_question": bool(questions) and questions[-1],
+        "question_then_more": any(questions) and not questions[-1],
+        "questions": min(sum(questions), 3) / 3,
+        "has_task": bool(message.tasks),
+        "ends_with_task": bool(message.ends_with_task),
+        "falsely_corrects": falsely_corrects(text),
+        "says_wrong": bool(SAYS_WRONG.search(plain)),
+        "terms": bool(TERMS.search(plain)),
+        "praises": bool(PRAISES.match(plain)),
+        "contrasts": bool(CONTRASTS.search(plain)),
+        "looks_again": bool(LOOKS_AGAIN.search(plain)),
+        "quotations": min(len(quotes(text)), 4) / 4,
+        "one_or_two_words": len(word_list) <= 2,
+        "three_or_four_words": 2 < len(word_list) <= 4,
+        "words": min(len(word_list), 80) / 40,
+        "sentences": min(len(parts), 6) / 3,
+        "equals_sign": "=" in text,
+    } | {f"rule_{label}": rule(exchange) for label, rule in RULES.items()}
+
+
+def _target_features(exchange: Exchange) -> dict[str, float]:
+    """How far the messages of tutor and student match the target; all 0 without a target."""
+    message, student, target = (set(words(text)) for text in (exchange.message, exchange.student, exchange.target))
+    similarity = _similarity(" ".join(words(exchange.student)), " ".join(words(exchange.target)))
+    missing = target - student
+    return {
+        "student_like_target": similarity,
+        "student_near_target": similarity > 0.85,
+        "student_is_target": similarity == 1,
+        "target_said": _share(target, student),
+        "target_all_said": bool(target) and not missing,
+        "target_given": _share(target, message),
+        "missing_given": _share(missing, message),
+        "any_missing_given": bool(missing & message),
+        "message_of_target": _share(message, target),
+        "target_repeated": _share(message, student & target),
+    }
+
+
+def _context_features(exchange: Exchange) -> dict[str, float]:
+    """How far the tutor's message takes up the words of the student and of the earlier messages."""
+    message, student = (set(words(text)) - _STOPWORDS for text in (exchange.message, exchange.student))
+    shares_target_word = bool(set(words(exchange.student)) & set(words(exchange.target)))
+    before = {word for text in exchange.before for word in words(text)} - _STOPWORDS
+    asks_for_help = bool(ASKS_FOR_HELP.search(exchange.student))
+    return {
+        "student_asks": asks_for_help,
+        "student_question_mark": "?" in exchange.student,
+        "student_asks_and_tries_nothing": asks_for_help and not shares_target_word,
+        "student_words": min(len(words(exchange.student)), 80) / 40,
+        "message_from_student": _share(message, student),
+        "message_from_before": _share(message, before),
+        "message_new": _share(message, message - student - before),
+    }
+
+
+def _number_features(exchange: Exchange) -> dict[str, float]:
+    """Whether the message contains the answer, and in which sentences; and other numbers in it."""
+    correct, said, heard = answers(exchange), values([exchange.student]), values(exchange.before)
+    present = [number.value for number in numbers(exchange.message)]
+    answer_starts = [number.start for number in numbers(exchange.message) if number.value in correct]
+    with_answer = [sentence for sentence in sentences(exchange.message) if values([sentence]) & correct]
+    return {
+        "answer_unknown": not correct,
+        "answer_there": bool(with_answer),
+        "answer_last": bool(present) and present[-1] in correct,
+        "answer_in_question": any(is_question(sentence) for sentence in with_answer),
+        "answer_only_in_questions": bool(with_answer) and all(is_question(sentence) for sentence in with_answer),
+        "answer_said": bool(with_answer) and bool(correct & said),
+        "answer_heard": bool(with_answer) and bool(correct & heard),
+        "answer_new": bool(with_answer) and not correct & (said | heard),
+        "answer_after_equals_sign": any(exchange.message[:start].rstrip(" $").endswith("=") for start in answer_starts),
+        "target_unknown": not exchange.target,
+        "no_number": not present,
+        "numbers": min(len(present), 10) / 5,
+        "numbers_new": min(len(set(present) - said - heard), 4) / 2,
+        "last_number_new": bool(present) and present[-1] not in said | heard,
+        "numbers_of_student": _share(said, set(present)),
+    }
+
+
+def _share(part: set, whole: set) -> float:
+    """The share of the elements of `part` that are in `whole`; 0 if `part` is empty."""
+    return len(part & whole) / len(part) if part else 0.0
+
+
+def _similarity(one: str, other: str) -> float:
+    if not one or not other or max(len(one), len(other)) > _LONGEST_COMPARED:
+        return 0.0
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
 
 WORDS, LETTERS, STUDENT = TEXTS = ("words", "letters", "student")
 """The texts that n-grams are taken from: the words of the tutor's message, its letters, and the words of the student's

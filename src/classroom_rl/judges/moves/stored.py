@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from classroom_rl.errors import DataError
 from classroom_rl.judges.moves.classifier import (
+    FEATURES_VERSION,
     TEXTS,
     Linear,
     Ngrams,
@@ -29,7 +30,6 @@ from classroom_rl.judges.moves.classifier import (
     texts_of,
 )
 from classroom_rl.judges.moves.cross_validation import BY_RULES, BY_RULES_WITH_TARGET, KINDS
-from classroom_rl.judges.moves.features import FEATURES_VERSION
 from classroom_rl.judges.moves.rules import RULES
 from classroom_rl.judges.readings import LABELS, Exchange, Trust
 from classroom_rl.system.storage import storage_errors, write_whole

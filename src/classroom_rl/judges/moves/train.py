@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from classroom_rl.errors import ClassroomError, DataError
-from classroom_rl.judges.moves.classifier import Vectoriser, figure_names, fit_linear, require_sklearn, seen, texts_of
+from classroom_rl.judges.moves.classifier import (
+    FEATURES_VERSION,
+    Vectoriser,
+    figure_names,
+    fit_linear,
+    require_sklearn,
+    seen,
+    texts_of,
+)
 from classroom_rl.judges.moves.cross_validation import (
     BY_RULES,
     INNER_FOLDS,
@@ -27,7 +35,6 @@ from classroom_rl.judges.moves.cross_validation import (
     check_both_occur,
     measure,
 )
-from classroom_rl.judges.moves.features import FEATURES_VERSION
 from classroom_rl.judges.moves.labelled import CITATIONS, LICENCES, LabelledMessage, read_labelled
 from classroom_rl.judges.moves.stored import FORMAT, save_readers
 from classroom_rl.judges.readings import LABELS, interval_text

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, material_of
+from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step, material_of
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.trainer.sample_batch import ClassroomRollout
 
@@ -53,3 +53,18 @@ def test_a_training_sends_it_with_its_batches(problems: list[Problem], sent: lis
     trainer = SimpleNamespace(policy=PolicyVersion("run", 0), accelerator=accelerator)
     request = rollout._request(list(by_id), trainer, 0, 0)
     assert request.post_test_material == sent == material_of(problems)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"steps": [Step("a", "1"), Step("a", "2")]}, "the same name"),
+        ({"steps": [Step("", "1")]}, "no name"),
+        ({"siblings": [SiblingProblem("", "1")]}, "no text"),
+        ({"siblings": [SiblingProblem("p", " ")]}, "no answer"),
+        ({"steps": [Step("a", "1")], "siblings": [SiblingProblem("p", "1")]}, "has the steps"),
+    ],
+)
+def test_material_that_does_not_fit_together_is_refused(given, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        PostTestMaterial(**{name: tuple(value) for name, value in given.items()})

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from classroom_rl.judges.moves.labelled import LabelledMessage, read_labelled
 from classroom_rl.judges.moves.train import train
 from tests.support.tutor_messages import write_data
 
@@ -14,6 +15,12 @@ FOLDS = 4
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A file of each data set."""
     return write_data(tmp_path_factory.mktemp("tutor_messages"))
+
+
+@pytest.fixture(scope="session")
+def labelled(data: list[str]) -> list[LabelledMessage]:
+    """The messages of all three files."""
+    return [message for file in data for message in read_labelled(file)]
 
 
 @pytest.fixture(scope="session")
