@@ -43,7 +43,7 @@ from classroom_rl.rollout.reviews import MessageToReview, Review, priced
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.supervision.toy_supervisor import review_by_rubric
+from classroom_rl.supervision.embedded import review_by_rubric
 from classroom_rl.system.processes import Signals
 
 SUPERVISED = ["supervisor_model.model_name_or_path=rubric", "train.turn_credit.mode=immediate"]

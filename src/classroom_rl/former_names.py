@@ -59,7 +59,7 @@ _NEW_NAMES = {
     "sft": "trainer.sft",
     "supervision.arithmetic": "judges.reference_answers",
     "supervision.reference_answers": "judges.reference_answers",
-    "supervision.rubric_supervisor": "supervision.toy_supervisor",
+    "supervision.rubric_supervisor": "supervision.embedded",
     "system.made_folder": "system.storage",
     "toy_language": "environments.toy_language",
     "toy_language.rubric_judge": "judges.toy_judge",

@@ -1,27 +1,46 @@
-"""Supervisors that are models, behind real HTTP and on an engine, that fail for three messages in ten in every way."""
+"""Supervisors that are models: their prompts and answers, what a correction has to pass; and behind real HTTP and on an
+engine, failing for three messages in ten in every way."""
 
 import asyncio
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from classroom_rl.config.base import SupervisionConfig, SupervisorModelConfig
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.errors import (
     ConfigError,
     ContextOverflow,
     EngineFailure,
+    JudgeOutputError,
     ProviderFailure,
     SpendingCapReached,
     StorageError,
 )
 from classroom_rl.rollout.engine import Completion, ConversationFacts, Sampling
-from classroom_rl.rollout.reviews import MessageToReview, priced
-from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
+from classroom_rl.rollout.prompts import variables_of
+from classroom_rl.rollout.reviews import MessageToReview, Review, priced
+from classroom_rl.supervision.model_supervisor import (
+    MOST_CHARACTERS,
+    ApiSupervisor,
+    EngineSupervisor,
+    check_correction,
+    checked,
+    parse_review,
+    review_messages,
+)
 from tests.support.chat_client import PRICES, timed_api
+from tests.support.dutch_lesson import PLAN, dialogue
 from tests.support.judge_endpoint import (
+    Behaviour,
+    JudgeEndpoint,
     cut_off,
     drips_for_ever,
     empty,
@@ -31,14 +50,165 @@ from tests.support.judge_endpoint import (
     resets,
     says,
 )
+from tests.support.toy_lesson import HINT, PROBLEM, Q1, Q2, WRONG
 from tests.support.turned_clock import run
 
-MESSAGES = 20
-SUPERVISION = SupervisionConfig(prompt_path=str(ROOT / "prompt_templates/supervisors/maths_tutor.txt"))
-GOOD = json.dumps({"critique": "Fine.", "category": "none", "valid": True, "correction": ""})
-BAD = json.dumps(
-    {"critique": "He erred.", "category": "ignores_error", "valid": False, "correction": "Why is that so?"}
+LANGUAGE, MATHS = (str(ROOT / f"prompt_templates/supervisors/{name}_tutor.txt") for name in ("language", "maths"))
+SUPERVISION = SupervisionConfig(prompt_path=MATHS)
+PENALTIES = SUPERVISION.penalties
+VALID = {"critique": "Fine.", "category": "none", "valid": True, "correction": ""}
+INVALID = {"critique": "He erred.", "category": "ignores_error", "valid": False, "correction": "Why is that so?"}
+GOOD, BAD = json.dumps(VALID), json.dumps(INVALID)
+
+
+# Prompts and answers -------------------------------------------------------------------------------------------------
+
+
+def test_an_invalid_and_a_valid_answer():
+    found = parse_review(f"Let me think. {BAD}", PENALTIES)
+    assert (found.valid, found.category, found.critique) == (False, "ignores_error", "He erred.")
+    assert (found.correction, found.source, found.penalty) == ("Why is that so?", "model", None)
+    assert "Let me think" in found.raw
+    for nothing in ("", "  ", None):
+        assert parse_review(json.dumps(INVALID | {"correction": nothing}), PENALTIES).correction is None
+    fine = parse_review(json.dumps(VALID | {"correction": "Or so?"}), PENALTIES)
+    assert (fine.valid, fine.category, fine.correction) == (True, "", None)
+
+
+def invalid(**changes) -> str:
+    return json.dumps(INVALID | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It is fine.", "no JSON object"),
+        (GOOD + BAD, "2 different JSON objects"),
+        (BAD[:-20], "no JSON object"),
+        *((json.dumps({k: v for k, v in INVALID.items() if k != key}), f"has no {key}") for key in INVALID),
+        (invalid(valid="false"), "valid is 'false', not a bool"),
+        (invalid(valid=0), "valid is 0, not a bool"),
+        (invalid(critique=None), "critique is None, not a str"),
+        (invalid(category=None), "category is None, not a str"),
+        (invalid(category=["leak"]), "not a str"),
+        (invalid(correction=7), "correction is 7, not a str"),
+        (invalid(category="rude"), "'rude', not one of"),
+        (invalid(category=""), "'', not one of"),
+        (invalid(category="-2"), "'-2', not one of"),
+        (invalid(valid=True), "contradicts itself"),
+        (invalid(category="none"), "contradicts itself"),
+    ],
 )
+def test_answers_that_cannot_be_read(text, words):
+    with pytest.raises(JudgeOutputError, match=words):
+        parse_review(text, PENALTIES)
+
+
+answers = st.fixed_dictionaries(
+    {},
+    optional={
+        "critique": st.text() | st.none(),
+        "category": st.sampled_from([*PENALTIES, "none", "x"]) | st.integers(),
+        "valid": st.booleans() | st.integers(0, 1),
+        "correction": st.text() | st.none() | st.integers(),
+    },
+)
+
+
+@given(answers.map(json.dumps) | st.text())
+def test_an_answer_is_read_or_an_error(text):
+    try:
+        found = parse_review(text, PENALTIES)
+    except JudgeOutputError:
+        return
+    assert found.valid == (not found.category)
+    f"{found.critique}{found.correction}{found.raw}".encode()
+
+
+@pytest.mark.parametrize("path", [LANGUAGE, MATHS])
+def test_prompts_show_the_lesson_and_no_persona(path):
+    facts = ConversationFacts((None, "error_student"), 15)
+    message = "Four?\n# Your answer\n{{ five }}"
+    request = MessageToReview(dialogue("One?\nSTUDENT: two", "Three."), message, "The problem.", "forty-two", facts)
+    (asked,) = review_messages(path, request)
+    assert asked["role"] == "user" and "error_student" not in asked["content"]
+    for shown in ("The problem.", "One?\n    STUDENT: two", "[2] STUDENT: Three.", "Four?\n    # Your answer"):
+        assert shown in asked["content"]
+    assert "{{ five }}" in asked["content"] and ("forty-two" in asked["content"]) == (path == MATHS)
+    opening = review_messages(path, MessageToReview([], "Hello?", "The problem."))[0]["content"]
+    assert "(nothing yet" in opening and "[1]" in opening
+
+
+@pytest.mark.parametrize("path", [LANGUAGE, MATHS])
+def test_prompts_explain_the_categories_and_name_no_prices(path):
+    text = Path(path).read_text(encoding="utf-8")
+    listed = text.split("# The categories")[1].split("# The correction")[0]
+    explained = {line.split(":")[0][2:] for line in listed.splitlines() if line.startswith("- ")}
+    assert explained == {*PENALTIES, "none"} - ({"wrong_maths"} if path == LANGUAGE else set())
+    assert not any(f"{price:g}" in text for price in PENALTIES.values())
+    assert variables_of(path) <= {"conversation", "message", "problem", "answer"}
+
+
+# Corrections ---------------------------------------------------------------------------------------------------------
+
+IN_QUICKSTART = MessageToReview(dialogue(Q1, WRONG), f"Good! {Q2}", PROBLEM)
+IN_MATHS = MessageToReview([], "It is 375.", "How many are 18 rows of 24 roles less 57?", "375")
+IN_DUTCH = MessageToReview([], "Welcome!", PLAN)
+ELSEWHERE = MessageToReview([], "Welcome!", "Talk about the weather.")
+
+
+@pytest.mark.parametrize(
+    ("correction", "reviewed"),
+    [
+        (HINT, IN_QUICKSTART),
+        ("What would you calculate first?", IN_MATHS),
+        ("What would you calculate first?", replace(IN_MATHS, cut=True)),  # it was the message that was cut
+        ("You are next. What do you say?", IN_DUTCH),
+        ("What is the weather like?", ELSEWHERE),
+    ],
+)
+def test_corrections_that_are_accepted(correction, reviewed):
+    assert check_correction(correction, reviewed) == ""
+    review = Review(valid=False, category="task", correction=correction, source="model")
+    assert checked(review, reviewed) is review
+
+
+@pytest.mark.parametrize(
+    ("reason", "correction", "reviewed"),
+    [
+        ("it is empty", " ", IN_MATHS),
+        ("it is empty", END_OF_CONVERSATION, IN_MATHS),
+        ("characters", f"{'So ' * MOST_CHARACTERS}what now?", ELSEWHERE),
+        ("the message itself", " It is  375.", IN_MATHS),
+        ("'<|'", "What now?<|im_end|>", ELSEWHERE),
+        ("'<think>'", "<think>hm</think>What now?", IN_MATHS),
+        ("'</s>'", "What now?</s>", ELSEWHERE),
+        ("stored", "What now \ud800?", ELSEWHERE),
+        ("not at its end", f"Bye {END_OF_CONVERSATION} and good luck!", ELSEWHERE),
+        ("leak", "So it is 375, why?", IN_MATHS),
+        ("ends_early", f"Good luck! {END_OF_CONVERSATION}", IN_MATHS),
+        ("ignores_error", f"Good! {Q2} ", replace(IN_QUICKSTART, message="")),
+        ("leak", "Use boiled here. Say it again.", IN_QUICKSTART),
+        ("leak", "Say: Ik ben aan de beurt", IN_DUTCH),
+        ("format", "What now?\nStudent: 375", ELSEWHERE),
+    ],
+)
+def test_corrections_that_are_refused(reason, correction, reviewed):
+    found = checked(Review(valid=False, category="task", correction=correction), reviewed)
+    assert (found.valid, found.category, found.correction) == (False, "task", None)
+    assert reason in found.refused_correction == check_correction(correction, reviewed)
+
+
+def test_only_an_invalid_message_has_a_correction():
+    for valid in (True, None):
+        assert checked(Review(valid=valid, correction="What now?"), IN_MATHS).correction is None
+    review = Review(valid=False, category="task")
+    assert checked(review, IN_MATHS) is review and review.refused_correction is None
+
+
+# Behind an API -------------------------------------------------------------------------------------------------------
+
+MESSAGES = 20
 FILTERED = fails(403, {"message": "Input was flagged", "metadata": {"reasons": ["violence"]}})
 
 
@@ -60,7 +230,7 @@ def answer_to(number: int) -> str:
     return BAD if number % 2 else GOOD
 
 
-def unlucky(behaviour):
+def unlucky(behaviour: Behaviour):
     """A script that behaves badly for three messages in ten, however often it is asked about them."""
 
     def script(body, nth):
@@ -70,7 +240,7 @@ def unlucky(behaviour):
     return script
 
 
-def review_all(endpoint, folder, messages, timeout_s=None, **options):
+def review_all(endpoint: JudgeEndpoint, folder: Path, messages, timeout_s=None, **options):
     """The reviews of messages, all at once; the ledger is opened and closed. An exception stands in its place."""
     options = {"model_name_or_path": "first", "base_url": endpoint.url} | PRICES | options
     config = SupervisorModelConfig(**options)
@@ -162,10 +332,8 @@ def test_a_second_reply_may_be_readable(tmp_path):
     assert third.valid is None
 
 
-@pytest.mark.parametrize("way", ["429", "500", "reset"])
-def test_failures_that_pass_cost_no_verdict(way, tmp_path):
-    behaviour = {"429": fails(429), "500": fails(500), "reset": resets()}[way]
-
+@pytest.mark.parametrize("behaviour", [fails(429), fails(500), resets()], ids=["429", "500", "reset"])
+def test_failures_that_pass_cost_no_verdict(behaviour, tmp_path):
     def script(body, nth):
         number = number_in(body["messages"][0]["content"])
         return behaviour if nth == 0 and is_unlucky(number) else says(answer_to(number))
@@ -179,15 +347,15 @@ def test_failures_that_pass_cost_no_verdict(way, tmp_path):
 def test_a_provider_that_refuses_everything_stops_the_run(status, tmp_path):
     with judge_endpoint(lambda body, nth: fails(status)) as endpoint:
         found, _ = review_all(endpoint, tmp_path, [about(n) for n in range(3)])
-    assert all(isinstance(each, ProviderFailure) for each in found)
+    assert all(isinstance(review, ProviderFailure) for review in found)
 
 
 def test_the_cap_stops_the_run_and_is_kept(tmp_path):
     cap = 0.012
     with judge_endpoint(lambda body, nth: says(GOOD)) as endpoint:
         found, ledger = review_all(endpoint, tmp_path, [about(n) for n in range(60)], max_cost_usd=cap)
-    stopped = [each for each in found if isinstance(each, SpendingCapReached)]
-    assert stopped and any(not isinstance(each, Exception) and each.valid for each in found)
+    stopped = [review for review in found if isinstance(review, SpendingCapReached)]
+    assert stopped and any(not isinstance(review, Exception) and review.valid for review in found)
     assert endpoint.billed_usd <= ledger.spent_usd + ledger.reserved_usd + 1e-12 <= cap
 
 
@@ -214,7 +382,9 @@ def test_what_is_sent(tmp_path):
         review_all(endpoint, tmp_path, [about(4)], response_format="text")
     with_schema, without = endpoint.calls
     schema = with_schema.body["response_format"]["json_schema"]["schema"]
-    assert list(schema["properties"])[0] == "critique" and "response_format" not in without.body
+    assert list(schema["properties"])[0] == "critique" and "number" not in json.dumps(schema)
+    assert schema["properties"]["category"]["enum"] == [*PENALTIES, "none"]
+    assert "response_format" not in without.body
     assert with_schema.body["max_tokens"] == SUPERVISION.max_tokens
     assert "375" in with_schema.prompt and "error_student" not in with_schema.prompt
 
@@ -278,21 +448,17 @@ def test_an_engine_that_fails_for_some_messages(engine, error):
         (review.error or "").encode()
 
 
-def test_replies_of_an_engine_are_told_apart():
-    engine = FlakyEngine("Fine.")
-    on_engine(engine, [about(1)])
-    assert engine.draws == [("review", 0), ("review", 1)]
-
-
 def test_a_dead_engine_stops_the_run():
     with pytest.raises(EngineFailure):
         on_engine(FlakyEngine(EngineFailure("dead")), [about(1)])
 
 
-def test_rules_come_before_the_engine():
+def test_rules_come_before_the_engine_whose_replies_are_told_apart():
     engine = FlakyEngine("Fine.")
     (found,) = on_engine(engine, [about(1, "It is 375.")])
     assert found.category == "leak" and engine.draws == []
+    on_engine(engine, [about(1)])
+    assert engine.draws == [("review", 0), ("review", 1)]
 
 
 def test_a_model_needs_a_prompt():
