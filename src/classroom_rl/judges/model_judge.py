@@ -156,49 +156,43 @@ def _complete_text(answer: Answer) -> str:
     return answer.text
 
 
-class OpenAICompatibleJudge:
-    """A judge model behind an OpenAI-compatible API. It never pays twice for the same request.
-
-    One attempt requests up to `replies_per_attempt` replies until one contains a verdict. The ledger stores all of
-    them. If an attempt without a verdict is repeated, it requests new replies.
+class ModelJudge:
+    """A judge model. One attempt gets up to `replies_per_attempt` replies until one holds a verdict, constrained by the
+    JSON schema of the answer unless `response_format` is text. Where the model runs is up to the subclasses.
 
     Args:
-        config: the model, its sampling parameters and `replies_per_attempt`.
+        config: the model, and `replies_per_attempt`.
         rules: the path of the prompt template of each rule.
-        max_tokens: the limit on the tokens of an answer on one conversation.
-        ledger: the stored calls.
-        api: the API for requests that the ledger cannot answer; None to send no requests.
+        sampling: the sampling parameters; `max_tokens` is the limit of an answer on one conversation.
     """
 
-    def __init__(
-        self,
-        config: JudgeModelConfig,
-        rules: dict[str, str],
-        max_tokens: int,
-        ledger: CallLedger,
-        api: ChatApi | None,
-    ):
+    def __init__(self, config: JudgeModelConfig, rules: dict[str, str], sampling: Sampling):
         self._config = config
         self._rules = rules
-        self._sampling = Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=max_tokens)
-        self._replies = KeptReplies(config, ledger, api)
+        self._sampling = sampling
+
+    async def _reply(
+        self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
+    ) -> tuple[Answer, bool]:
+        """A reply, and whether a request was sent for it. Of equal requests, `sampling.draw` tells this one."""
+        raise NotImplementedError
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
         """The first reply with a verdict, or the last one without.
 
         Raises:
-            ProviderFailure, RequestRefused: as `ChatApi.ask`.
             ContentRefused: if there is no verdict because of the tutor's messages; see `answer_or_blame`.
+            ProviderFailure, RequestRefused: behind an API, as `ChatApi.ask`.
+            ContextOverflow: on an engine, if the conversation leaves no room for an answer, but not because of the
+                tutor's messages.
             JudgeOutputError: if the last reply was truncated.
         """
-        schema = wanted_schema(self._config, answer_schema(rule))
-
-        def holds(text: str) -> bool:
-            return _holds_verdict(rule, text)
+        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
+        holds = partial(_holds_verdict, rule)
 
         async def reply(dialogue: Dialogue, number: int) -> tuple[Answer, bool]:
             messages = render_rule(self._rules[rule], dialogue, problem)
-            return await self._replies.get(ChatRequest(messages, self._sampling, schema, (attempt, number)), holds)
+            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
 
         async def control(dialogue: Dialogue) -> str:
             answer, _ = await reply(dialogue, 0)
@@ -214,92 +208,58 @@ class OpenAICompatibleJudge:
         `max_tokens` times the number of conversations.
 
         Raises:
-            ProviderFailure, RequestRefused: as `ChatApi.ask`.
-            JudgeOutputError: if the last reply was truncated.
+            ProviderFailure, RequestRefused, ContextOverflow, JudgeOutputError: as `judge`.
         """
         size = len(conversations)
         messages = render_group(self._config.group_prompts_paths[rule], conversations, problem)
         schema = wanted_schema(self._config, group_schema(size))
-        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size)
-
-        def holds(text: str) -> bool:
-            return _holds_group(rule, text, size)
+        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size, schema=schema)
+        holds = partial(_holds_group, rule, size)
 
         async def reply(number: int) -> tuple[Answer, bool]:
-            return await self._replies.get(ChatRequest(messages, sampling, schema, (attempt, number)), holds)
+            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
 
         return await first_usable(reply, holds, self._config.replies_per_attempt)
 
 
-class ChatEngineJudge:
-    """A judge model on an engine of this server. One attempt samples up to `replies_per_attempt` replies, constrained
-    by the JSON schema of the answer unless `response_format` is text."""
+class OpenAICompatibleJudge(ModelJudge):
+    """A judge model behind an OpenAI-compatible API. It never pays twice for the same request: the ledger stores all
+    replies. If an attempt without a verdict is repeated, it requests new ones.
+
+    Args:
+        config, rules: as `ModelJudge`.
+        max_tokens: the limit on the tokens of an answer on one conversation.
+        ledger: the stored calls.
+        api: the API for requests that the ledger cannot answer; None to send no requests.
+    """
+
+    def __init__(
+        self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, ledger: CallLedger, api: ChatApi | None
+    ):
+        super().__init__(config, rules, Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=max_tokens))
+        self._replies = KeptReplies(config, ledger, api)
+
+    async def _reply(
+        self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
+    ) -> tuple[Answer, bool]:
+        return await self._replies.get(ChatRequest(messages, sampling, sampling.schema, sampling.draw), holds)
+
+
+class ChatEngineJudge(ModelJudge):
+    """A judge model on an engine of this server."""
 
     def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, engine: ChatEngine):
-        self._config = config
+        super().__init__(config, rules, Sampling.of(config.vllm, max_tokens))
         self._engine = engine
-        self._sampling = Sampling.of(config.vllm, max_tokens)
-        self._rules = rules
-        self._group_rules = config.group_prompts_paths
-        self._replies_per_attempt = config.replies_per_attempt
 
-    async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
-        """As `OpenAICompatibleJudge.judge`.
-
-        Raises:
-            ContentRefused: as `OpenAICompatibleJudge.judge`.
-            ContextOverflow: if the conversation leaves no room for an answer, but not because of the tutor's messages.
-            JudgeOutputError: if the last reply was truncated.
-        """
-        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
-
-        def holds(text: str) -> bool:
-            return _holds_verdict(rule, text)
-
-        async def reply(dialogue: Dialogue, number: int) -> Answer:
-            messages = render_rule(self._rules[rule], dialogue, problem)
-            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
-
-        async def control(dialogue: Dialogue) -> str:
-            answer = await reply(dialogue, 0)
-            return _complete_text(answer)
-
-        return await answer_or_blame(
-            rule, conversation, lambda: self._first_usable(partial(reply, conversation), holds), control
-        )
-
-    async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
-        """As `OpenAICompatibleJudge.judge_group`.
-
-        Raises:
-            ContextOverflow: if the conversations leave no room for an answer.
-            JudgeOutputError: if the last reply was truncated.
-        """
-        size = len(conversations)
-        messages = render_group(self._group_rules[rule], conversations, problem)
-        schema = wanted_schema(self._config, group_schema(size))
-        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size, schema=schema)
-
-        def holds(text: str) -> bool:
-            return _holds_group(rule, text, size)
-
-        async def reply(number: int) -> Answer:
-            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
-
-        return await self._first_usable(reply, holds)
-
-    async def _reply(self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]) -> Answer:
+    async def _reply(
+        self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
+    ) -> tuple[Answer, bool]:
         completion = await self._engine.chat(messages, sampling)
         # A completion that stopped below its own limit was truncated by the context length.
         if not completion.ended and completion.tokens < sampling.max_tokens and not holds(completion.text):
             raise ContextOverflow(f"The judge's context had room for {completion.tokens} tokens of an answer only.")
-        return Answer(completion.text, not completion.ended, None)
-
-    async def _first_usable(self, reply: Callable[[int], Awaitable[Answer]], holds: Callable[[str], bool]) -> str:
-        async def always_sent(number: int) -> tuple[Answer, bool]:
-            return await reply(number), True
-
-        return await first_usable(always_sent, holds, self._replies_per_attempt)
+        return Answer(completion.text, not completion.ended, None), True
 
 
 async def answer_or_blame(
@@ -359,7 +319,7 @@ def in_plain_words(conversation: Dialogue, same_length: bool) -> list[dict[str, 
     ]
 
 
-def _holds_group(rule: str, text: str, size: int) -> bool:
+def _holds_group(rule: str, size: int, text: str) -> bool:
     try:
         return bool(parse_group(rule, 0, text, size))
     except JudgeOutputError:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Optional
 
 from classroom_rl.config.values import END_OF_CONVERSATION, SCORING_RULES
 from classroom_rl.environments.toy_language.grammar import (
@@ -77,8 +76,8 @@ class TurnFinding:
     """
 
     index: int
-    replies_to: Optional[int]
-    student_error_kind: Optional[str]
+    replies_to: int | None
+    student_error_kind: str | None
     scaffolded: bool
     void: bool
     falsely_corrected: bool
@@ -94,36 +93,31 @@ class TurnFinding:
     turns_back: bool = False
 
     @property
-    def task_score(self) -> Optional[float]:
+    def task_score(self) -> float | None:
         """1 or 0; None for a message that sets no task and needs none."""
         if self.void or self.falsely_corrected or (self.student_error_kind is not None and not self.scaffolded):
             return 0.0
         return float(self.task_final) if self.sets_task else None
 
     @property
-    def forward_score(self) -> Optional[float]:
+    def forward_score(self) -> float | None:
         """1 or 0; None for an opening, which replies to nothing."""
         if self.replies_to is None:
             return None
         return float(self.moved_on if self.student_error_kind is None else self.scaffolded)
 
     @property
-    def momentum_score(self) -> Optional[float]:
+    def momentum_score(self) -> float | None:
         """1 or 0; None for an opening."""
         return None if self.replies_to is None else float(self.progressed)
 
     @property
-    def score(self) -> Optional[float]:
+    def score(self) -> float | None:
         """The mean of the message's scores, weighted as in the reward; None if it has no score."""
-        scores = {
-            "task_final_score": self.task_score,
-            "forward_progression_score": self.forward_score,
-            "overall_momentum_score": self.momentum_score,
-        }
-        present = {name: score for name, score in scores.items() if score is not None}
-        total_weight = sum(CRITERIA[name].weight for name in present)
-        weighted = sum(CRITERIA[name].weight * score for name, score in present.items())
-        return weighted / total_weight if present else None
+        scores = zip(CRITERIA.values(), (self.task_score, self.forward_score, self.momentum_score), strict=True)
+        present = [(criterion.weight, score) for criterion, score in scores if score is not None]
+        total_weight = sum(weight for weight, _ in present)
+        return sum(weight * score for weight, score in present) / total_weight if present else None
 
 
 class RubricJudge(EmbeddedJudge):
@@ -179,7 +173,7 @@ class Coverage:
 FULL_COVERAGE = Coverage(1, 1)
 
 
-def coverage(findings: Sequence[TurnFinding], problem: str, room: Optional[int]) -> Coverage:
+def coverage(findings: Sequence[TurnFinding], problem: str, room: int | None) -> Coverage:
     """How many questions of the plan were asked, and how many were due.
 
     The number due is the number of messages that the teacher can write, less one for each slip (the reply to a slip has
@@ -234,7 +228,7 @@ def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) 
     }
 
 
-def _macro_mean(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], Optional[float]]) -> float:
+def _macro_mean(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], float | None]) -> float:
     """The macro average of two groups of messages: the replies to slips, and all others. So a teacher that handles only
     one of them well gets half of the score, however rare the other is. A group without scores is left out; without any
     scores the result is 0."""
@@ -267,7 +261,7 @@ class _TeacherMessage:
 
     text: str
     sentences: tuple[str, ...]
-    questions: tuple[Optional[Question], ...]
+    questions: tuple[Question | None, ...]
     ends: bool
     plays_student: bool
     foul: str
@@ -276,25 +270,25 @@ class _TeacherMessage:
     def lesson_questions(self) -> list[Question]:
         return [question for question in self.questions if question is not None]
 
-    @cached_property
-    def corrections(self) -> list[str]:
-        """The sentences that mention a slip."""
-        return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None and _is_correction(s)]
+    @property
+    def own_sentences(self) -> list[str]:
+        """The sentences without a question of the lesson."""
+        return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None]
 
     @property
     def own_words(self) -> str:
-        """The sentences without a question of the lesson."""
-        return " ".join(s for s, q in zip(self.sentences, self.questions, strict=True) if q is None)
+        """The text of `own_sentences`."""
+        return " ".join(self.own_sentences)
+
+    @cached_property
+    def corrections(self) -> list[str]:
+        """Those of `own_sentences` that mention a slip."""
+        return [s for s in self.own_sentences if _CORRECTION.search(s) or _kinds_named(s)]
 
     def before(self, index: int) -> str:
         """The words of the sentence at `index` before its lesson question; the whole sentence if it has none."""
         sentence, question = " ".join(self.sentences[index].split()), self.questions[index]
         return sentence if question is None else sentence[: sentence.lower().rfind(question.text.lower())]
-
-    @property
-    def text_without_questions(self) -> str:
-        """The text without the lesson's questions, but with the words before them in the same sentence."""
-        return " ".join(self.before(index) for index in range(len(self.sentences)))
 
     @cached_property
     def tasks(self) -> list[int]:
@@ -302,15 +296,6 @@ class _TeacherMessage:
         tasks = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
         hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
         return tasks or hints[-1:]
-
-    @property
-    def asks_to_repair(self) -> bool:
-        """Whether all tasks are about the student's last sentence."""
-        return bool(self.tasks) and not any(self.questions)
-
-
-def _is_correction(sentence: str) -> bool:
-    return bool(_CORRECTION.search(sentence)) or bool(_kinds_named(sentence))
 
 
 def _is_task(sentence: str) -> bool:
@@ -392,7 +377,7 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
 
 
 def _judge_message(
-    index: int, replies_to: Optional[int], student_text: str, message: _TeacherMessage, lesson: _LessonProgress
+    index: int, replies_to: int | None, student_text: str, message: _TeacherMessage, lesson: _LessonProgress
 ) -> TurnFinding:
     slips = find_slips(student_text)
     refused = _why_void(message, lesson, student_text)
@@ -403,6 +388,7 @@ def _judge_message(
     no_progress = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
     task_final = len(message.tasks) == 1 and message.tasks[0] == len(message.sentences) - 1 and not blocked
     prefix = f"error ({slips[0].kind}: {slips[0].word}) – " if slips else ""
+    forward_reason = (unscaffolded or "scaffolded") if slips else (not_moved or "moves on")
     return TurnFinding(
         index=index,
         replies_to=replies_to,
@@ -418,7 +404,7 @@ def _judge_message(
         turns_back=not lesson.refusal(message) and lesson.turns_back(message),
         ends=message.ends,
         task_reason=prefix + _say_task(message, blocked, unscaffolded if slips else ""),
-        forward_reason="" if replies_to is None else prefix + _say_forward(bool(slips), unscaffolded, not_moved),
+        forward_reason="" if replies_to is None else prefix + forward_reason,
         momentum_reason="" if replies_to is None else prefix + (no_progress or "goes forward"),
     )
 
@@ -431,7 +417,7 @@ def _why_void(message: _TeacherMessage, lesson: _LessonProgress, student_text: s
         return "says the student's part itself"
     if message.ends and not lesson.is_complete:
         return "ends before the lesson is through"
-    text = message.text_without_questions
+    text = " ".join(message.before(index) for index in range(len(message.sentences)))
     if any(_tells_answer(text, question, student_text) for question in message.lesson_questions):
         return "hands the answer over"
     return ""
@@ -467,16 +453,15 @@ def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], student
         return f"hinted at {' and '.join(sorted(kinds))}: not scaffolded"
     if not pointed_at <= {slip.word for slip in matching}:
         return f"pointed at {', '.join(sorted(pointed_at))}: not scaffolded"
-    if not message.asks_to_repair:
+    if not message.tasks or message.lesson_questions:
         return "hinted and then asked something else: not scaffolded"
     return ""
 
 
 def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
     if lesson.is_complete:
-        return "" if _closes(message) else "goes on after the last question"
-    refusal = lesson.refusal(message)
-    if refusal:
+        return _why_not_closed(message)
+    if refusal := lesson.refusal(message):
         return refusal
     index = message.questions.index(message.lesson_questions[0])
     before = message.sentences[:index]
@@ -487,14 +472,14 @@ def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
     return ""
 
 
-def _closes(message: _TeacherMessage) -> bool:
-    """Whether the message is a farewell: one or two sentences and no task."""
-    return 1 <= len(message.sentences) <= 2 and not message.tasks
+def _why_not_closed(message: _TeacherMessage) -> str:
+    """Why the message is no farewell: one or two sentences and no task; "" if it is one."""
+    return "" if 1 <= len(message.sentences) <= 2 and not message.tasks else "goes on after the last question"
 
 
 def _why_no_progress(message: _TeacherMessage, lesson: _LessonProgress) -> str:
     if lesson.is_complete:
-        return "" if _closes(message) else "goes on after the last question"
+        return _why_not_closed(message)
     return lesson.refusal(message) or ("turns back in the plan" if lesson.turns_back(message) else "")
 
 
@@ -507,9 +492,3 @@ def _say_task(message: _TeacherMessage, blocked: str, unscaffolded: str) -> str:
         return f"sets {len(message.tasks)} tasks"
     after = message.sentences[message.tasks[0] + 1 :]
     return f"“{after[0]}” follows the task" if after else "ends with its task"
-
-
-def _say_forward(has_slip: bool, unscaffolded: str, not_moved: str) -> str:
-    if has_slip:
-        return unscaffolded or "scaffolded"
-    return not_moved or "moves on"

@@ -8,7 +8,7 @@ The model names the category of a fault and never gives a number. The penalty of
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,10 @@ from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
-from classroom_rl.errors import (
-    ConfigError,
-    ContextOverflow,
-    EngineFailure,
-    JudgeOutputError,
-    ProviderFailure,
-    StorageError,
-)
+from classroom_rl.errors import ConfigError, ContextOverflow, JudgeOutputError
 from classroom_rl.judges.json_answer import find_object, quote
 from classroom_rl.judges.model_judge import KeptReplies, wanted_schema
+from classroom_rl.judges.verdicts import STOPS
 from classroom_rl.rollout.engine import ChatEngine, Sampling
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.reviews import MessageToReview, Review, no_verdict
@@ -149,27 +143,91 @@ def checked(review: Review, request: MessageToReview, rules: Rules = review_by_r
     return replace(review, correction=None, refused_correction=reason) if reason else review
 
 
-STOPS = (EngineFailure, ProviderFailure, StorageError)
-"""Errors that stop all reviews until a user fixes their cause."""
-
-Reply = Callable[[int], Awaitable[Answer]]
-"""Requests the reply with a number, from 0."""
-
-
-class ApiSupervisor:
-    """A supervisor model behind an OpenAI-compatible API. It never pays twice for the same request: equal messages in
-    equal conversations get the same replies, also after a restart.
+class ModelSupervisor:
+    """A supervisor model. Where it runs is up to the subclasses.
 
     Args:
         config: the model.
         supervision: the prompt template, the penalties and the limit on tokens.
-        ledger: the stored calls.
-        api: the API for requests that the ledger cannot answer; None to send no requests.
-        timeout_s: the time in seconds after which a review counts as failed; None leaves that to the limits of the API.
+        sampling: the sampling parameters; their `max_tokens` and `schema` are replaced.
+        timeout_s: the time in seconds after which a review counts as failed; None for no limit of its own.
         rules: the rules of the environment, which review each message first.
 
     Raises:
         ConfigError: if there is no prompt template.
+    """
+
+    def __init__(
+        self,
+        config: SupervisorModelConfig,
+        supervision: SupervisionConfig,
+        sampling: Sampling,
+        timeout_s: float | None = None,
+        rules: Rules = review_by_rules,
+    ):
+        if supervision.prompt_path is None:
+            raise ConfigError(
+                "A supervisor that is a model needs generation.supervisor.prompt_path, such as "
+                "prompt_templates/supervisors/language_tutor.txt."
+            )
+        self._path = supervision.prompt_path
+        self._replies_per_review = config.replies_per_review
+        self._categories = tuple(supervision.penalties)
+        schema = wanted_schema(config, review_schema(self._categories))
+        self._sampling = replace(sampling, max_tokens=supervision.max_tokens, schema=schema)
+        self._timeout_s = timeout_s
+        self._rules = rules
+
+    async def _reply(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
+        """A reply of the model. Of equal requests, `sampling.draw` tells this one."""
+        raise NotImplementedError
+
+    async def review(self, request: MessageToReview) -> Review:
+        """The rules' review if they find the message invalid; otherwise the review in the first usable reply of the
+        model. A failure that concerns this message alone becomes a review without a verdict that contains the error.
+
+        Raises:
+            EngineFailure: if the engine died.
+            ProviderFailure: as `ChatApi.ask`.
+            StorageError: if the ledger cannot be used.
+        """
+        text = ""
+        try:
+            rule_review = self._rules(request)
+            if rule_review.valid is False:
+                return rule_review
+            async with asyncio.timeout(self._timeout_s):
+                for number in range(self._replies_per_review):
+                    messages = review_messages(self._path, request)
+                    answer = await self._reply(messages, replace(self._sampling, draw=("review", number)))
+                    text = answer.text
+                    if not answer.cut and self._holds_review(text):
+                        break
+            if answer.cut:
+                problem = "was cut off at generation.supervisor.max_tokens, so it holds no review"
+                raise JudgeOutputError(f"The supervisor's answer {problem}: {quote(text)}")
+            return checked(parse_review(text, self._categories), request, self._rules)
+        except STOPS:
+            raise
+        except Exception as error:  # any other error says nothing about the message
+            return no_verdict(error, "model", text)
+
+    def _holds_review(self, text: str) -> bool:
+        try:
+            parse_review(text, self._categories)
+        except JudgeOutputError:
+            return False
+        return True
+
+
+class ApiSupervisor(ModelSupervisor):
+    """A supervisor model behind an OpenAI-compatible API. It never pays twice for the same request: equal messages in
+    equal conversations get the same replies, also after a restart.
+
+    Args:
+        config, supervision, timeout_s, rules: as `ModelSupervisor`.
+        ledger: the stored calls.
+        api: the API for requests that the ledger cannot answer; None to send no requests.
     """
 
     def __init__(
@@ -181,48 +239,21 @@ class ApiSupervisor:
         timeout_s: float | None = None,
         rules: Rules = review_by_rules,
     ):
-        self._path = _prompt_path(supervision)
-        self._replies_per_review = config.replies_per_review
-        self._categories = tuple(supervision.penalties)
-        self._schema = wanted_schema(config, review_schema(self._categories))
-        self._sampling = Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=supervision.max_tokens)
+        super().__init__(config, supervision, Sampling(config.vllm.temperature, config.vllm.top_p), timeout_s, rules)
         self._replies = KeptReplies(config, ledger, api)
-        self._timeout_s = timeout_s
-        self._rules = rules
 
-    async def review(self, request: MessageToReview) -> Review:
-        """As `Supervisor.review`.
-
-        Raises:
-            ProviderFailure: as `ChatApi.ask`.
-            StorageError: if the ledger cannot be used.
-        """
-
-        async def reply(number: int) -> Answer:
-            messages = review_messages(self._path, request)
-            chat_request = ChatRequest(messages, self._sampling, self._schema, ("review", number))
-            answer, _ = await self._replies.get(chat_request, lambda text: _holds_review(text, self._categories))
-            return answer
-
-        return await review_by_model(
-            request, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
-        )
+    async def _reply(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
+        request = ChatRequest(messages, sampling, sampling.schema, sampling.draw)
+        answer, _ = await self._replies.get(request, self._holds_review)
+        return answer
 
 
-class EngineSupervisor:
+class EngineSupervisor(ModelSupervisor):
     """A supervisor model on an engine of this server.
 
     Args:
-        config: the model.
-        supervision: the prompt template, the penalties and the limit on tokens.
+        config, supervision, sampling, timeout_s, rules: as `ModelSupervisor`.
         engine: the engine.
-        sampling: the sampling parameters; their `max_tokens` and `schema` are replaced.
-        timeout_s: the time in seconds after which a review counts as failed; None leaves that to the limits of the
-            engine.
-        rules: the rules of the environment, which review each message first.
-
-    Raises:
-        ConfigError: if there is no prompt template.
     """
 
     def __init__(
@@ -234,92 +265,14 @@ class EngineSupervisor:
         timeout_s: float | None = None,
         rules: Rules = review_by_rules,
     ):
-        self._path = _prompt_path(supervision)
-        self._replies_per_review = config.replies_per_review
-        self._categories = tuple(supervision.penalties)
+        super().__init__(config, supervision, sampling, timeout_s, rules)
         self._engine = engine
-        schema = wanted_schema(config, review_schema(self._categories))
-        self._sampling = replace(sampling, max_tokens=supervision.max_tokens, schema=schema)
-        self._timeout_s = timeout_s
-        self._rules = rules
 
-    async def review(self, request: MessageToReview) -> Review:
-        """As `Supervisor.review`.
-
-        Raises:
-            EngineFailure: if the engine died.
-        """
-
-        async def reply(number: int) -> Answer:
-            messages = review_messages(self._path, request)
-            completion = await self._engine.chat(messages, replace(self._sampling, draw=("review", number)))
-            # A completion that stopped below its own limit was truncated by the context length.
-            hit_context = not completion.ended and completion.tokens < self._sampling.max_tokens
-            if hit_context and not _holds_review(completion.text, self._categories):
-                tokens = completion.tokens
-                raise ContextOverflow(f"The supervisor's context had room for {tokens} tokens of an answer only.")
-            return Answer(completion.text, not completion.ended, None)
-
-        return await review_by_model(
-            request, reply, self._replies_per_review, self._categories, self._timeout_s, self._rules
-        )
-
-
-async def review_by_model(
-    request: MessageToReview,
-    reply: Reply,
-    replies: int,
-    categories: tuple[str, ...],
-    timeout_s: float | None,
-    rules: Rules,
-) -> Review:
-    """The rules' review if they find the message invalid; otherwise the review in the first usable reply of the model.
-    A failure that concerns this message alone becomes a review without a verdict that contains the error.
-
-    Args:
-        request: the message to review.
-        reply: requests a reply of the model.
-        replies: the maximum number of replies.
-        categories: the categories that have a penalty.
-        timeout_s: the time limit in seconds for all replies together; None for no limit.
-        rules: the rules of the environment.
-
-    Raises:
-        EngineFailure, ProviderFailure, StorageError: as `reply`.
-    """
-    text = ""
-    try:
-        rule_review = rules(request)
-        if rule_review.valid is False:
-            return rule_review
-        async with asyncio.timeout(timeout_s):
-            for number in range(replies):
-                answer = await reply(number)
-                text = answer.text
-                if not answer.cut and _holds_review(text, categories):
-                    break
-        if answer.cut:
-            problem = "was cut off at generation.supervisor.max_tokens, so it holds no review"
-            raise JudgeOutputError(f"The supervisor's answer {problem}: {quote(text)}")
-        return checked(parse_review(text, categories), request, rules)
-    except STOPS:
-        raise
-    except Exception as error:  # any other error says nothing about the message
-        return no_verdict(error, "model", text)
-
-
-def _holds_review(text: str, categories: tuple[str, ...]) -> bool:
-    try:
-        parse_review(text, categories)
-    except JudgeOutputError:
-        return False
-    return True
-
-
-def _prompt_path(supervision: SupervisionConfig) -> str:
-    if supervision.prompt_path is None:
-        raise ConfigError(
-            "A supervisor that is a model needs generation.supervisor.prompt_path, such as "
-            "prompt_templates/supervisors/language_tutor.txt."
-        )
-    return supervision.prompt_path
+    async def _reply(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
+        completion = await self._engine.chat(messages, sampling)
+        # A completion that stopped below its own limit was truncated by the context length.
+        hit_context = not completion.ended and completion.tokens < sampling.max_tokens
+        if hit_context and not self._holds_review(completion.text):
+            tokens = completion.tokens
+            raise ContextOverflow(f"The supervisor's context had room for {tokens} tokens of an answer only.")
+        return Answer(completion.text, not completion.ended, None)
