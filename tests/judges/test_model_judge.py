@@ -121,13 +121,14 @@ def once(judged: GenerationConfig) -> GenerationConfig:
 
 
 def test_an_attempt_takes_new_replies_until_one_holds_a_verdict(room, once):
-    replies = [cut_off(GOOD), says(OUT_OF_RANGE), says(GOOD)]
+    replies = [cut_off(GOOD), fails(500), says(OUT_OF_RANGE), says(GOOD)]
     with judge_endpoint(lambda body, nth: replies[nth]) as endpoint:
         server = Server(room, once, endpoint.url)
         response = server.sample(["lesson"])
     usage = response.usage["judge"]
-    assert response.conversations[0].reward == 0.7 and len(endpoint.calls) == 3
-    assert (usage.calls, usage.unusable, usage.failures) == (3, 2, {})
+    assert response.conversations[0].reward == 0.7 and len(endpoint.calls) == 4
+    assert (usage.calls, usage.unusable, usage.failures) == (4, 2, {"500": 1})
+    assert server.ledger.outcomes == {("judge", UNUSABLE): 2, ("judge", "500"): 1, ("judge", USABLE): 1}
     assert usage.cost_usd == pytest.approx(endpoint.billed_usd), "unusable replies are paid for, too"
 
 
@@ -208,13 +209,6 @@ def test_a_run_is_judged_again_by_a_command(room, judged, tmp_path, capsys):
     lines = [json.loads(line) for line in (room.folder / "rejudged.jsonl").read_text().splitlines()]
     assert [(line["before"], line["now"]) for line in lines] == [(0.7, 0.45)] * 2
     assert main([str(tmp_path / "nowhere")]) == 2 and "There is no folder" in capsys.readouterr().err
-
-
-def test_replies_are_marked_for_what_they_are(room, once):
-    with judge_endpoint(lambda body, nth: (says("prose"), fails(500), says(GOOD))[nth]) as endpoint:
-        server = Server(room, once, endpoint.url)
-        server.sample(["lesson"])
-    assert server.ledger.outcomes == {("judge", UNUSABLE): 1, ("judge", "500"): 1, ("judge", USABLE): 1}
 
 
 # Stops --------------------------------------------------------------------------------------------------------------
