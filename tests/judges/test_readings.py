@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.moves.stored import load_readers
 from classroom_rl.judges.readings import LABELS, Trust
 from classroom_rl.server.open_models import embedded_judge, open_readers
+from tests.support.configs import loaded
 from tests.support.scripted_readers import TRUST
 
 
@@ -48,10 +46,10 @@ def test_without_readers_a_batch_is_what_it_was():
     ],
 )
 def test_a_training_that_reads_by_rules_takes_readers(overrides: tuple[str, ...]):
-    load(TrainRLConfig, "train_rl", ("generation.readers_path=mine", *overrides), check_train_rl)
+    loaded("train_rl", "generation.readers_path=mine", *overrides)
 
 
 @pytest.mark.parametrize("overrides", [(), ("supervisor_model.model_name_or_path=rubric",)])
 def test_a_training_in_which_nobody_reads_by_rules_refuses_them(overrides: tuple[str, ...]):
     with pytest.raises(ConfigError, match="generation.readers_path is mine, but nobody here reads by rules"):
-        load(TrainRLConfig, "train_rl", ("generation.readers_path=mine", *overrides), check_train_rl)
+        loaded("train_rl", "generation.readers_path=mine", *overrides)

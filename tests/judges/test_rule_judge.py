@@ -10,9 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, RULES_VERSION
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.messages import read_plan
@@ -23,6 +20,7 @@ from classroom_rl.judges.verdicts import Scores, parse_judge_output, parse_verdi
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.server.open_models import embedded_judge
+from tests.support.configs import loaded
 from tests.support.dutch_lesson import ASK, DRAWS, ERR, OTHER, PLAN, PLANS, RIGHT, SAID, WRONG, dialogue
 from tests.support.labelled import judge_agreement
 from tests.support.scripted_engine import ScriptedEngine
@@ -285,17 +283,15 @@ def test_a_verdict_names_the_readers_that_took_part():
 
 def test_the_language_tutor_trains_without_a_key(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    arguments = ["--config-name", "language_tutor", "judge_model.model_name_or_path=rules"]
-    config = load(TrainRLConfig, "train_rl", arguments, check_train_rl)
+    config = loaded("train_rl", "--config-name", "language_tutor", "judge_model.model_name_or_path=rules")
     assert isinstance(embedded_judge(config.judge_model.model_name_or_path), RulesJudge)
     assert set(models_on_engines(config, {})) == {"teacher", "student"}
 
 
 @pytest.mark.parametrize("name", ["rules", "rubric"])
 def test_an_embedded_judge_takes_no_rule_that_decides(name):
-    overrides = ["--config-name", "maths_small", f"judge_model.model_name_or_path={name}"]
     with pytest.raises(ConfigError, match=f"judge_model is {name}, which gives scores and no decisions"):
-        load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+        loaded("train_rl", "--config-name", "maths_small", f"judge_model.model_name_or_path={name}")
 
 
 def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: GenerationConfig, tmp_path: Path):
