@@ -30,8 +30,8 @@ from classroom_rl.results.rollout_files import read_records, write_rollouts
 from classroom_rl.rollout.store.journal import read_journal
 from classroom_rl.server.view_only import create_viewer
 from tests.engines.api.test_responses import REPLIES
-from tests.environments.classroom.test_judging import answer
 from tests.environments.classroom.test_roles import Server as RoleServer
+from tests.judges.test_json_answer import answer
 from tests.support.chat_client import PRICES, Client, in_turn, question
 from tests.support.judge_endpoint import Behaviour, Exchange, JudgeEndpoint, completion, judge_endpoint, says
 from tests.support.judged_room import Server as JudgeServer

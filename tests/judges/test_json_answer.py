@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import time
 
 import pytest
 from hypothesis import given
@@ -11,10 +10,8 @@ from hypothesis import strategies as st
 
 from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.errors import JudgeOutputError
-from classroom_rl.judges import json_answer
 from classroom_rl.judges.json_answer import find_object
 from classroom_rl.judges.verdicts import (
-    CRITERIA,
     Scores,
     Verdict,
     answer_schema,
@@ -42,6 +39,10 @@ def without(name: str) -> str:
     return json.dumps({key: value for key, value in ANSWER.items() if key != name})
 
 
+def many_commas(text: str) -> str:
+    return text.replace("]", ",]").replace("}", ",}")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -56,10 +57,12 @@ def without(name: str) -> str:
         answer().replace("Mostly forwards.", "Mostly\n\tforwards."),
         f"<think>Perhaps {answer(task_final_score=0)}? No.</think>\n{answer()}",
         answer().replace('"task_final_score"', '"task_final_score": 0.75, "task_final_score"'),
+        many_commas(answer(seen=[[1]] * 500)),
+        "<think>" + "so " * 50_000 + f"</think>{answer()}",
     ],
     ids=[
         *("plain", "fence", "prose", "trailing comma", "odd quotes", "twice", "strings", "braces", "line breaks"),
-        *("thought aloud", "same key, same value"),
+        *("thought aloud", "same key, same value", "hundreds of trailing commas", "a long thought"),
     ],
 )
 def test_reads_the_scores_from(text):
@@ -102,7 +105,15 @@ def test_commas_inside_strings_stay():
         (answer(overall_momentum_score=10.5), "a number from 0 to 10"),
         (answer(task_final_score=10**400), "a number from 0 to 1"),
         (answer().replace("0.75", "9" * 5000), "no JSON object"),
+        # What would take long to read is refused after a few tries; each may read all the rest.
+        (answer(task_final_score="1" * 50_000 + "x"), "task_final_score is"),
         ('{"a":' * 5_000, "nests too deep"),
+        ('{"a":[' * 10_000, "nests too deep"),
+        ("{" * 90_000, "more than 1000 braces that open no JSON object"),
+        ('"{,}' * 4_000, "more than 20 objects that need a repair"),
+        ('{"a":1,}' * 4_000, "more than 20 objects that need a repair"),
+        ("".join(f'{{"a":{number}}}' for number in range(8_000)), "20 different JSON objects"),
+        (answer(task_final_reasoning="x" * 100_000), "100236 characters long; 100000 are read at most"),
     ],
 )
 def test_refuses(text, reason):
@@ -134,10 +145,10 @@ def same(value):
 def written(value, comma):
     """`value` as JSON, with what `comma` draws before each bracket that closes something that is not empty."""
     if isinstance(value, dict):
-        items = [f"{json.dumps(key)}: {written(each, comma)}" for key, each in value.items()]
+        items = [f"{json.dumps(key)}: {written(item, comma)}" for key, item in value.items()]
         return "{" + ",\n".join(items) + (comma() if items else "") + "}"
     if isinstance(value, list):
-        items = [written(each, comma) for each in value]
+        items = [written(item, comma) for item in value]
         return "[" + ", ".join(items) + (comma() if items else "") + "]"
     return json.dumps(value)
 
@@ -150,58 +161,6 @@ def test_a_comma_before_a_closing_bracket_is_read(value, random):
         assert same(find_object(text)) == same(value)
 
 
-def test_an_answer_full_of_trailing_commas_is_read_at_the_second_try(monkeypatch):
-    """Each try reads the answer from its beginning: one for each comma would take minutes."""
-    tries = []
-
-    class Decoder(json.JSONDecoder):
-        def raw_decode(self, text, start=0):
-            tries.append(start)
-            return super().raw_decode(text, start)
-
-    monkeypatch.setattr(json, "JSONDecoder", Decoder)
-    assert parse_judge_output(answer(seen=[[1]] * 500).replace("]", ",]").replace("}", ",}")) == SCORES
-    assert tries == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('"{,}' * 4_000, "more than 20 objects that need a repair"),
-        ("{" * 90_000, "more than 1000 braces that open no JSON object"),
-        ('{"a":1,}' * 4_000, "more than 20 objects that need a repair"),
-        ("".join(f'{{"a":{number}}}' for number in range(8_000)), "20 different JSON objects"),
-        (answer(task_final_reasoning="x" * 100_000), "100236 characters long; 100000 are read at most"),
-    ],
-)
-def test_an_answer_that_would_take_long_to_read_is_refused_after_few_tries(monkeypatch, text, words):
-    """Each try may read all the rest: their number must not grow with the answer."""
-    repairs, compared = [], []
-    whole = json_answer._without_trailing_commas
-    monkeypatch.setattr(json_answer, "_without_trailing_commas", lambda *args: repairs.append(1) or whole(*args))
-
-    class Found(dict):
-        def __eq__(self, other):
-            compared.append(1)
-            return super().__eq__(other)
-
-    monkeypatch.setattr(json_answer, "_object", lambda pairs: Found(pairs))
-    with pytest.raises(JudgeOutputError, match=words):
-        parse_judge_output(text)
-    assert len(repairs) <= 20 and len(compared) <= 400
-
-
-def test_twenty_objects_with_trailing_commas_are_read_and_thoughts_of_any_length_are_left_out():
-    assert find_object('{"a":1,}' * 20) == {"a": 1}
-    assert find_object("<think>" + "so " * 50_000 + '</think>{"a":1}') == {"a": 1}
-
-
-def test_a_score_of_many_digits_is_told_from_a_number_without_trying_every_split():
-    """Tried in every way, 50,000 digits take minutes; the test's own time limit tells."""
-    with pytest.raises(JudgeOutputError, match="task_final_score is"):
-        parse_judge_output(answer(task_final_score="1" * 50_000 + "x"))
-
-
 @given(st.text() | JSON)
 def test_any_text_gives_scores_in_range_or_a_judge_output_error(text):
     try:
@@ -209,13 +168,6 @@ def test_any_text_gives_scores_in_range_or_a_judge_output_error(text):
     except JudgeOutputError:
         return
     assert 0 <= scores.final_reward <= 1
-
-
-def test_the_best_scores_are_worth_one_and_each_criterion_counts_by_its_weight():
-    best = {name: criterion.top for name, criterion in CRITERIA.items()}
-    assert Scores(**best).final_reward == 1 and Scores(**dict.fromkeys(CRITERIA, 0.0)).final_reward == 0
-    for name, criterion in CRITERIA.items():
-        assert Scores(**best | {name: 0.0}).final_reward == pytest.approx(1 - criterion.weight)
 
 
 HALF = "half a character: \ud800"
@@ -255,19 +207,6 @@ def test_a_decision_that_can_be_no_text_is_refused_in_words_that_can_be_kept():
         assert str(caught.value).encode()
 
 
-@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 10), st.text(alphabet="{}[],\"'\n \\abc"))
-def test_scores_survive_any_reasoning(task_final, progression, momentum, reasoning):
-    text = json.dumps(
-        {
-            "task_final_reasoning": reasoning,
-            "task_final_score": task_final,
-            "forward_progression_score": progression,
-            "overall_momentum_score": momentum,
-        }
-    )
-    assert parse_judge_output(text) == Scores(task_final, progression, momentum)
-
-
 SHARE, OF_TEN = st.floats(0, 1), st.floats(0, 10)
 PROSE = st.text(alphabet=st.characters(exclude_characters="{}", exclude_categories=["Cs"]), max_size=60)
 
@@ -280,7 +219,7 @@ def honest_answers(draw) -> tuple[Scores, str]:
     for name, value in vars(scores).items():
         fields.append((name, draw(st.sampled_from([value, str(value), f" {value} "]))))
         if draw(st.booleans()):
-            fields.append((name.replace("_score", "_reasoning"), draw(st.text(max_size=20) | st.none())))
+            fields.append((name.replace("_score", "_reasoning"), draw(st.text(max_size=20) | LIKE_JSON | st.none())))
     text = json.dumps(
         dict(draw(st.permutations(fields))),
         indent=draw(st.sampled_from([None, 2])),
@@ -349,17 +288,6 @@ def test_an_answer_with_a_character_astray_is_an_answer_in_range_or_none(answere
     assert 0 <= scores.overall_momentum_score <= 10
 
 
-@pytest.mark.parametrize(
-    "text", ["{" * 20_000, '{"a":' * 20_000, '{"a":[' * 10_000, '{"a":1,' * 10_000, answer() * 300]
-)
-def test_a_long_answer_takes_no_long_time(text):
-    """Longer than any max_tokens allows; a reader of quadratic cost would take minutes."""
-    started = time.process_time()
-    with contextlib.suppress(JudgeOutputError):
-        parse_judge_output(text)
-    assert time.process_time() - started < 60
-
-
 @pytest.mark.parametrize("rule", [*SCORING_RULES, "does_not_leak_answer"])
 def test_the_schema_asks_for_what_is_read(rule):
     schema = answer_schema(rule)
@@ -368,25 +296,23 @@ def test_the_schema_asks_for_what_is_read(rule):
     given = {name: each.get("enum", [examples[each["type"]]])[0] for name, each in schema["properties"].items()}
     verdict = parse_verdict(rule, 0, json.dumps(given))
     assert verdict.valid and set(verdict.reasons.values()) == {"so"}
-    assert all(
-        parse_fails(rule, {k: v for k, v in given.items() if k != name}) for name in given if given[name] != "so"
-    )
+    for needed in (name for name, value in given.items() if value != "so"):
+        with pytest.raises(JudgeOutputError):
+            parse_verdict(rule, 0, json.dumps({name: value for name, value in given.items() if name != needed}))
 
 
-def parse_fails(rule: str, fields: dict) -> bool:
-    try:
-        parse_verdict(rule, 0, json.dumps(fields))
-    except JudgeOutputError:
-        return True
-    return False
-
-
-def test_final_reward_is_the_weighted_sum_to_four_places():
-    assert SCORES.final_reward == 0.62  # 0.4 × 0.75 + 0.4 × 0.5 + 0.2 × 0.6
-    assert Scores(1, 1, 10).final_reward == 1.0
-    assert Scores(0, 0, 0).final_reward == 0.0
-    assert Scores(1 / 3, 0, 0).final_reward == 0.1333
-    assert Scores(0, 0, 7).final_reward == 0.14
+@pytest.mark.parametrize(
+    ("scores", "reward"),
+    [
+        (SCORES, 0.62),  # 0.4 × 0.75 + 0.4 × 0.5 + 0.2 × 0.6
+        (Scores(1, 1, 10), 1.0),
+        (Scores(0, 0, 0), 0.0),
+        (Scores(1 / 3, 0, 0), 0.1333),
+        (Scores(0, 0, 7), 0.14),
+    ],
+)
+def test_final_reward_is_the_weighted_sum_to_four_places(scores, reward):
+    assert scores.final_reward == reward
 
 
 def test_a_scoring_rule_keeps_the_reasons_and_the_answer():
@@ -531,16 +457,6 @@ def test_several_attempts_are_averaged_over_the_valid_ones():
     assert judgement.scores.overall_momentum_score == pytest.approx(6.5)
     assert judgement.scores.final_reward == 0.55  # 0.4 × 0.75 + 0.4 × 0.3 + 0.2 × 0.65
     assert judgement.rejecting_rules == ()
-
-
-def test_a_rule_without_a_valid_verdict_leaves_no_judgement():
-    ok = Verdict("does_not_leak_answer", 0, accepted=True)
-    failed = Verdict("follows_pedagogical_values", 0, error="timeout")
-    rules = ["does_not_leak_answer", "follows_pedagogical_values"]
-    assert sum_up([ok, failed], rules) is None
-    assert sum_up([ok], rules) is None
-    assert sum_up([], rules) is None
-    assert sum_up([ok, failed], rules[:1]) is not None
 
 
 def test_one_rejection_among_the_attempts_rejects_the_rule():
