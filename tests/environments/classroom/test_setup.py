@@ -1,17 +1,12 @@
 """The draw for a conversation depends on seed, problem and step only."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from math import sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.config.load import ROOT
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, draw_setup, persona_weights
 from classroom_rl.rollout.problem import Problem
 
@@ -23,7 +18,6 @@ OPTIONS = SetupOptions(
     student_turns=8,
 )
 PROBLEMS = [Problem.of(f"problem {i}", str(i)) for i in range(40)]
-PINNED = ("attempt", "Jamie", [False, False, False, False, True, False, False, True])
 
 
 @given(text=st.text(), seed=st.integers(), step=st.integers(0, 10_000))
@@ -32,13 +26,6 @@ def test_every_conversation_of_a_group_gets_the_same_draw(text, seed, step):
     random.seed(step)  # the state of Python's own generator has no say
     assert draw_setup(Problem.of(text, "1"), seed, step, OPTIONS) == first
     assert len(first.personas) == 8
-
-
-def test_the_draw_does_not_depend_on_the_slice_or_the_order_in_which_a_rank_sees_the_problems():
-    whole = {problem.id: draw_setup(problem, 42, 3, OPTIONS) for problem in PROBLEMS}
-    for rank in range(4):
-        for problem in reversed(PROBLEMS[rank::4]):
-            assert draw_setup(problem, 42, 3, OPTIONS) == whole[problem.id]
 
 
 @pytest.mark.parametrize("change", ["seed", "step", "problem"])
@@ -53,32 +40,12 @@ def test_seed_step_and_problem_each_change_the_draw(change):
     assert sum(a.student_name != b.student_name for a, b in pairs) > len(pairs) / 4
 
 
-_SCRIPT = """
-import json
-from classroom_rl.rollout.problem import Problem
-from tests.environments.classroom.test_setup import OPTIONS, PROBLEMS, draw_setup
-setups = [draw_setup(problem, 42, step, OPTIONS) for problem in PROBLEMS for step in range(3)]
-print(json.dumps([[setup.type.value, setup.student_name, setup.personas] for setup in setups]))
-"""
-
-
-def test_the_draw_survives_a_restart_with_another_hash_seed():
-    def drawn(hash_seed: str) -> list:
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        result = subprocess.run(
-            [sys.executable, "-c", _SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        )
-        return json.loads(result.stdout)
-
-    here = [draw_setup(problem, 42, step, OPTIONS) for problem in PROBLEMS for step in range(3)]
-    assert drawn("1") == drawn("2") == [[s.type.value, s.student_name, list(s.personas)] for s in here]
-
-
 def test_the_draw_of_a_known_problem():
-    """Pinned: a change of it makes every recorded run irreproducible."""
+    """Pinned: a change of it makes every recorded run irreproducible. A draw that depended on Python's hash seed would
+    be another one in each process."""
     setup = draw_setup(Problem.of("Lesson: food", ""), 42, 2, OPTIONS)
-    assert (setup.type.value, setup.student_name) == PINNED[:2]
-    assert [persona == "error_student" for persona in setup.personas] == PINNED[2]
+    assert (setup.type.value, setup.student_name) == ("attempt", "Jamie")
+    assert [persona == "error_student" for persona in setup.personas] == [*[False] * 4, True, False, False, True]
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.0, 1.0, 0.5])
@@ -107,16 +74,20 @@ def test_types_and_names_are_equally_likely():
         assert abs(share - 0.25) < 4 * sqrt(0.1875 / 4000)
 
 
-def test_a_single_persona_always_speaks():
-    for name in ("simple_student", "error_student"):
-        weights = persona_weights([name], 0.2)
-        options = SetupOptions((ConversationType.GUIDED,), (None,), weights, student_turns=50)
-        assert set(draw_setup(PROBLEMS[0], 1, 1, options).personas) == {name}
+@pytest.mark.parametrize("name", ["simple_student", "error_student"])
+def test_a_single_persona_always_speaks(name):
+    options = SetupOptions((ConversationType.GUIDED,), (None,), persona_weights([name], 0.2), student_turns=50)
+    assert set(draw_setup(PROBLEMS[0], 1, 1, options).personas) == {name}
 
 
-def test_error_student_gets_the_error_rate_and_the_others_share_the_rest():
-    assert persona_weights(["a", "error_student", "b"], 0.2) == pytest.approx(
-        {"a": 0.4, "error_student": 0.2, "b": 0.4}
-    )
-    assert persona_weights(["a", "b"], 0.2) == pytest.approx({"a": 0.5, "b": 0.5})
-    assert persona_weights(["a"], 0.2) == {"a": 1.0}
+@pytest.mark.parametrize(
+    ("personas", "rate", "weights"),
+    [
+        (["a"], 0.2, {"a": 1.0}),
+        (["a", "b"], 0.2, {"a": 0.5, "b": 0.5}),
+        (["a", "error_student", "b"], 0.2, {"a": 0.4, "error_student": 0.2, "b": 0.4}),
+        (["a", "b"], {"a": 1.0, "b": 3.0}, {"a": 0.25, "b": 0.75}),
+    ],
+)
+def test_error_student_gets_the_error_rate_and_the_others_share_the_rest(personas, rate, weights):
+    assert persona_weights(personas, rate) == pytest.approx(weights)

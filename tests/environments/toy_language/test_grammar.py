@@ -87,8 +87,8 @@ def test_slips_by_hand(text, slip):
 
 
 def test_every_slip_of_a_sentence_is_found():
-    found = find_slips("Yesterday my sister cook two egg at the kitchen.")
-    assert [slip.kind for slip in found] == ["tense", "plural", "preposition"]
+    slips = find_slips("Yesterday my sister cook two egg at the kitchen.")
+    assert [slip.kind for slip in slips] == ["tense", "plural", "preposition"]
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,18 @@ def test_questions_are_those_that_the_teacher_asked_and_go_on_after_the_last():
 @pytest.mark.parametrize(("persona", "slips"), [("correct_student", 0), ("error_student", 1)])
 def test_a_student_answers_the_question_with_the_slips_of_its_persona(persona, slips):
     for seed in range(20):
-        said = student_reply(persona, LESSON, dialogue(f"Hi! {FIRST}"), random.Random(seed))
-        assert said.startswith("Yesterday I boil") and len(find_slips(said)) == slips
+        sentence = student_reply(persona, LESSON, dialogue(f"Hi! {FIRST}"), random.Random(seed))
+        assert sentence.startswith("Yesterday I boil") and len(find_slips(sentence)) == slips
 
 
 @pytest.mark.parametrize("persona", ["correct_student", "error_student"])
 def test_a_student_that_is_asked_to_repeats_its_sentence(persona):
     hinted = dialogue(f"Hi! {FIRST}", WRONG, f"Check the tense here: boil. {RETRY}")
-    said = {student_reply(persona, LESSON, hinted, random.Random(seed)) for seed in range(20)}
-    assert said == {RIGHT} if persona == "correct_student" else len(said) > 1 and WRONG in said
+    sentences = {student_reply(persona, LESSON, hinted, random.Random(seed)) for seed in range(20)}
+    if persona == "correct_student":
+        assert sentences == {RIGHT}
+    else:
+        assert len(sentences) > 1 and WRONG in sentences, "with another slip, or the same one"
 
 
 def test_a_conversation_ends_with_the_teacher():
