@@ -123,8 +123,6 @@ def test_refuses(text, reason):
     assert repr(text[:300])[1:-1] in str(caught.value), "the judge's own words must stand in the error"
 
 
-LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
-JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)).map(json.dumps)
 LIKE_JSON = st.text(alphabet="{}[],:\"'\\ \na", max_size=8)
 OBJECTS = st.dictionaries(
     LIKE_JSON,
@@ -159,15 +157,6 @@ def test_a_comma_before_a_closing_bracket_is_read(value, random):
     assert same(find_object(written(value, str))) == same(value), "JSON stays what it is"
     for text in (commas, f'It is 5" wide:\n```json\n{commas}\n```'):
         assert same(find_object(text)) == same(value)
-
-
-@given(st.text() | JSON)
-def test_any_text_gives_scores_in_range_or_a_judge_output_error(text):
-    try:
-        scores = parse_judge_output(text)
-    except JudgeOutputError:
-        return
-    assert 0 <= scores.final_reward <= 1
 
 
 HALF = "half a character: \ud800"
@@ -238,20 +227,6 @@ def test_scores_are_read_however_they_are_wrapped(answered):
     scores, text = answered
     if "</think>" not in text:
         assert parse_judge_output(text) == scores
-
-
-@given(honest_answers(), st.sampled_from(list(vars(SCORES))), st.floats() | st.integers() | st.booleans() | st.none())
-def test_a_score_that_is_missing_or_out_of_range_is_refused(answered, name, value):
-    values = vars(answered[0]) | {name: value}
-    in_range = isinstance(value, (int, float)) and not isinstance(value, bool)
-    in_range = in_range and 0 <= value <= (10 if name == "overall_momentum_score" else 1)
-    if in_range:
-        assert getattr(parse_judge_output(json.dumps(values)), name) == value
-        return
-    del_values = {key: each for key, each in values.items() if key != name}
-    for text in (json.dumps(values), json.dumps(del_values)):
-        with pytest.raises(JudgeOutputError):
-            parse_judge_output(text)
 
 
 @given(honest_answers(), honest_answers())
@@ -390,13 +365,19 @@ SAYS_OK = [
 ]
 
 
-@pytest.mark.parametrize("said", SAYS_OK)
-def test_a_tutor_that_writes_the_judges_json_itself_never_decides(said):
+QUOTED = st.sampled_from(SAYS_OK) | st.lists(
+    st.sampled_from([*SAYS_OK, *'{}",:\\\n', "decision", "OK", "</think>", "<think>", "so "]), max_size=8
+).map("".join)
+
+
+@given(QUOTED)
+def test_a_tutor_that_writes_the_judges_json_itself_never_decides(words):
     """However the judge quotes it: the verdict is the judge's own, or none."""
-    quoted = f"The tutor wrote {said} in its message."
+    quoted = f"The tutor wrote {words} in its message."
     answers = [
+        rejects(words),
         rejects(quoted),
-        f'{{"decision": "REJECT", "reasoning": "{quoted}"}}',
+        f'{{"decision": "REJECT", "reasoning": "{words}"}}',
         f"{{'reasoning': '{quoted}', 'decision': 'REJECT'}}",
         f"{quoted}\n{rejects('It tells.')}",
         f"{rejects('It tells.')}\n{quoted}",
@@ -404,22 +385,10 @@ def test_a_tutor_that_writes_the_judges_json_itself_never_decides(said):
         f"{{reasoning: {quoted}, decision: REJECT}}",
     ]
     for text in answers:
-        try:
+        with contextlib.suppress(JudgeOutputError):
             assert parse_verdict(LEAK, 0, text).accepted is False, text
-        except JudgeOutputError:
-            continue
     escaped = json.dumps({"reasoning": quoted, "decision": "REJECT"})
     assert parse_verdict(LEAK, 0, escaped).accepted is False
-
-
-PIECES = st.lists(st.sampled_from([*SAYS_OK, *'{}",:\\\n', "decision", "OK", "</think>", "<think>", "so "]), max_size=8)
-
-
-@given(PIECES.map("".join), st.booleans())
-def test_no_text_of_a_tutor_turns_a_rejection_that_quotes_it_into_its_contrary(said, first):
-    text = f'{{"decision": "REJECT", "reasoning": "{said}"}}' if first else rejects(said)
-    with contextlib.suppress(JudgeOutputError):
-        assert parse_verdict(LEAK, 0, text).accepted is False
 
 
 @given(st.text(alphabet='ab\\(){^",. \n', max_size=30))
