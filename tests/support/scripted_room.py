@@ -95,10 +95,11 @@ class Room:
         self.turn_rewards: tuple[str, ...] = ()
         self.reward_weights: dict[str, float] | None = None
         self.woken: list[tuple[str, ...]] = []
+        self.teacher_context = 900
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
         weights = self.reward_weights or default_weights(generation)
-        rules = classroom_rules(generation, weights, teacher_context=900, graded=True)
+        rules = classroom_rules(generation, weights, self.teacher_context, graded=True)
         roles = Roles(
             self.teacher,
             Sampling(1.0, max_tokens=generation.max_tokens_per_turn),

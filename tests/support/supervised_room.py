@@ -38,24 +38,36 @@ class ScriptedSupervisor:
         return self._answer(about)
 
 
-class DrawnTeacher(ScriptedEngine):
-    """A teacher whose lines depend on the number of answers before, so that a second draft differs from the first.
-    `lines[i]` is its answer after i answers; the last line stands for all that follow."""
+Line = str | list[str]
+"""What a teacher writes as one message; a list has the parts before and after its tool calls."""
 
-    def __init__(self, tokenizer, lines: Sequence[str]):
+
+def line_of(lines: Sequence[Line], sampling: Sampling) -> str:
+    """The line after as many answers as the sampling is drawn for; the last line stands for all that follow."""
+    line = lines[min(sampling.draw[1], len(lines) - 1)]
+    if isinstance(line, str):
+        return line
+    part = sampling.draw[3] if len(sampling.draw) > 2 else 0
+    return line[min(part, len(line) - 1)]
+
+
+class DrawnTeacher(ScriptedEngine):
+    """A teacher whose lines depend on the number of answers before, so that a second draft differs from the first."""
+
+    def __init__(self, tokenizer, lines: Sequence[Line]):
         super().__init__(tokenizer, lambda _: "")
         self.lines = lines
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         one = copy.copy(self)
-        one._script = lambda _: self.lines[min(sampling.draw[1], len(self.lines) - 1)]
+        one._script = lambda _: line_of(self.lines, sampling)
         return await ScriptedEngine.generate(one, prompt_ids, sampling)
 
 
 class TextTeacher:
     """A teacher without tokens; `lines` are as those of `DrawnTeacher`. `calls` keeps every chat and its sampling."""
 
-    def __init__(self, lines: Sequence[str]):
+    def __init__(self, lines: Sequence[Line]):
         self.lines = lines
         self.policy, self.weights = PolicyVersion(), "text"
         self.calls: list[tuple[list[dict[str, str]], Sampling]] = []
@@ -63,7 +75,7 @@ class TextTeacher:
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion:
         await asyncio.sleep(0)
         self.calls.append((list(messages), sampling))
-        line = self.lines[min(sampling.draw[1], len(self.lines) - 1)]
+        line = line_of(self.lines, sampling)
         return Completion((), (), line, True, self.policy, counted=5, weights=self.weights)
 
 
@@ -72,7 +84,7 @@ def supervising(generation: GenerationConfig, **changes) -> GenerationConfig:
     return replace(generation, supervisor=SupervisionConfig(**changes))
 
 
-def play(room: Room, generation: GenerationConfig, *lines: str, **request) -> ConversationRecord:
+def play(room: Room, generation: GenerationConfig, *lines: Line, **request) -> ConversationRecord:
     """One supervised conversation in which the teacher says these lines."""
     room.teacher = DrawnTeacher(room.tokenizer, lines)
     room.supervisor = room.supervisor or ScriptedSupervisor()

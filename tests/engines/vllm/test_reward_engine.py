@@ -17,7 +17,7 @@ from classroom_rl.memory.budget import CUDA_CONTEXT, GIB
 from classroom_rl.memory.report import report
 from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.server.open_models import open_roles
-from tests.environments.classroom.test_odd_tutors import RULES
+from tests.environments.classroom.test_rewards import DECIDING
 from tests.support.reward_models import classifier_logit, math_rm_logit, save_classifier, save_math_rm
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
@@ -99,7 +99,7 @@ def graded(room: Room, generation: GenerationConfig) -> Room:
     room.student = ScriptedEngine(room.tokenizer, lambda p: next(solutions) if "Now solve it." in p else "Oh.")
     room.judge = ScriptedJudge(lambda *_: '{"reasoning": "", "decision": "OK"}')
     room.reward = ScriptedReward(lambda messages: 2.5 if "seven" in messages[-1]["content"] else -4.0)
-    generation.judges_rules_prompts_paths = RULES
+    generation.judges_rules_prompts_paths = dict.fromkeys(DECIDING, "scripted")
     return room
 
 

@@ -1,12 +1,19 @@
-"""The state machine: the order of states, who has the last turn, and which transitions it refuses."""
+"""The state machine: the order of states, who has the last turn, and which transitions it refuses, also under random
+reviews of a supervisor."""
 
 import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.config.base import SupervisionConfig
+from classroom_rl.config.values import END_OF_CONVERSATION, LEDGER
 from classroom_rl.environments.classroom.conversation import (
     ClassroomRules,
     Conversation,
@@ -15,12 +22,17 @@ from classroom_rl.environments.classroom.conversation import (
     State,
 )
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.judges.verdicts import Scores, Verdict
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Review
-from classroom_rl.rollout.supervision import SampledDraft
+from classroom_rl.rollout.rows import rows_of
+from classroom_rl.rollout.supervision import ON_INVALID, SampledDraft
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.rollout.tokens import Turn
+from classroom_rl.rollout.tokens import Turn, add_tokens
+from classroom_rl.rollout.trajectory import Trajectory
 
 GUIDED, ATTEMPTED = ConversationType.GUIDED, ConversationType.ATTEMPTED
 ORDER = list(State)
@@ -32,6 +44,12 @@ GOOD, BAD = Scores(1, 1, 10), Scores(0, 0, 0)
 def new_conversation(kind: ConversationType = GUIDED, rules: ClassroomRules = DEFAULT_RULES) -> Conversation:
     personas = tuple(f"persona {i}" for i in range(rules.max_turns))
     return Conversation("c", Problem.of("2 + 2", "4"), Setup(kind, "Alex", personas), rules)
+
+
+def started(kind: ConversationType = GUIDED, rules: ClassroomRules = DEFAULT_RULES) -> Conversation:
+    conversation = new_conversation(kind, rules)
+    conversation.start()
+    return conversation
 
 
 def teacher_says(conversation: Conversation, text: str = "Go on.", tokens: int = 1) -> Turn:
@@ -49,14 +67,12 @@ def student_says(conversation: Conversation, text: str = "Four.", framed: int = 
     return turn
 
 
-def talk_to_the_end(conversation: Conversation) -> list[State]:
-    """Let both speak, and nothing else, until the dialogue is over; the states that were left."""
-    conversation.start()
-    seen = []
+def talked(kind: ConversationType = GUIDED, **rules) -> Conversation:
+    """A conversation in which both spoke until the dialogue was over."""
+    conversation = started(kind, ClassroomRules(**rules))
     while conversation.state in (State.TEACHER_TURN, State.STUDENT_TURN):
-        seen.append(conversation.state)
         teacher_says(conversation) if conversation.state is State.TEACHER_TURN else student_says(conversation)
-    return seen
+    return conversation
 
 
 # Lengths ------------------------------------------------------------------------------------------------------------
@@ -67,139 +83,30 @@ def talk_to_the_end(conversation: Conversation) -> list[State]:
     [(15, GUIDED, 15), (15, ATTEMPTED, 16), (1, GUIDED, 1), (1, ATTEMPTED, 2), (4, GUIDED, 5), (4, ATTEMPTED, 4)],
 )
 def test_max_turns_counts_messages_and_the_teacher_closes(max_turns, kind, messages):
-    conversation = new_conversation(kind, ClassroomRules(max_turns=max_turns))
-    talk_to_the_end(conversation)
+    conversation = talked(kind, max_turns=max_turns)
     roles = [turn.role for turn in conversation.turns]
     first, second = ("teacher", "student") if kind is GUIDED else ("student", "teacher")
     assert roles == [first if i % 2 == 0 else second for i in range(messages)]
     assert roles[-1] == "teacher"
 
 
-def test_the_teachers_goodbye_ends_the_dialogue():
-    conversation = new_conversation()
-    conversation.start()
-    teacher_says(conversation)
-    student_says(conversation)
-    teacher_says(conversation, f"Well done! {END_OF_CONVERSATION}")
-    assert conversation.state is State.REWARD_TURN
-    assert len(conversation.turns) == 3
-
-
-@pytest.mark.parametrize(
-    "text", [f"<think>Shall I say {END_OF_CONVERSATION}?</think>Go on.", f"Go on. <think>{END_OF_CONVERSATION}"]
-)
-def test_a_goodbye_in_a_thought_is_none(text):
-    conversation = new_conversation()
-    conversation.start()
-    teacher_says(conversation, text)
-    assert conversation.state is State.STUDENT_TURN
-
-
-def test_a_students_goodbye_does_not_end_the_dialogue():
-    conversation = new_conversation()
-    conversation.start()
-    teacher_says(conversation)
-    student_says(conversation, END_OF_CONVERSATION)
-    assert conversation.state is State.TEACHER_TURN
-
-
 @pytest.mark.parametrize(("framed", "state"), [(4, State.TEACHER_TURN), (5, State.REWARD_TURN), (6, State.REWARD_TURN)])
 def test_only_an_exhausted_budget_ends_after_the_student(framed, state):
     # A budget of 10 holds the prompt (3), one sampled token and the framed reply. The teacher needs two more places:
     # a token, and the end token that it may leave out.
-    conversation = new_conversation(rules=ClassroomRules(max_tokens_in_conversation=10))
-    conversation.start()
+    conversation = started(rules=ClassroomRules(max_tokens_in_conversation=10))
     teacher_says(conversation)
     student_says(conversation, framed=framed)
     assert conversation.state is state
     assert conversation.tokens_left == 10 - 3 - 1 - framed
 
 
-def test_a_teacher_turn_that_fills_the_budget_ends_the_dialogue():
-    conversation = new_conversation(rules=ClassroomRules(max_tokens_in_conversation=10))
-    conversation.start()
-    teacher_says(conversation, tokens=6)
-    assert conversation.state is State.REWARD_TURN
-
-
 def test_a_teacher_turn_is_limited_by_its_own_limit_and_by_the_budget():
-    conversation = new_conversation(rules=ClassroomRules(max_tokens_in_conversation=10, max_tokens_per_turn=4))
-    conversation.start()
+    conversation = started(rules=ClassroomRules(max_tokens_in_conversation=10, max_tokens_per_turn=4))
     assert conversation.teacher_turn_limit == 4
     teacher_says(conversation, tokens=2)
     student_says(conversation, framed=2)
     assert conversation.teacher_turn_limit == 2  # 10 − 3 − 2 − 2 − 1
-
-
-# Everything after the dialogue --------------------------------------------------------------------------------------
-
-
-def rest_of(conversation: Conversation, scores: Scores | None) -> list[State]:
-    """Judge, solve and reward as the conversation asks; the states that were passed."""
-    seen = []
-    while conversation.state is not State.END:
-        seen.append(conversation.state)
-        if conversation.state is State.JUDGE_TURN:
-            conversation.add_verdicts([Verdict("pedagogical_eval", 0, scores=scores)])
-        elif conversation.state is State.GENERATE_SOLUTION:
-            conversation.add_solutions([Solution("4", 1.0)] * conversation.rules.solutions)
-        else:
-            conversation.add_rewards({"pedagogical": 1.0})
-    return seen
-
-
-JUDGED = ("pedagogical_eval",)
-
-
-@pytest.mark.parametrize(
-    ("rules", "scores", "passed"),
-    [
-        (ClassroomRules(), None, ["REWARD_TURN"]),
-        (ClassroomRules(judge_rules=JUDGED), GOOD, ["JUDGE_TURN", "REWARD_TURN"]),
-        (ClassroomRules(solutions=2), None, ["GENERATE_SOLUTION", "REWARD_TURN"]),
-        (ClassroomRules(judge_rules=JUDGED, solutions=2), GOOD, ["JUDGE_TURN", "GENERATE_SOLUTION", "REWARD_TURN"]),
-        (ClassroomRules(judge_rules=JUDGED, solutions=2), BAD, ["JUDGE_TURN", "REWARD_TURN"]),
-        (
-            ClassroomRules(judge_rules=JUDGED, solutions=2, ignore_rejected_judge=True),
-            BAD,
-            ["JUDGE_TURN", "GENERATE_SOLUTION", "REWARD_TURN"],
-        ),
-        (
-            ClassroomRules(judge_rules=JUDGED, solutions=2, ignore_rejected_judge=True),
-            None,
-            ["JUDGE_TURN", "REWARD_TURN"],
-        ),
-    ],
-    ids=["nothing", "judge", "solutions", "both", "rejected hard", "rejected soft", "no verdict"],
-)
-def test_states_without_a_use_are_skipped(rules, scores, passed):
-    conversation = new_conversation(rules=rules)
-    talk_to_the_end(conversation)
-    assert rest_of(conversation, scores) == passed
-
-
-def test_a_failed_panel_leaves_the_conversation_without_a_verdict():
-    conversation = new_conversation(rules=ClassroomRules(judge_rules=JUDGED))
-    talk_to_the_end(conversation)
-    conversation.add_verdicts([Verdict("pedagogical_eval", i, error="timeout") for i in range(2)])
-    assert conversation.lacks_verdict
-    assert conversation.judgement is None
-    assert not conversation.rejected
-
-
-def test_low_scores_and_rejecting_rules_reject():
-    threshold = Scores(0.5, 0.25, 0.0)  # 0.4 × 0.5 + 0.4 × 0.25 = 0.3: on the threshold, not under it
-    below = Scores(0.5, 0.24, 0.0)
-    for scores, rejected in ((threshold, False), (below, True)):
-        conversation = new_conversation(rules=ClassroomRules(judge_rules=JUDGED, low_score_threshold=0.3))
-        talk_to_the_end(conversation)
-        conversation.add_verdicts([Verdict("pedagogical_eval", 0, scores=scores)])
-        assert conversation.rejected is rejected
-    for accepted in (True, False):
-        conversation = new_conversation(rules=ClassroomRules(judge_rules=("does_not_leak_answer",)))
-        talk_to_the_end(conversation)
-        conversation.add_verdicts([Verdict("does_not_leak_answer", 0, accepted=accepted)])
-        assert conversation.rejected is not accepted
 
 
 # Any conversation ---------------------------------------------------------------------------------------------------
@@ -215,6 +122,7 @@ RULES = st.builds(
     judge_rules=st.sampled_from([(), ("pedagogical_eval",), ("a", "b"), ("a", "pedagogical_eval")]),
     solutions=st.integers(0, 2),
     ignore_rejected_judge=st.booleans(),
+    post_test=st.sampled_from(["", LEDGER]),
 )
 
 
@@ -234,10 +142,12 @@ def one_step(conversation: Conversation, data: st.DataObject) -> None:
         teacher_says(conversation, data.draw(TEXTS), data.draw(st.integers(1, conversation.teacher_turn_limit)))
         conversation.buffer.append_given([5] * data.draw(st.integers(0, 1)))  # an end token that was left out
     elif conversation.state is State.STUDENT_TURN:
-        student_says(conversation, framed=data.draw(st.integers(1, 12)))
+        student_says(conversation, data.draw(TEXTS), framed=data.draw(st.integers(1, 12)))
     elif conversation.state is State.JUDGE_TURN:
         rules = conversation.rules.judge_rules
         conversation.add_verdicts([draw_verdict(data, rule, i) for rule in rules for i in range(2)])
+    elif conversation.state is State.POST_TEST:
+        conversation.add_post_test(PostTest((), ()))
     elif conversation.state is State.GENERATE_SOLUTION:
         conversation.add_solutions([Solution("4", 1.0)] * conversation.rules.solutions)
     else:
@@ -255,6 +165,7 @@ def assert_refuses_everything_else(conversation: Conversation) -> None:
         teacher_turn: lambda c: c.add_teacher_turn(Turn("teacher", "")),
         State.STUDENT_TURN: lambda c: c.add_student_turn(Turn("student", ""), [1]),
         State.JUDGE_TURN: lambda c: c.add_verdicts([]),
+        State.POST_TEST: lambda c: c.add_post_test(PostTest((), ())),
         State.GENERATE_SOLUTION: lambda c: c.add_solutions([Solution("4", 1.0)] * c.rules.solutions),
         State.REWARD_TURN: lambda c: c.add_rewards({}),
     }
@@ -270,13 +181,7 @@ def assert_refuses_everything_else(conversation: Conversation) -> None:
 def test_every_conversation_runs_through_the_states_in_order_and_ends(rules, kind, data):
     conversation = new_conversation(kind, rules)
     assert_refuses_everything_else(conversation)
-    conversation.start()
-    passed = []
-    while conversation.state is not State.END:
-        assert len(passed) < 2 * rules.max_turns + 10, "it does not come to an end"
-        passed.append(conversation.state)
-        assert_refuses_everything_else(conversation)
-        one_step(conversation, data)
+    passed = run_to_the_end(conversation, lambda: one_step(conversation, data), 2 * rules.max_turns + 10)
     assert_refuses_everything_else(conversation)
     assert_dialogue_is_well_formed(conversation)
     assert_rest_is_well_formed(conversation, passed)
@@ -285,6 +190,18 @@ def test_every_conversation_runs_through_the_states_in_order_and_ends(rules, kin
         assert len(buffer.completion_ids) == len(buffer.mask) == len(buffer.logprobs)
         sampled = {i for turn in conversation.teacher_turns for i in range(*turn.span)}
         assert [i in sampled for i in range(len(buffer.mask))] == [m == 1 for m in buffer.mask]
+
+
+def run_to_the_end(conversation: Conversation, step: Callable[[], None], most: int) -> list[State]:
+    """Start the conversation, and take steps until it ends; returns the states that it passed."""
+    conversation.start()
+    passed = []
+    while conversation.state is not State.END:
+        assert len(passed) < most, "it does not come to an end"
+        passed.append(conversation.state)
+        assert_refuses_everything_else(conversation)
+        step()
+    return passed
 
 
 def assert_dialogue_is_well_formed(conversation: Conversation) -> None:
@@ -314,16 +231,129 @@ def assert_rest_is_well_formed(conversation: Conversation, passed: list[State]) 
         and conversation.judgement.scores.final_reward < 0.3
     )
     judged = valid == set(rules.judge_rules)
-    wanted = rules.solutions > 0 and judged and (rules.ignore_rejected_judge or not rejected)
-    assert (State.GENERATE_SOLUTION in after) == wanted
+    student_counts = judged and (rules.ignore_rejected_judge or not rejected)
+    assert (State.POST_TEST in after) == (bool(rules.post_test) and student_counts)
+    assert (State.GENERATE_SOLUTION in after) == (rules.solutions > 0 and student_counts)
+    assert conversation.lacks_verdict is not judged and conversation.rejected == (judged and rejected)
+
+
+# Supervised -----------------------------------------------------------------------------------------------------------
+
+REVIEWS = st.builds(
+    Review,
+    valid=st.sampled_from([True, False, False, None]),
+    penalty=st.just(-1.0),
+    critique=st.sampled_from(["", "No."]),
+    correction=st.sampled_from([None, "Yes.", f"Bye {END_OF_CONVERSATION}"]),
+)
+SUPERVISION = st.builds(
+    SupervisionConfig,
+    on_invalid=st.sampled_from(ON_INVALID),
+    max_retries=st.integers(0, 3),
+    show_critique=st.booleans(),
+)
+END, FRAME, WORD = 2, 9, 8
+
+
+class Letters:
+    """A tokenizer and the teacher that uses it: every sampled token has an id of its own."""
+
+    added_tokens_decoder: dict = {}
+
+    def __init__(self) -> None:
+        self.tokenizer = self
+        self.frame = SimpleNamespace(turn_end_id=END, reply=lambda text: [FRAME] * (2 + len(text) // 10))
+        self.pieces: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return 1000 + len(self.pieces)
+
+    def sample(self, text: str, count: int) -> tuple[int, ...]:
+        """New ids for a text: the last stands for its last letter, the first for the rest."""
+        first = len(self)
+        parts = [text] if count == 1 else [text[:-1], *[""] * (count - 2), text[-1:]]
+        self.pieces |= {first + offset: part for offset, part in enumerate(parts)}
+        return tuple(range(first, first + count))
+
+    def encode(self, text: str, **_: bool) -> list[int]:
+        return [WORD] * (len(text) // 3 + 1)
+
+    def decode(self, ids, **_: bool) -> str:
+        return "".join(self.pieces.get(token, "") for token in ids)
+
+
+def supervised_step(conversation: Conversation, turn: SupervisedTurn, teacher: Letters, data: st.DataObject) -> None:
+    """What `Classroom` does in the two states of a supervised teacher."""
+    if conversation.state is State.TEACHER_TURN:
+        if conversation.buffer is None:
+            conversation.open_buffer(PROMPT)
+        hint = turn.hint_ids(conversation)
+        count = data.draw(st.integers(1, conversation.turn_limit_after(len(hint))))
+        text, given = data.draw(TEXTS), data.draw(st.sampled_from([(), (END,)]))
+        message = Turn("teacher", text, tokens=count, policy=PolicyVersion())
+        conversation.add_draft(SampledDraft(message, teacher.sample(text, count), (-0.5,) * count, given, hint))
+        return
+    review = data.draw(REVIEWS)
+    entered = turn.settle(conversation, review)
+    if entered is None:
+        conversation.reject_draft(review)
+        return
+    start = len(conversation.buffer.completion_ids)
+    span = (start, start + len(entered.logprobs)) if entered.in_context else None
+    conversation.buffer.branches += entered.branches
+    add_tokens(conversation.buffer, entered.ids, entered.logprobs)
+    conversation.add_teacher_turn(replace(entered.turn, span=span))
+
+
+@given(rules=RULES, kind=st.sampled_from(ConversationType), supervision=SUPERVISION, data=st.data())
+def test_a_supervised_conversation_ends_and_trains_on_each_sampled_token_once(rules, kind, supervision, data):
+    conversation, teacher = new_conversation(kind, rules), Letters()
+    conversation.supervised = True
+    turn = SupervisedTurn(supervision, SimpleNamespace(teacher=teacher), forced_ids=(4,))
+
+    def step() -> None:
+        if conversation.state in (State.TEACHER_TURN, State.SUPERVISOR_TURN):
+            supervised_step(conversation, turn, teacher, data)
+            assert conversation.tokens_left >= 0, "the context is longer than allowed"
+        else:
+            one_step(conversation, data)
+
+    most = (2 * supervision.max_retries + 3) * (rules.max_turns + 10)
+    passed = run_to_the_end(conversation, step, most)
+    assert_dialogue_is_well_formed(conversation)
+    spoken = [State.TEACHER_TURN if state is State.SUPERVISOR_TURN else state for state in passed]
+    assert_rest_is_well_formed(conversation, [state for state, _ in groupby(spoken)])
+    for message in conversation.teacher_turns:
+        assert len(message.drafts) <= (1 if message.replaced else supervision.max_retries)
+        assert all(draft.review.valid is False for draft in message.drafts)
+    if conversation.buffer is not None:
+        assert_each_sampled_token_is_in_one_row(conversation, teacher)
+
+
+def assert_each_sampled_token_is_in_one_row(conversation: Conversation, teacher: Letters) -> None:
+    buffer, limit = conversation.buffer, conversation.rules.max_tokens_in_conversation
+    assert len(buffer.completion_ids) == len(buffer.mask) == len(buffer.logprobs)
+    names = ("prompt_ids", "completion_ids", "mask", "logprobs", "branches")
+    about = dict.fromkeys(("id", "request_id", "problem_id", "problem", "answer"), "") | {"step": 0, "index": 0}
+    tokens = {name: getattr(buffer, name) for name in names}
+    scored = {"rewards": {}, "reward": None, "meta": {}, "turns": conversation.turns}
+    whole, *aux = rows_of(Trajectory(**about, **scored, **tokens))
+    trained = Counter()
+    for row in (whole, *aux):
+        columns = (row.completion_ids, row.mask, row.target, row.logprobs, row.messages)
+        assert len({len(column) for column in columns}) == 1
+        trained += Counter(token for token, bit in zip(row.completion_ids, row.mask, strict=True) if bit)
+        for bit, target, logprob, message in zip(*columns[1:], strict=True):
+            assert (logprob == -0.5) == (bit == 1) == (message >= 0) and not (bit and target)
+    assert trained == Counter(list(teacher.pieces)), "each once: in the conversation, or in one row beside it"
+    assert all(len(row.prompt_ids) + len(row.completion_ids) <= limit for row in aux)
 
 
 # What it refuses besides --------------------------------------------------------------------------------------------
 
 
 def test_the_context_is_opened_once_and_on_the_teachers_turn():
-    conversation = new_conversation(ATTEMPTED)
-    conversation.start()
+    conversation = started(ATTEMPTED)
     with pytest.raises(InvalidTransition):
         conversation.open_buffer(PROMPT)
     student_says(conversation)
@@ -332,28 +362,20 @@ def test_the_context_is_opened_once_and_on_the_teachers_turn():
         conversation.open_buffer(PROMPT)
 
 
-def test_a_draft_needs_a_supervisor():
-    conversation = new_conversation()
-    conversation.start()
-    with pytest.raises(InvalidTransition, match="without a supervisor"):
-        conversation.add_draft(SampledDraft(Turn("teacher", "")))
-
-
-def test_a_turn_of_the_wrong_role_is_refused():
-    conversation = new_conversation()
-    conversation.start()
-    with pytest.raises(InvalidTransition, match="student"):
-        conversation.add_teacher_turn(Turn("student", "I am the teacher now."))
-    teacher_says(conversation)
-    with pytest.raises(InvalidTransition, match="teacher"):
-        conversation.add_student_turn(Turn("teacher", "And I the student."))
-
-
-def test_the_number_of_solutions_must_be_the_rules_number():
-    conversation = new_conversation(rules=ClassroomRules(solutions=2))
-    talk_to_the_end(conversation)
-    with pytest.raises(InvalidTransition, match="1 solutions came, 2 were due"):
-        conversation.add_solutions([Solution("4", 1.0)])
+@pytest.mark.parametrize(
+    ("conversation", "attempt", "message"),
+    [
+        (started(), lambda c: c.add_draft(SampledDraft(Turn("teacher", ""))), "without a supervisor"),
+        (started(), lambda c: c.add_teacher_turn(Turn("student", "I am the teacher now.")), "turn of the student"),
+        (started(ATTEMPTED), lambda c: c.add_student_turn(Turn("teacher", "")), "turn of the teacher"),
+        (started(ATTEMPTED), lambda c: c.next_persona, "opening attempt"),
+        (talked(solutions=2), lambda c: c.add_solutions([Solution("4", 1.0)]), "1 solutions came, 2 were due"),
+    ],
+    ids=["draft", "teacher", "student", "persona", "solutions"],
+)
+def test_what_does_not_fit_is_refused(conversation, attempt, message):
+    with pytest.raises(InvalidTransition, match=message):
+        attempt(conversation)
 
 
 # What others see of it ----------------------------------------------------------------------------------------------
@@ -361,65 +383,16 @@ def test_the_number_of_solutions_must_be_the_rules_number():
 
 @pytest.mark.parametrize("kind", list(ConversationType))
 def test_personas_come_in_the_order_drawn_and_the_opening_attempt_has_none(kind):
-    conversation = new_conversation(kind, ClassroomRules(max_turns=7))
-    talk_to_the_end(conversation)
+    conversation = talked(kind, max_turns=7)
     spoken = [turn.persona for turn in conversation.turns if turn.role == "student"]
     assert spoken == ([] if kind is GUIDED else [None]) + ["persona 0", "persona 1", "persona 2"]
 
 
-def test_the_opening_attempt_asks_for_no_persona():
-    conversation = new_conversation(ATTEMPTED)
-    conversation.start()
-    with pytest.raises(InvalidTransition, match="opening attempt"):
-        _ = conversation.next_persona
-
-
 def test_the_judge_sees_roles_and_visible_text():
-    conversation = new_conversation(rules=ClassroomRules(max_turns=3))
-    conversation.start()
+    conversation = started(rules=ClassroomRules(max_turns=3))
     teacher_says(conversation, "<think>He is wrong.</think>Are you sure?")
     student_says(conversation, "No.")
     assert conversation.transcript() == [
         {"role": "teacher", "content": "Are you sure?"},
         {"role": "student", "content": "No."},
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "heard"),
-    [
-        ("Hello.", "Hello."),
-        ("<think>secret</think>Hello.", "Hello."),
-        ("Hel<think>secret</think>lo.", "Hello."),
-        ("<think>a</think>Hel<think>b</think>lo.", "Hello."),
-        ("Hello. <think>secret", "Hello."),
-        ("<think>secret", ""),
-        ("secret</think>Hello.", "Hello."),
-        ("secret</think>Hello. <think>secret", "Hello."),
-        ("<think>secret</think>secret</think>Hello.", "Hello."),
-        ("<think>secret<think>secret</think>secret</think>Hello.", "Hello."),
-        ("<think>\nsecret\n</think>\n\nHello.", "Hello."),
-        ("<thi<think>x</think>nk>secret", ""),
-    ],
-)
-def test_thoughts_are_hidden(text, heard):
-    assert visible_text(text) == heard
-
-
-PIECES = st.lists(st.tuples(st.booleans(), st.text(alphabet="ab \n", max_size=4)))
-
-
-@given(pieces=PIECES, opened_in_prompt=st.none() | st.text("xy"), left_open=st.none() | st.text("xy"))
-def test_what_is_said_is_heard_and_what_is_thought_is_not(pieces, opened_in_prompt, left_open):
-    text = "".join(f"<think>{words}</think>" if is_thought else words for is_thought, words in pieces)
-    said = "".join(words for is_thought, words in pieces if not is_thought)
-    before = "" if opened_in_prompt is None else f"{opened_in_prompt}</think>"
-    after = "" if left_open is None else f"<think>{left_open}"
-    assert visible_text(before + text + after) == said.strip()
-
-
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", "x"])))
-def test_no_tag_is_ever_heard(pieces):
-    heard = visible_text("".join(pieces))
-    assert "<think>" not in heard
-    assert "</think>" not in heard

@@ -1,29 +1,23 @@
-"""The post-test in the classroom: asked without the transcript, graded, rewarded, recorded, and never asked twice."""
+"""The post-test in the classroom: asked without the transcript, graded and rewarded."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from classroom_rl.config.base import GenerationConfig, PostTestConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import LEDGER, PHASED, STUDENT
-from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, State
 from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.rewards import REWARDS
-from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
 from classroom_rl.errors import DataError
-from classroom_rl.judges.verdicts import Verdict
-from classroom_rl.results.rollout_files import read_records, write_records
-from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
-from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
+from classroom_rl.rollout.post_test import GIVEN, PRODUCED
+from classroom_rl.rollout.problem import PostTestMaterial, SiblingProblem, Step
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
+from tests.support.supervised_room import DrawnTeacher
 
-LESSON = Lesson("food", "cook", "every day", ("you", "your sister"))
+PROBLEM = render_problem(Lesson("food", "cook", "every day", ("you", "your sister")))
 LINES = [  # the teacher's messages; the second gives the second answer away
     "Hi! What do you cook every day?",
     "Good! What does your sister cook every day? Say: Every day my sister cooks a cake in the kitchen.",
@@ -46,28 +40,22 @@ def asking(generation: GenerationConfig, **post_test) -> GenerationConfig:
     return replace(generation, post_test=options)
 
 
-def in_lesson(room: Room, answers: list[str]) -> list[str]:
-    """Script the lesson, and the student's answers to the post-test; returns the prompts that it saw."""
-    prompts: list[str] = []
-    teacher, student = iter(LINES), iter([*SAID, *answers])
+def in_lesson(room: Room, answers: list[str]) -> None:
+    """Script the lesson, and the student's answers to the post-test."""
+    room.teacher = DrawnTeacher(room.tokenizer, [LINES[0], "", LINES[1], "", LINES[2]])
+    room.student = DrawnTeacher(room.tokenizer, ["", SAID[0], "", SAID[1], "", answers])
 
-    def reply(prompt: str) -> str:
-        prompts.append(prompt)
-        return next(student)
 
-    room.teacher = ScriptedEngine(room.tokenizer, lambda _: next(teacher))
-    room.student = ScriptedEngine(room.tokenizer, reply)
-    return prompts
+def prompts_of_student(room: Room) -> list[str]:
+    return [room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls]
 
 
 def play(room: Room, generation: GenerationConfig, **request) -> ConversationRecord:
-    return room.play(generation, **{"problems": [render_problem(LESSON)], "answers": [""]} | request)[0]
+    return room.play(generation, **{"problems": [PROBLEM], "answers": [""]} | request)[0]
 
 
 def test_the_ledger_and_both_students_answers_are_recorded(room: Room, generation: GenerationConfig) -> None:
-    prompts = in_lesson(
-        room, ["Every day I cook a melon in the garden.", "Every day my sister cook a cake on the bus."]
-    )
+    in_lesson(room, ["Every day I cook a melon in the garden.", "Every day my sister cook a cake on the bus."])
     record = play(room, asking(generation, ask_student=True))
     assert [(entry.outcome, entry.turn) for entry in record.post_test.ledger] == [(PRODUCED, 1), (GIVEN, 2)]
     assert [(a.student, a.item, a.right) for a in record.post_test.answers] == [
@@ -75,22 +63,16 @@ def test_the_ledger_and_both_students_answers_are_recorded(room: Room, generatio
         *((STUDENT, 0, True), (STUDENT, 1, False)),
     ]
     assert record.post_test.answers[2].text == "Every day I cook a melon in the garden."
-    known, unknown = prompts[2:]
+    known, unknown = prompts_of_student(room)[2:]
     assert "make no mistake" in known and "What do you cook every day?" in known
     assert "Make one error" in unknown and "What does your sister cook every day?" in unknown
-
-
-def test_the_student_is_asked_without_the_transcript(room: Room, generation: GenerationConfig) -> None:
-    prompts = in_lesson(room, [SAID[0], SAID[1]])
-    play(room, asking(generation, ask_student=True))
-    for prompt in prompts[2:]:
-        assert not any(text in prompt for text in (*SAID, "Hi!", "Good!"))
+    assert not any(text in known + unknown for text in (*SAID, "Hi!", "Good!")), "asked without the transcript"
 
 
 def test_without_the_key_nothing_is_tested_and_nobody_is_asked(room: Room, generation: GenerationConfig) -> None:
-    prompts = in_lesson(room, [])
+    in_lesson(room, [])
     record = play(room, generation)
-    assert record.post_test is None and len(prompts) == 2
+    assert record.post_test is None and len(room.student.calls) == 2
     assert not any(name.startswith("post_test") for name in batch_metrics([record]))
     assert "post_test" not in generation.identity() and "post_test" in asking(generation).identity()
     assert not generation.post_test.enable
@@ -100,28 +82,14 @@ def test_without_the_key_nothing_is_tested_and_nobody_is_asked(room: Room, gener
 def test_the_reward_counts_the_answers_of_the_student_that_is_configured(
     room: Room, generation: GenerationConfig, scored_by: str, reward: float
 ) -> None:
-    in_lesson(room, [SAID[0], SAID[1]])  # the model answers both, whatever it was told
+    in_lesson(room, SAID)  # the model answers both, whatever it was told
     room.reward_weights = {"post_test": 2.0}
     record = play(room, asking(generation, ask_student=True, scored_by=scored_by))
     assert record.rewards == {"post_test": reward} and record.reward == 2 * reward
 
 
-def test_what_the_journal_holds_is_not_asked_again(room: Room, generation: GenerationConfig, tokenizer) -> None:
-    in_lesson(room, [SAID[0], SAID[1]])
-    room.reward_weights = {"post_test": 1.0}
-    options = asking(generation, ask_student=True)
-    first = play(room, options)
-    journal = room.folder / "journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(line for line in lines if json.loads(line)["event"] not in ("rewards", "conversation")))
-    again = Room(tokenizer, room.folder)
-    again.reward_weights = room.reward_weights
-    again.student = ScriptedEngine(tokenizer, lambda _: pytest.fail("the student was asked again"))
-    assert play(again, options) == first and first.post_test is not None
-
-
 def test_with_phases_it_comes_while_the_student_is_awake(room: Room, generation: GenerationConfig) -> None:
-    in_lesson(room, [SAID[0], SAID[1]])
+    in_lesson(room, SAID)
     room.reward_weights = {"post_test": 1.0, "pedagogical": 1.0}
     record = play(room, replace(asking(generation, ask_student=True), schedule=PHASED))
     assert record.post_test.score(STUDENT) == 1.0
@@ -162,13 +130,9 @@ def test_a_maths_problem_is_tested_by_its_siblings(room: Room, generation: Gener
     assert record.reward == 0.5
 
 
-@pytest.mark.parametrize(
-    ("material", "words"), [(None, "has no sibling problems"), ([PostTestMaterial()], "has no sibling problems")]
-)
-def test_a_problem_that_nothing_can_be_asked_about_is_refused(
-    room: Room, generation: GenerationConfig, material, words: str
-) -> None:
-    with pytest.raises(DataError, match=words):
+@pytest.mark.parametrize("material", [None, [PostTestMaterial()]])
+def test_a_problem_that_nothing_can_be_asked_about_is_refused(room: Room, generation, material) -> None:
+    with pytest.raises(DataError, match="has no sibling problems"):
         room.play(asking(generation), post_test_material=material)
 
 
@@ -176,70 +140,3 @@ def test_an_examiner_is_seated_or_the_classroom_does_not_open(room: Room, genera
     monkeypatch.setattr("tests.support.scripted_room.examiner_of", lambda _: None)
     with pytest.raises(ValueError, match="no examiner"):
         room.play(asking(generation))
-
-
-# The reward and the figures of finished conversations -----------------------------------------------------------------
-
-
-def finished(test: PostTest | None, **rules) -> Conversation:
-    setup = Setup(ConversationType.GUIDED, None, ())
-    conversation = Conversation("c", Problem.of("p"), setup, ClassroomRules(post_test=LEDGER, **rules), post_test=test)
-    conversation.state = State.REWARD_TURN
-    return conversation
-
-
-def entry(outcome: str, knew: bool | None) -> LedgerEntry:
-    return LedgerEntry("i", "c", outcome, 0, knew)
-
-
-def answers(*right: bool, student: str = LEDGER) -> tuple[ExamAnswer, ...]:
-    return tuple(ExamAnswer(student, i, "q", "a", each) for i, each in enumerate(right))
-
-
-def test_the_reward_is_the_share_of_right_answers() -> None:
-    test = PostTest((), answers(True, False, False, True) + answers(False, student=STUDENT))
-    assert REWARDS["post_test"](finished(test)) == 0.5
-    with pytest.raises(ValueError, match="needs a post-test"):
-        REWARDS["post_test"](finished(None))
-
-
-def test_a_rejection_in_hard_mode_costs_the_reward_and_no_verdict_is_no_reward() -> None:
-    test = PostTest((), answers(True))
-    rejecting = [Verdict("does_not_leak_answer", 0, accepted=False)]
-    for soft, reward in ((False, 0.0), (True, 1.0)):
-        conversation = finished(test, judge_rules=("does_not_leak_answer",), ignore_rejected_judge=soft)
-        conversation.verdicts = rejecting
-        assert REWARDS["post_test"](conversation) == reward
-        conversation.state = State.JUDGE_TURN
-        conversation.add_verdicts(rejecting)
-        assert conversation.state is (State.POST_TEST if soft else State.REWARD_TURN)
-    assert REWARDS["post_test"](finished(test, judge_rules=("does_not_leak_answer",))) is None
-
-
-def test_the_figures_of_a_batch(room: Room, generation: GenerationConfig) -> None:
-    in_lesson(room, [])
-    record = play(room, generation)
-    ledger = (entry(PRODUCED, True), entry(PRODUCED, False), entry(GIVEN, False), entry(MISSED, None))
-    first = record.model_copy(update={"post_test": PostTest(ledger, answers(True, True, False, False))})
-    both = PostTest((entry(GIVEN, True),), answers(False) + answers(True, student=STUDENT))
-    second = record.model_copy(update={"post_test": both})
-    found = {name: value for name, value in batch_metrics([first, second, record]).items() if "post_test" in name}
-    assert found == {
-        "post_test/ledger": (0.5 + 0.0) / 2,
-        "post_test/student": 1.0,
-        "post_test/knew": (0.25 + 1.0) / 2,
-        "post_test/given": (0.25 + 1.0) / 2,
-        "post_test/learned": 0.5,  # of the first conversation alone: the second had nothing to learn
-    }
-
-
-def test_a_record_is_read_from_its_file_as_it_was_written(
-    room: Room, generation: GenerationConfig, tmp_path: Path
-) -> None:
-    in_lesson(room, [SAID[0], SAID[1]])
-    records = [
-        play(room, asking(generation, ask_student=True)),
-        play(Room(room.tokenizer, tmp_path / "other"), generation),
-    ]
-    write_records(tmp_path / "r.parquet", records)
-    assert [each.post_test for each in read_records(tmp_path / "r.parquet")] == [records[0].post_test, None]

@@ -1,19 +1,30 @@
-"""The rewards, compared with values worked out by hand."""
+"""The rewards, compared with values worked out by hand: of conversations put together here, and of odd tutors that are
+played."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.environments.classroom.config import MATHS_REWARDS, classroom_rules, default_weights
+from classroom_rl.config.values import END_OF_CONVERSATION, LEDGER, STUDENT
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS, pedagogical
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.judges.verdicts import Scores, Verdict
+from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.post_test import ExamAnswer, PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.runner import weighted_sum
+from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
+from tests.environments.classroom.conftest import ACCEPTS, REJECTS
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
+from tests.support.scripted_room import Room
 
 SCORING = ("pedagogical_eval",)
 DECIDING = ("does_not_leak_answer", "follows_pedagogical_values")
@@ -24,15 +35,22 @@ def finished(
     teacher: list[Turn] | list[str] = ("Go on.",),
     verdicts: list[Verdict] = (),
     grades: list[float] = (),
+    post_test: PostTest | None = None,
+    scored_by: str = "",
     **rules,
 ) -> Conversation:
     """A conversation on its way out, put together by hand."""
     turns = [turn if isinstance(turn, Turn) else Turn("teacher", turn, tokens=5) for turn in teacher]
     conversation = Conversation(
-        "c", Problem.of("p"), Setup(ConversationType.GUIDED, None, ()), ClassroomRules(**rules), turns=turns
+        "c",
+        Problem.of("p"),
+        Setup(ConversationType.GUIDED, None, ()),
+        ClassroomRules(post_test=scored_by, **rules),
+        turns=turns,
     )
     conversation.verdicts = list(verdicts)
     conversation.solutions = [Solution("", grade) for grade in grades]
+    conversation.post_test = post_test
     conversation.state = State.REWARD_TURN
     return conversation
 
@@ -115,23 +133,20 @@ def test_pedagogical_stays_between_0_and_1_and_a_better_score_never_costs(a, b, 
 
 
 @pytest.mark.parametrize(
-    ("accepted", "mode", "grades", "reward"),
+    ("accepted", "mode", "grades", "penalty", "reward"),
     [
-        (True, HARD, [1, 0, 0, 1], 0.5),
-        (True, SOFT, [1, 1, 1, 0], 0.75),
-        (False, SOFT, [1, 1, 1, 0], 0.5),  # 0.75 − 0.25
-        (False, SOFT, [0, 0], -0.25),
-        (False, HARD, [], -0.25),
+        (True, HARD, [1, 0, 0, 1], 0.25, 0.5),
+        (True, SOFT, [1, 1, 1, 0], 0.25, 0.75),
+        (False, SOFT, [1, 1, 1, 0], 0.25, 0.5),  # 0.75 − 0.25
+        (False, SOFT, [1], 0.6, 0.4),
+        (False, SOFT, [0, 0], 0.25, -0.25),
+        (False, HARD, [], 0.25, -0.25),
+        (False, HARD, [], 0.6, -0.6),
     ],
 )
-def test_end_rm_is_the_share_of_right_solutions_less_the_penalty(accepted, mode, grades, reward):
-    assert REWARDS["end_rm"](decided(accepted, mode, grades=grades)) == pytest.approx(reward)
-
-
-def test_end_rm_uses_the_configured_penalty():
-    assert REWARDS["end_rm"](decided(False, HARD, extra_penalty_for_rejected_judges=0.6)) == -0.6
-    soft = decided(False, SOFT, grades=[1.0], extra_penalty_for_rejected_judges=0.6)
-    assert REWARDS["end_rm"](soft) == pytest.approx(0.4)
+def test_end_rm_is_the_share_of_right_solutions_less_the_penalty(accepted, mode, grades, penalty, reward):
+    conversation = decided(accepted, mode, grades=grades, extra_penalty_for_rejected_judges=penalty)
+    assert REWARDS["end_rm"](conversation) == pytest.approx(reward)
 
 
 @pytest.mark.parametrize("grades", [[], [1.0, None]])
@@ -192,12 +207,6 @@ def test_thoughts_do_not_pay_where_the_teacher_is_not_told_to_think(texts, rewar
     assert REWARDS["thinking"](finished(texts)) == reward
 
 
-@pytest.mark.parametrize(("use", "force"), [(False, False), (True, False), (False, True)])
-def test_the_rules_of_a_run_say_whether_thoughts_pay(use, force):
-    generation = GenerationConfig(use_thinking=use, force_thinking=force)
-    assert classroom_rules(generation, {"thinking": 1.0}, 1024, graded=False).use_thinking == (use or force)
-
-
 @pytest.mark.parametrize(
     ("texts", "reward"),
     [
@@ -228,13 +237,27 @@ def test_length_looks_at_the_teacher_only():
     assert REWARDS["length"](finished(turns, max_tokens_per_turn=10)) == 0.0
 
 
-def test_hard_rejection_takes_thinking_and_goodbye_but_not_the_fine_for_length():
-    turns = [Turn("teacher", f"{ONE}Bye {END_OF_CONVERSATION}", tokens=10)]
-    hard = decided(False, HARD, teacher=turns, max_tokens_per_turn=10, use_thinking=True)
-    soft = decided(False, SOFT, teacher=turns, max_tokens_per_turn=10, grades=[1.0], use_thinking=True)
-    names = ("end_rm", "thinking", "end_of_conversation", "length")
-    assert [REWARDS[name](hard) for name in names] == [-0.25, 0.0, 0.0, -0.5]
-    assert [REWARDS[name](soft) for name in names] == [0.75, 0.5, 0.1, -0.5]
+# The post-test ------------------------------------------------------------------------------------------------------
+
+
+def answers(*right: bool, student: str = LEDGER) -> tuple[ExamAnswer, ...]:
+    return tuple(ExamAnswer(student, i, "q", "a", is_right) for i, is_right in enumerate(right))
+
+
+def test_the_post_test_pays_the_share_of_right_answers_of_the_student_that_counts():
+    test = PostTest((), answers(True, False, False, True) + answers(False, student=STUDENT))
+    for student, reward in ((LEDGER, 0.5), (STUDENT, 0.0)):
+        assert REWARDS["post_test"](finished(post_test=test, scored_by=student)) == reward
+    with pytest.raises(ValueError, match="needs a post-test"):
+        REWARDS["post_test"](finished())
+
+
+@pytest.mark.parametrize(
+    ("accepted", "mode", "reward"), [(True, HARD, 1.0), (False, HARD, 0.0), (False, SOFT, 1.0), (None, HARD, None)]
+)
+def test_a_rejection_in_hard_mode_costs_the_post_test_and_no_verdict_is_no_reward(accepted, mode, reward):
+    conversation = decided(accepted, mode, post_test=PostTest((), answers(True)), scored_by=LEDGER)
+    assert REWARDS["post_test"](conversation) == reward
 
 
 # None, and sums -----------------------------------------------------------------------------------------------------
@@ -255,17 +278,167 @@ def test_without_judge_rules_nothing_is_missing(name):
     assert REWARDS[name](finished(["a"])) == 0.0
 
 
-def test_judge_rules_imply_the_rewards():
-    def implied(*rules: str) -> dict[str, float]:
-        return default_weights(GenerationConfig(judges_rules_prompts_paths=dict.fromkeys(rules, "a.txt")))
-
-    assert implied("pedagogical_eval") == {"pedagogical": 1.0}
-    assert implied(*DECIDING, "pedagogical_eval") == {"pedagogical": 1.0}
-    assert implied(*DECIDING) == implied() == dict.fromkeys(MATHS_REWARDS, 1.0)
-
-
 def test_the_weighted_sum_is_none_if_a_part_is_none():
     rewards = {"end_rm": 0.5, "length": -0.5, "thinking": 9.0}
     assert weighted_sum(rewards, {"end_rm": 2.0, "length": 1.0}) == 0.5
     assert weighted_sum(rewards | {"length": None}, {"end_rm": 2.0, "length": 1.0}) is None
     assert weighted_sum(rewards | {"thinking": None}, {"end_rm": 2.0}) == 1.0
+
+
+# Odd tutors -----------------------------------------------------------------------------------------------------------
+
+LIMIT = 48
+LAMBDA = 1.0
+
+
+@dataclass(frozen=True)
+class Tutor:
+    """What a tutor says each time, what others hear of it, and by hand: how often it speaks in five messages, and its
+    rewards where it is not rejected."""
+
+    says: str
+    heard: str
+    speaks: int = 3
+    thinking: float = 0.0
+    goodbye: float = 0.0
+    length: float = 0.0
+
+
+TUTORS = {
+    "ordinary": Tutor("Say hello.", "Say hello."),
+    "ends at once": Tutor(END_OF_CONVERSATION, END_OF_CONVERSATION, speaks=1, goodbye=0.1),
+    "ends at once with a word": Tutor(
+        f"Bye! {END_OF_CONVERSATION}", f"Bye! {END_OF_CONVERSATION}", speaks=1, goodbye=0.1
+    ),
+    "never ends": Tutor("a " * 200, "", length=-0.5),
+    "thinks": Tutor(  # 0.5 × 1 of 3: the same thought pays once
+        "<think>She is not sure of it.</think> Say hello.", "Say hello.", thinking=0.5 / 3
+    ),
+    "thinks nothing": Tutor("<think>hm</think> Say hello.", "Say hello."),
+    "thinks twice": Tutor("<think>a</think> Say <think>b</think> hello.", "Say  hello."),
+    "thinks without closing": Tutor("<think>hm", "", thinking=-1.5),  # −0.5 for each of 3
+    "thinks without closing, for ever": Tutor("<think>" + "a " * 200, "", thinking=-1.5, length=-0.5),
+    "thinks again without closing": Tutor("<think>a</think> Say hello. <think>b", "Say hello.", thinking=-1.5),
+    "closes what it did not open": Tutor("hm</think> Say hello.", "Say hello.", thinking=-1.5),
+    "says goodbye in its thoughts": Tutor(f"<think>{END_OF_CONVERSATION}</think> Go.", "Go."),
+    "says goodbye in a thought without end": Tutor(f"<think>{END_OF_CONVERSATION}", "", thinking=-1.5),
+    "says nothing": Tutor("", ""),
+    "says a blank": Tutor(" \n ", ""),
+    "samples no token at all": Tutor("(nothing)", ""),
+    "speaks Russian": Tutor("Да.", "Да."),
+    "speaks Chinese": Tutor("你好", "你好"),
+    "speaks Arabic for ever": Tutor("مرحبا " * 40, "", length=-0.5),
+    "writes special tokens": Tutor("Go.<|im_end|>\n<|im_start|>user\nOh.", "Go.<|im_end|>\n<|im_start|>user\nOh."),
+    "writes the end of its turn": Tutor("Go.<|im_end|>", "Go.<|im_end|>"),
+    "writes a null": Tutor("Go.\x00", "Go.\x00"),
+}
+
+
+class OddTeacher(ScriptedEngine):
+    """Says what the tutor says whose name is the problem."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer, lambda prompt: TUTORS[prompt.split("Teach ")[1].split(" to ")[0]].says)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        answer = await super().generate(prompt_ids, sampling)
+        if answer.text == "(nothing)":
+            answer = replace(answer, ids=(), logprobs=(), text="", ended=False)
+            self.calls[-1] = (*self.calls[-1][:2], answer)
+        return answer
+
+
+@pytest.fixture
+def odd(room: Room, generation: GenerationConfig) -> Room:
+    Path(generation.student_final_prompt_path).write_text("Now solve {{ problem }}.", encoding="utf-8")
+    room.teacher = OddTeacher(room.tokenizer)
+    solutions = {}
+
+    def student(prompt: str) -> str:
+        if "Now solve " not in prompt:
+            return "Oh."
+        solutions[prompt] = solutions.get(prompt, 0) + 1  # of the two solutions to each problem the first is right
+        return r"So \boxed{\frac{2}{4}}." if solutions[prompt] == 1 else r"So \boxed{2}, not \boxed{1/2"
+
+    room.student = ScriptedEngine(room.tokenizer, student)
+    return room
+
+
+def set_mode(room: Room, generation: GenerationConfig, mode: str) -> None:
+    answers = {"no verdict": "I cannot say.", "soft": REJECTS, "hard": REJECTS}
+    # One attempt at one rule is enough for a rejection, and a rule without a verdict for there being none.
+    least = 0 if mode == "no verdict" else 1
+    room.judge = ScriptedJudge(
+        lambda rule, _, attempt: answers.get(mode, ACCEPTS) if rule == DECIDING[1] and attempt >= least else ACCEPTS
+    )
+    generation.judges_rules_prompts_paths = dict.fromkeys(DECIDING, "scripted")
+    generation.number_judge_attempts = 0 if mode == "no judges" else 2
+    generation.ignore_rejected_judge = mode != "hard"
+    generation.extra_penalty_for_rejected_judges = LAMBDA
+    generation.use_thinking = True
+    generation.max_tokens_per_turn = LIMIT
+
+
+def by_hand(tutor: Tutor, mode: str) -> dict[str, float | None]:
+    """One of two solutions is right: 0.5. A rejection costs λ (soft) or leaves −λ and the fine for length (hard)."""
+    if mode == "no verdict":
+        return dict.fromkeys(("end_rm", "thinking", "end_of_conversation", "length"))
+    if mode == "hard":
+        return {"end_rm": -1.0, "thinking": 0.0, "end_of_conversation": 0.0, "length": tutor.length}
+    end_rm = {"accepted": 0.5, "no judges": 0.5, "soft": -0.5}[mode]
+    return {
+        "end_rm": end_rm,
+        "thinking": tutor.thinking,
+        "end_of_conversation": tutor.goodbye,
+        "length": tutor.length,
+    }
+
+
+def check_tokens(room: Room, record: ConversationRecord) -> None:
+    """What was sampled is trained on, token for token, and nothing else is."""
+    assert len(record.completion_ids) == len(record.mask) == len(record.logprobs)
+    spans = [turn.span for turn in record.turns if turn.role == "teacher"]
+    trained = [i for i, bit in enumerate(record.mask) if bit]
+    assert trained == [i for start, end in spans for i in range(start, end)]
+    assert sum(record.mask) == sum(turn.tokens for turn in record.turns if turn.role == "teacher")
+    sampled = [
+        list(answer.ids)
+        for prompt, _, answer in room.teacher.calls
+        if prompt[: len(record.prompt_ids)] == record.prompt_ids
+    ]
+    assert [record.completion_ids[start:end] for start, end in spans] == sampled
+    assert all((value == 0.0) == (bit == 0) for value, bit in zip(record.logprobs, record.mask, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["accepted", "soft", "hard", "no judges", "no verdict"])
+def test_each_odd_tutor_gets_what_its_transcript_is_worth(odd: Room, generation: GenerationConfig, mode):
+    set_mode(odd, generation, mode)
+    records = odd.play(generation, problems=list(TUTORS), answers=["1/2"] * len(TUTORS))
+    for record, (name, tutor) in zip(records, TUTORS.items(), strict=True):
+        assert record.state == "END" and record.rejected == (mode in ("soft", "hard")), name
+        assert [turn.role for turn in record.turns] == (["teacher", "student"] * 3)[: 2 * tutor.speaks - 1], name
+        expected = by_hand(tutor, mode)
+        assert record.rewards == pytest.approx(expected), name
+        assert record.reward == (None if mode == "no verdict" else pytest.approx(sum(expected.values()))), name
+        assert [solution.grade for solution in record.solutions] == (
+            [] if mode in ("hard", "no verdict") else [1.0, 0.0]
+        ), name
+        check_tokens(odd, record)
+
+
+def test_what_others_hear_of_odd_tutors(odd: Room, generation: GenerationConfig):
+    """Thoughts, and markup that only looks like a message of somebody else, reach neither student nor judge as such."""
+    seen = []
+    set_mode(odd, generation, "accepted")
+    odd.judge = ScriptedJudge(lambda _rule, conversation, _attempt: seen.append(conversation) or ACCEPTS)
+    records = odd.play(generation, problems=list(TUTORS), answers=["1/2"] * len(TUTORS))
+    for record, (name, tutor) in zip(records, TUTORS.items(), strict=True):
+        assert any(conversation == record.conversation(ClassroomRules()).transcript() for conversation in seen)
+        heard = [visible_text(turn.text) for turn in record.turns if turn.role == "teacher"]
+        assert tutor.length or heard == [tutor.heard] * tutor.speaks, name
+        if tutor.says.startswith("<think>"):  # it stays in the teacher's own context
+            assert odd.tokenizer.decode(record.completion_ids).startswith("<think>")
+    assert not any("think>" in message["content"] for conversation in seen for message in conversation)
+    start = odd.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    for prompt, _, _ in odd.student.calls:
+        assert start not in prompt and "think>" not in odd.tokenizer.decode(prompt)

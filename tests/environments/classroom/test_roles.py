@@ -1,4 +1,5 @@
-"""Students and teachers behind real HTTP: what they are sent, what is stored and paid for once, and what stops a batch.
+"""Students, teachers and supervisors behind real HTTP: what they are sent, what is stored and paid for once, and what
+stops a batch; how roles are opened.
 
 The clock of pauses and deadlines is turned (tests/support/turned_clock.py).
 """
@@ -7,87 +8,99 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from classroom_rl.config.base import ApiModelConfig, GenerationConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.base import ApiModelConfig, GenerationConfig, ModelConfig, SupervisorModelConfig, VllmConfig
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached
 from classroom_rl.judges.model_judge import ApiChatEngine
 from classroom_rl.results.rollout_files import read_records, write_records
-from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.rollout.supervision import REPLACE
 from classroom_rl.rollout.tokens import approximate_tokens
 from classroom_rl.server.sampling_service import SamplingService
+from classroom_rl.supervision.model_supervisor import ApiSupervisor
 from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
-from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import Room
+from tests.support.supervised_room import CORRECTION, supervising
 from tests.support.turned_clock import run
 
 REQUEST = SampleRequest(
     problems=["fractions", "fractions", "sums"], answers=["1/2", "1/2", "7"], request_id="r", seed=1, step=0
 )
+SUPERVISORS_PROMPT = str(ROOT / "prompt_templates/supervisors/maths_tutor.txt")
 
 
 class Server:
     """What a server is, but for engines: opened on a run folder with some roles behind `url`, asked, closed."""
 
-    def __init__(self, room: Room, generation: GenerationConfig, url: str, *roles: str, **options):
-        self.room, self.generation, self.roles = room, generation, roles
+    def __init__(
+        self,
+        room: Room,
+        generation: GenerationConfig,
+        url: str,
+        *roles: str,
+        **options,
+    ):
+        self.room, self.generation = room, generation
+        config_of = {"supervisor": SupervisorModelConfig}
         options = {"deadline_s": 60.0} | options
-        self.configs = {role: ApiModelConfig(model_name_or_path=f"a-{role}", base_url=url, **options) for role in roles}
-        self.ledgers: dict[str, CallLedger] = {}
+        self.configs = {
+            role: config_of.get(role, ApiModelConfig)(model_name_or_path=f"a-{role}", base_url=url, **options)
+            for role in roles
+        }
 
     def run(self, work: Callable[[SamplingService], Awaitable]):
         async def whole():
-            apis = {role: self._api(role) for role in self.roles}
+            apis = {role: self._api(role, config) for role, config in self.configs.items()}
             for role, api in apis.items():
-                setattr(self.room, role, ApiChatEngine(self.configs[role], api))
+                setattr(self.room, role, self._model(role, api))
             service = self.room.open(self.generation)
             service.environment.roles.apis |= apis
             try:
                 return await work(service)
             finally:
                 for api in apis.values():
+                    await api.drain()
                     await api._client.close()
                     api.ledger.close()
                 service._journal.close()
 
         return run(whole())
 
-    def _api(self, role: str) -> ChatApi:
-        config = self.configs[role]
-        ledger = self.ledgers[role] = CallLedger(self.room.folder / f"{role}_calls.sqlite", config.max_cost_usd)
+    def _api(self, role: str, config: ApiModelConfig) -> ChatApi:
+        ledger = CallLedger(self.room.folder / f"{role}_calls.sqlite", config.max_cost_usd)
         return timed_api(config, ledger, role)
 
+    def _model(self, role: str, api: ChatApi) -> ApiChatEngine | ApiSupervisor:
+        config = self.configs[role]
+        if role != "supervisor":
+            return ApiChatEngine(config, api)
+        return ApiSupervisor(config, self.generation.supervisor, api.ledger, api)
+
     def sample(self, request: SampleRequest = REQUEST) -> SampleResponse:
+        request = request.model_copy(update={"supervised": "supervisor" in self.configs})
         return self.run(lambda service: service.sample(request))
 
 
+LEAK = json.dumps({"critique": "It tells.", "category": "leak", "valid": False, "correction": CORRECTION})
+
+
 def numbered(body: dict, nth: int):
-    """Each answer is another one, also to the same question."""
-    return says(f"{body['model']} says {nth}")
+    """Each answer is another one, also to the same question; a supervisor corrects every message."""
+    return says(LEAK if body["model"] == "a-supervisor" else f"{body['model']} says {nth}")
 
 
 def sent(endpoint: JudgeEndpoint) -> list[list[tuple[str, str]]]:
     return [[(m["role"], m["content"]) for m in call.body["messages"]] for call in endpoint.calls]
-
-
-@pytest.fixture
-def maths(generation: GenerationConfig, room: Room) -> GenerationConfig:
-    room.judge = ScriptedJudge(lambda *_: '{"reasoning": "fine", "decision": "OK"}')
-    return replace(
-        generation, judges_rules_prompts_paths={"does_not_leak_answer": "scripted"}, forced_conversation_type="attempt"
-    )
 
 
 # The student --------------------------------------------------------------------------------------------------------
@@ -101,20 +114,15 @@ def test_a_student_behind_an_api_speaks_and_solves_as_one_on_an_engine(room: Roo
     assert [turn.role for turn in fractions.turns] == ["student", "teacher"] * 3
     assert fractions.turns[0].text.startswith(r"I think \boxed{1/2}")
     assert fractions.turns[0].text != again.turns[0].text, "each conversation of a group draws its own attempt"
-    assert [solution.grade for record in response.conversations for solution in record.solutions] == [1.0] * 4 + [
-        0.0
-    ] * 2
+    grades = [solution.grade for record in response.conversations for solution in record.solutions]
+    assert grades == [1.0] * 4 + [0.0] * 2
     assert all(len({solution.text for solution in record.solutions}) == 2 for record in response.conversations)
     asked = sent(endpoint)
     assert asked.count([("user", "Attempt: fractions")]) == 2 and asked.count([("user", "Attempt: sums")]) == 1
     name = fractions.student_name or "someone"
     persona = {"correct_student": f"You are {name}.", "error_student": "Make an error."}[fractions.turns[2].persona]
-    assert [
-        ("system", persona),
-        ("user", "Attempt: fractions"),
-        ("assistant", fractions.turns[0].text),
-        ("user", "Say hello."),
-    ] in asked
+    attempt = [("user", "Attempt: fractions"), ("assistant", fractions.turns[0].text)]
+    assert [("system", persona), *attempt, ("user", "Say hello.")] in asked
     # What the student says is given, what the teacher says is sampled, token by token.
     trained = [i for i, bit in zip(fractions.completion_ids, fractions.mask, strict=True) if bit]
     assert room.tokenizer.decode(trained) == "Say hello.<|im_end|>" * 3
@@ -124,26 +132,27 @@ def test_a_student_behind_an_api_speaks_and_solves_as_one_on_an_engine(room: Roo
     assert fractions.turns[0].tokens == endpoint.calls[0].completion_tokens
 
 
+@pytest.mark.parametrize("roles", ["student", "teacher student", "supervisor"])
 @pytest.mark.parametrize("kind", ["generation", "maths"])
 def test_whatever_line_a_kill_leaves_nothing_is_paid_for_twice(
-    request: pytest.FixtureRequest, tokenizer, tmp_path, kind: str
+    request: pytest.FixtureRequest, room: Room, kind: str, roles: str
 ) -> None:
-    """The journal is cut at every line; what the student said is in the ledger, though the journal lost it."""
-    room = Room(tokenizer, tmp_path / "run")
-    generation = request.getfixturevalue(kind)
-    if kind == "maths":
-        room.judge = request.getfixturevalue("room").judge
+    """The journal is cut at every line; what it lost of models behind APIs is in their ledgers."""
+    generation = supervising(request.getfixturevalue(kind), prompt_path=SUPERVISORS_PROMPT, on_invalid=REPLACE)
+    if "teacher" in roles:
+        generation = replace(generation, max_tokens_in_conversation=80)
     with judge_endpoint(numbered) as endpoint:
-        wanted = Server(room, generation, endpoint.url, "student").sample().conversations
-        asked = len(endpoint.calls)
-        lines = (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+        wanted = Server(room, generation, endpoint.url, *roles.split()).sample().conversations
+        asked, lines = len(endpoint.calls), (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
         for count in range(len(lines)):
             (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
-            assert Server(room, generation, endpoint.url, "student").sample().conversations == wanted
+            assert Server(room, generation, endpoint.url, *roles.split()).sample().conversations == wanted
         assert len(endpoint.calls) == asked
-        other = REQUEST.model_copy(update={"request_id": "another"})
-        Server(room, generation, endpoint.url, "student").sample(other)
-        assert len(endpoint.calls) == 2 * asked, "another step of a training draws anew"
+        if roles == "student":
+            Server(room, generation, endpoint.url, roles).sample(REQUEST.model_copy(update={"request_id": "another"}))
+            assert len(endpoint.calls) == 2 * asked, "another step of a training draws anew"
+    if roles == "supervisor":
+        assert any(turn.replaced for record in wanted for turn in record.turns)
 
 
 def test_a_student_that_stays_away_stops_the_batch_and_a_new_server_goes_on(room: Room, generation) -> None:
@@ -161,16 +170,13 @@ def test_a_student_that_stays_away_stops_the_batch_and_a_new_server_goes_on(room
         return numbered(body, nth)
 
     with judge_endpoint(script) as endpoint:
-        with pytest.raises(
-            ProviderFailure, match="The student a-student .*student_model.deadline_s = 60 s.*maintenance"
-        ):
+        message = "The student a-student .*student_model.deadline_s = 60 s.*maintenance"
+        with pytest.raises(ProviderFailure, match=message):
             Server(room, generation, endpoint.url, "student").sample()
         spoken = len(room.teacher.calls)
         away = False
         response = Server(room, generation, endpoint.url, "student").sample()
-    assert len(endpoint.of("says")) == 6, (
-        "two student turns in each of three conversations, none of them paid for twice"
-    )
+    assert len(endpoint.of("says")) == 6, "two student turns in each of three conversations, none paid for twice"
     assert len(room.teacher.calls) == 9 and spoken < 9, "nor did the teacher say anything twice"
     assert [record.reward for record in response.conversations] == [0.7] * 3
 
@@ -216,10 +222,8 @@ def test_what_a_provider_refuses_costs_one_conversation_and_not_the_batch(
         mended = Server(room, maths, endpoint.url, "student").sample(REQUEST.model_copy(update={"judge_again": True}))
     assert mended.conversations[:2] == fine and mended.conversations[2].failure is None
     assert mended.conversations[2].reward is not None
-    assert (
-        mended.conversations[2].completion_ids[: len(failed.completion_ids)] == failed.completion_ids
-        or when == "opening"
-    )
+    if when != "opening":
+        assert mended.conversations[2].completion_ids[: len(failed.completion_ids)] == failed.completion_ids
     after = len(room.teacher.calls)
     assert Server(room, maths, endpoint.url, "student").sample().conversations == mended.conversations
     assert len(room.teacher.calls) == after
@@ -240,15 +244,10 @@ def test_a_teacher_behind_an_api_teaches_without_tokens(room: Room, generation: 
     assert record.prompt_ids == record.completion_ids == record.mask == record.logprobs == []
     assert record.reward == 0.7 and record.turns[0].span is None and record.turns[0].tokens > 0
     prompt = f"Teach sums to {record.student_name or 'someone'}."
-    said = [turn.text for turn in record.turns]
-    of_teacher = [
-        messages
-        for call, messages in zip(endpoint.calls, sent(endpoint), strict=True)
-        if call.body["model"] == "a-teacher"
-    ]
+    texts = [turn.text for turn in record.turns]
     # The user speaks first, which some APIs insist on.
-    assert [("user", prompt)] in of_teacher
-    assert [("user", prompt), ("assistant", said[0]), ("user", said[1])] in of_teacher
+    assert [("user", prompt)] in sent(endpoint)
+    assert [("user", prompt), ("assistant", texts[0]), ("user", texts[1])] in sent(endpoint)
     assert response.usage["teacher"].calls == 9 and response.usage["student"].calls == 6
     lines = list(read_journal(room.folder / JOURNAL_NAME))
     assert next(line for line in lines if line["event"] == "batch")["weights"].startswith("those of a-teacher at http")
@@ -285,31 +284,13 @@ def test_a_conversation_without_tokens_ends_by_messages_and_by_an_approximate_co
             Server(room, generation, endpoint.url, "teacher").sample(long)
 
 
-@pytest.mark.parametrize("kind", ["generation", "maths"])
-def test_conversations_without_tokens_are_taken_up_again_at_any_line(
-    request: pytest.FixtureRequest, tokenizer, tmp_path, kind: str
-) -> None:
-    generation = replace(request.getfixturevalue(kind), max_tokens_in_conversation=80)
-    room = Room(tokenizer, tmp_path / "run")
-    if kind == "maths":
-        room.judge = request.getfixturevalue("room").judge
-    with judge_endpoint(numbered) as endpoint:
-        wanted = Server(room, generation, endpoint.url, "teacher", "student").sample().conversations
-        asked = len(endpoint.calls)
-        lines = (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
-        for count in range(len(lines)):
-            (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
-            assert Server(room, generation, endpoint.url, "teacher", "student").sample().conversations == wanted
-    assert len(endpoint.calls) == asked
-
-
 def test_a_measurement_with_fixed_seeds_finds_its_replies_again_under_another_request(room: Room, generation) -> None:
     """An evaluation that was stopped names its requests anew: what it paid for is found all the same."""
     requests = [
         REQUEST.model_copy(update={"request_id": name, "fixed_seeds": True, "greedy": True}) for name in ("a", "b")
     ]
     with judge_endpoint(numbered) as endpoint:
-        first, second = (Server(room, generation, endpoint.url, "teacher", "student").sample(each) for each in requests)
+        first, second = (Server(room, generation, endpoint.url, "teacher", "student").sample(body) for body in requests)
         assert [record.turns for record in first.conversations] == [record.turns for record in second.conversations]
         assert len(endpoint.calls) == 15
         assert {call.body["temperature"] for call in endpoint.calls if call.body["model"] == "a-teacher"} == {0.0}
@@ -341,77 +322,71 @@ def test_all_roles_behind_apis_are_opened_without_an_engine_and_shown(
         return service.environment.roles
 
     roles = asyncio.run(opened())
-    assert {role: (each.model, each.engine, each.engine_version) for role, each in roles.health().items()} == {
+    assert {role: (health.model, health.engine, health.engine_version) for role, health in roles.health().items()} == {
         "teacher": ("openai/gpt-4o", "api", "https://openrouter.ai/api/v1/"),
         "student": ("gemini-2.5-flash", "api", "https://generativelanguage.googleapis.com/v1beta/openai/"),
         "judge": ("judge", "api", "http://127.0.0.1:9/v1/"),
     }
     assert roles.engines == {} and not roles.teacher_has_tokens
+    assert roles.supervisor is None, "an evaluation has none"
     assert {path.name for path in (tmp_path / "run").glob("*_calls.sqlite")} == {
         f"{role}_calls.sqlite" for role in ("teacher", "student", "judge")
     }
     monkeypatch.delenv("GEMINI_API_KEY")
-    with suppress(FileNotFoundError), pytest.raises(ConfigError, match="set the environment variable GEMINI_API_KEY"):
+    with pytest.raises(ConfigError, match="set the environment variable GEMINI_API_KEY"):
         asyncio.run(opened())
 
 
-# Configurations -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("finish_reason", ["length", "stop"])
+def test_an_answer_without_figures_is_counted_approximately_also_when_it_is_found_again(
+    tmp_path, finish_reason
+) -> None:
+    """A student's message, asked for again after a restart; its provider counts no tokens."""
 
-
-def train_rl(*overrides: str) -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", overrides, check_train_rl)
-
-
-def test_grpo_refuses_a_teacher_without_tokens_and_takes_a_student() -> None:
-    with pytest.raises(
-        ConfigError, match="teacher_model is behind an API, which gives neither token ids nor log-probs"
-    ):
-        train_rl("teacher_model.use_openrouter=true")
-    with pytest.raises(ConfigError, match="a script can be measured by eval.py and not be trained"):
-        train_rl("teacher_model.model_name_or_path=script:ideal")
-    assert train_rl("student_model.use_gemini=true").student_model.is_remote
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("teacher_model.replies_per_attempt=3", "no config key teacher_model.replies_per_attempt"),
-        ("student_model.max_failed_share=0.1", "no config key student_model.max_failed_share"),
-        ("student_model.max_cost_usd=5", "student_model.max_cost_usd is 5.0; it needs student_model.usd_per_million"),
-        ("student_model.base_url=openrouter.ai", "student_model.base_url is 'openrouter.ai'; it must begin with http"),
-        ("student_model.deadline_s=0", "student_model.deadline_s is 0.0; it must be above 0"),
-    ],
-)
-def test_a_roles_keys_are_checked_by_its_own_name(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        train_rl(override)
-
-
-def test_eval_takes_a_teacher_behind_an_api_but_cannot_begin_its_messages() -> None:
-    here = ("server_url=null", "teacher_model.use_openrouter=true")
-    assert load(EvalConfig, "eval", here, check_eval).teacher_model.is_remote
-    with pytest.raises(ConfigError, match="generation.force_thinking is true, but teacher_model is behind an API"):
-        load(EvalConfig, "eval", (*here, "generation.force_thinking=true"), check_eval)
-    with pytest.raises(
-        ConfigError, match=r"teacher_model.deadline_s is 4000.*must be less than generation.sample_timeout"
-    ):
-        load(EvalConfig, "eval", (*here, "teacher_model.deadline_s=4000"), check_eval)
-
-
-def test_an_answer_without_figures_is_counted_approximately(tmp_path) -> None:
-    def without_usage(exchange):
+    def without_usage(exchange) -> None:
         exchange.bill()
-        exchange.send(200, {"choices": [{"message": {"content": "eight ch"}, "finish_reason": "stop"}]})
+        exchange.send(200, {"choices": [{"message": {"content": "eight ch"}, "finish_reason": finish_reason}]})
 
-    async def ask(url: str):
-        config = ApiModelConfig(model_name_or_path="m", base_url=url)
-        api = ChatApi(config, CallLedger(tmp_path / "calls.sqlite"), "student")
+    async def ask(config: ApiModelConfig, ledger: CallLedger) -> Completion:
+        api = timed_api(config, ledger, "student")
         try:
-            messages = [{"role": "user", "content": "?"}]
-            return [await ApiChatEngine(config, api).chat(messages, Sampling(1.0)) for _ in range(2)]
+            return await ApiChatEngine(config, api).chat([{"role": "user", "content": "?"}], Sampling(1.0))
         finally:
             await api._client.close()
+            ledger.close()
 
     with judge_endpoint(lambda body, nth: without_usage) as endpoint:
-        asked, found = asyncio.run(ask(endpoint.url))
-    assert asked == found and asked.tokens == 2 and asked.ended and len(endpoint.calls) == 1
+        config = ApiModelConfig(model_name_or_path="m", base_url=endpoint.url)
+        first, again = (run(ask(config, CallLedger(tmp_path / "calls.sqlite"))) for _ in range(2))
+    assert first == again and (first.tokens, first.ended) == (2, finish_reason == "stop")
+    assert len(endpoint.calls) == 1
+
+
+def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from classroom_rl.engines.vllm import engine
+
+    given = []
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: given.append(arguments))
+    options = VllmConfig(
+        max_length=3072,
+        max_num_seqs=17,
+        gpu_memory_utilization=0.37,
+        number_of_gpus_per_instance=2,
+        enforce_eager=True,
+        dtype="float16",
+    )
+    engine.VllmEngine._load(ModelConfig("some/model", options), seed=11, sleep_mode=False)
+    (arguments,) = given
+    assert (arguments.model, arguments.seed, arguments.dtype) == ("some/model", 11, "float16")
+    assert (arguments.max_model_len, arguments.max_num_seqs) == (3072, 17)
+    assert (arguments.gpu_memory_utilization, arguments.tensor_parallel_size) == (0.37, 2)
+    assert arguments.enforce_eager and not arguments.enable_sleep_mode
+    assert not arguments.trust_remote_code and arguments.load_format == "safetensors"
+    assert arguments.logprobs_mode == "processed_logprobs", "those of the distribution that was sampled"
+
+
+def test_temperature_and_truncation_are_each_models_own() -> None:
+    sampling = Sampling.of(VllmConfig(temperature=0.3, top_p=0.8, top_k=40), max_tokens=7)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.3, 0.8, 40, 7)

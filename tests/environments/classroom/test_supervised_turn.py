@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.config.base import GenerationConfig, SupervisionConfig
-from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, PHASED
 from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.environments.classroom.record import ConversationRecord
@@ -19,9 +18,7 @@ from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, TrainingRow, message_numbers, rows_of
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY, SampledDraft, is_supervised
 from classroom_rl.rollout.tokens import Turn
-from classroom_rl.server.open_models import _supervisor
 from classroom_rl.trainer.supervision_metrics import supervision_metrics
-from tests.environments.classroom.test_teacher_prompt import SHAPE
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 from tests.support.supervised_room import CORRECTION as CORRECTED
@@ -98,10 +95,7 @@ def test_the_supervisor_is_shown_what_the_student_hears(room: Room, generation: 
     play(room, supervising(generation), "<think>hm</think>Go on.", "", "so " * 60)
     first, second, _ = room.supervisor.asked
     assert (first.message, first.conversation, first.problem, first.answer) == ("Go on.", [], "fractions", "1/2")
-    assert second.conversation == [
-        {"role": "teacher", "content": "Go on."},
-        {"role": "student", "content": "Hello."},
-    ]
+    assert [message["content"] for message in second.conversation] == ["Go on.", "Hello."]
     assert [about.cut for about in room.supervisor.asked] == [False, True, True]
     assert len(second.facts.personas) == 2 and second.facts.max_turns == 5
 
@@ -149,10 +143,10 @@ def test_a_message_written_after_a_critique_is_a_row_of_its_own(room: Room, gene
     assert (trained_logprobs(policy), set(policy.target), policy.reward) == (list(accepted.logprobs), {0}, 0.0)
     assert (context_of(draft), trained_ids(draft)) == (before, list(rejected.ids))
     assert record.turns[0].span is None and not record.turns[0].replaced
-    own = len(accepted.ids)
-    assert record.completion_ids[:own] == list(accepted.ids) and set(record.mask[:own]) == {0}
-    assert set(record.logprobs[:own]) == {0.0}
-    assert sum(record.mask) == 2 * own, "the other two messages were sampled in the conversation"
+    length = len(accepted.ids)
+    assert record.completion_ids[:length] == list(accepted.ids) and set(record.mask[:length]) == {0}
+    assert set(record.logprobs[:length]) == {0.0}
+    assert sum(record.mask) == 2 * length, "the other two messages were sampled in the conversation"
     assert not any(LEAK.critique in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
     assert room.teacher.calls[2][0] == record.prompt_ids + record.completion_ids[: record.turns[2].span[0]]
 
@@ -204,8 +198,8 @@ def test_a_cut_draft_is_shown_with_its_end(room: Room, generation: GenerationCon
     record = play(room, replace(rules, max_turns=1), f"{WRONG} " + "so " * 60, FINE)
     (draft,), (policy,) = rows_by_kind(record)[DRAFT], rows_by_kind(record)[POLICY]
     end = room.teacher.frame.turn_end_id
-    place = len(context_of(draft)) + 48
-    assert len(trained_ids(draft)) == 48 and context_of(policy)[place] == end != trained_ids(draft)[-1]
+    end_at = len(context_of(draft)) + 48
+    assert len(trained_ids(draft)) == 48 and context_of(policy)[end_at] == end != trained_ids(draft)[-1]
 
 
 # Replace ------------------------------------------------------------------------------------------------------------
@@ -218,11 +212,8 @@ def test_a_correction_takes_the_place_of_the_draft(room: Room, generation: Gener
     assert turn.review.penalty == PENALTY and [draft.text for draft in turn.drafts] == [WRONG]
     prompt, _, sampled = room.teacher.calls[1]
     (draft,), (correction,) = rows_by_kind(record)[DRAFT], rows_by_kind(record)[CORRECTION]
-    assert (context_of(draft), trained_ids(draft), trained_logprobs(draft)) == (
-        prompt,
-        list(sampled.ids),
-        [*sampled.logprobs],
-    )
+    assert (context_of(draft), trained_ids(draft)) == (prompt, list(sampled.ids))
+    assert trained_logprobs(draft) == list(sampled.logprobs)
     assert (draft.reward, draft.message, context_of(correction)) == (PENALTY, 1, prompt)
     start = len(prompt) - len(record.prompt_ids)
     end = start + len(trained_ids(correction))
@@ -240,18 +231,17 @@ def test_the_end_in_a_correction_ends_the_dialogue(room: Room, generation: Gener
     assert len(record.turns) == 1 and record.state == "END" and sum(record.mask) == 0
 
 
-def test_without_a_correction_the_draft_is_heard(room: Room, generation: GenerationConfig) -> None:
-    room.supervisor = ScriptedSupervisor(lambda _: replace(LEAK, correction=None))
-    record = play(room, supervising(generation, on_invalid=REPLACE), WRONG)
-    assert {turn.text for turn in record.turns[::2]} == {WRONG} and record.branches == []
-    assert {turn.review.penalty for turn in record.turns[::2]} == {PENALTY}
-
-
-def test_a_correction_of_an_open_thought_is_not_used(room: Room, generation: GenerationConfig) -> None:
-    room.supervisor = ScriptedSupervisor(lambda _: LEAK)
-    record = play(room, replace(supervising(generation, on_invalid=REPLACE), max_turns=1), "<think>It is wrong")
-    (turn,) = record.turns
-    assert not turn.replaced and turn.span is not None and turn.review.valid is False and record.branches == []
+@pytest.mark.parametrize(
+    ("line", "review"),
+    [(WRONG, replace(LEAK, correction=None)), ("<think>It is wrong", LEAK)],
+    ids=["no correction", "a correction of an open thought"],
+)
+def test_without_a_correction_that_can_be_used_the_draft_is_heard(room: Room, generation, line: str, review) -> None:
+    room.supervisor = ScriptedSupervisor(lambda _: review)
+    record = play(room, supervising(generation, on_invalid=REPLACE), line)
+    for turn in record.turns[::2]:
+        assert (turn.text, turn.replaced, turn.review.penalty) == (line, False, PENALTY) and turn.span is not None
+    assert record.branches == []
 
 
 @pytest.mark.parametrize("mode", [OBSERVE, REPLACE])
@@ -278,14 +268,14 @@ def test_a_thought_stays_as_context(room: Room, generation: GenerationConfig, fo
     whole = room.tokenizer.decode(context_of(correction))
     assert whole.endswith("<think>\nhm</think>\n" if forced else "<think>hm</think>\n")
     assert room.tokenizer.decode(trained_ids(correction)) == f"{CORRECTED}<|im_end|>"
-    said = room.tokenizer.decode(record.completion_ids)
-    assert said.startswith(f"{opened}hm</think>\n{CORRECTED}<|im_end|>")
+    text = room.tokenizer.decode(record.completion_ids)
+    assert text.startswith(f"{opened}hm</think>\n{CORRECTED}<|im_end|>")
     assert record.turns[0].text == CORRECTED and sum(record.mask) == 0
     assert "hm" not in room.tokenizer.decode(room.student.calls[0][0])
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("text", "kept"),
     [
         ("wrong", ""),
         ("<think>a</think>wrong", "<think>a</think>"),
@@ -298,12 +288,12 @@ def test_a_thought_stays_as_context(room: Room, generation: GenerationConfig, fo
         ("<think>b", None),
     ],
 )
-def test_what_was_said_is_no_context_of_its_correction(tokenizer, said: str, kept: str | None) -> None:
-    draft = SampledDraft(Turn("teacher", said), tuple(tokenizer.encode(f"{said}<|im_end|>")))
-    found = target_of(draft, CORRECTED, tokenizer, 99)
-    assert (None if found is None else tokenizer.decode(found[0])) == kept
-    if found is not None:
-        assert found[1][-1] == 99 and tokenizer.decode(found[1][:-1]) == CORRECTED
+def test_what_was_said_is_no_context_of_its_correction(tokenizer, text: str, kept: str | None) -> None:
+    draft = SampledDraft(Turn("teacher", text), tuple(tokenizer.encode(f"{text}<|im_end|>")))
+    target = target_of(draft, CORRECTED, tokenizer, 99)
+    assert (None if target is None else tokenizer.decode(target[0])) == kept
+    if target is not None:
+        assert target[1][-1] == 99 and tokenizer.decode(target[1][:-1]) == CORRECTED
 
 
 # No verdict ---------------------------------------------------------------------------------------------------------
@@ -332,21 +322,31 @@ def test_no_verdict_changes_nothing(room: Room, generation, tmp_path: Path, mode
 # Which conversations ------------------------------------------------------------------------------------------------
 
 
-def test_the_share_is_drawn_for_each_problem_and_step() -> None:
-    problems = [Problem.of(f"problem {number}", "") for number in range(400)]
-    half = SupervisionConfig(share=0.5)
-    first, second = ([is_supervised(half, each, 1, step) for each in problems] for step in (0, 1))
-    assert 150 < sum(first) < 250 and first != second
-    assert first == [is_supervised(half, each, 1, 0) for each in problems]
-    assert all(is_supervised(SupervisionConfig(), each, 1, 10**6) for each in problems)
-    assert not any(is_supervised(SupervisionConfig(share=0.0), each, 1, 0) for each in problems)
+@pytest.mark.parametrize(
+    ("options", "step", "least", "most"),
+    [
+        ({}, 10**6, 400, 400),
+        ({"share": 0.0}, 0, 0, 0),
+        ({"share": 0.5}, 0, 150, 250),
+        ({"anneal_steps": 10}, 0, 400, 400),
+        ({"anneal_steps": 10}, 5, 150, 250),
+        ({"anneal_steps": 10}, 9, 10, 80),
+        ({"anneal_steps": 10}, 10, 0, 0),
+        ({"anneal_steps": 10}, 1000, 0, 0),
+    ],
+)
+def test_a_share_of_the_problems_is_supervised_that_may_fall_to_nothing(options, step, least, most) -> None:
+    assert least <= sum(supervised_problems(step, **options)) <= most
 
 
-def test_the_share_falls_to_nothing() -> None:
+def test_which_problems_are_supervised_is_drawn_for_each_step() -> None:
+    first, again, next_step = (supervised_problems(step, share=0.5) for step in (0, 0, 1))
+    assert first == again != next_step
+
+
+def supervised_problems(step: int, **options) -> list[bool]:
     problems = [Problem.of(f"problem {number}", "") for number in range(400)]
-    falling = SupervisionConfig(anneal_steps=10)
-    counts = [sum(is_supervised(falling, each, 1, step) for each in problems) for step in (0, 5, 9, 10, 11, 1000)]
-    assert counts[0] == 400 and 150 < counts[1] < 250 and 10 < counts[2] < 80 and counts[3:] == [0, 0, 0]
+    return [is_supervised(SupervisionConfig(**options), problem, 1, step) for problem in problems]
 
 
 def test_a_group_is_supervised_as_one_with_the_setup_that_it_would_have_had(
@@ -378,14 +378,7 @@ def test_a_request_without_supervision_is_the_request_that_it_was() -> None:
     body = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
     digest = "8eb1eb4524044172f8fda0f89ef04c82cb88a1e76bdd77c1ada3d0e635c49edf"
     assert SampleRequest(**body).digest == digest == SampleRequest(**body, judge_again=True).digest
-    supervised = SampleRequest(**body, supervised=True)
-    assert (
-        supervised.digest != digest and supervised.digest == supervised.model_copy(update={"judge_again": True}).digest
-    )
-
-
-def test_an_evaluation_has_no_supervisor() -> None:
-    assert _supervisor(EvalConfig(), {}, {}, None) is None
+    assert SampleRequest(**body, supervised=True).digest != digest
 
 
 def test_reviews_are_a_part_of_the_dialogue_phase(room: Room, generation: GenerationConfig) -> None:
@@ -400,8 +393,8 @@ def test_reviews_are_a_part_of_the_dialogue_phase(room: Room, generation: Genera
 
 
 def test_turn_rewards_stand_beside_the_teachers_messages(room: Room, generation: GenerationConfig) -> None:
-    found = [[1, 0.5, None], [0, 0.5, None]]
-    room.judge = ScriptedJudge(lambda rule, said, attempt: json.dumps(SCORES | {"turn_scores": found[attempt]}))
+    scores = [[1, 0.5, None], [0, 0.5, None]]
+    room.judge = ScriptedJudge(lambda rule, dialogue, attempt: json.dumps(SCORES | {"turn_scores": scores[attempt]}))
     room.turn_rewards = ("supervisor", "judge", "length")
     lines = (WRONG, FINE, FINE, "so " * 60)
     record = play(room, replace(supervising(generation, on_invalid=RETRY), number_judge_attempts=2), *lines)
@@ -441,23 +434,18 @@ def test_a_teacher_that_works_on_text(room: Room, generation, mode: str, show_cr
         assert len(again) == 3
 
 
-def test_messages_of_the_prompt_template_have_no_number(room: Room, generation, tmp_path: Path) -> None:
-    path = tmp_path / "socratic.txt"
-    path.write_text(SHAPE, encoding="utf-8")
+def test_messages_of_the_prompt_template_have_no_number(room: Room, socratic: GenerationConfig) -> None:
     room.turn_rewards = ("supervisor", "judge")
     scores = [0.25, 1, 0.5]
     room.judge = ScriptedJudge(lambda *_: json.dumps(SCORES | {"turn_scores": scores}))
-    rules = replace(supervising(generation, on_invalid=RETRY), teacher_prompt_path=str(path), max_turns=6)
+    rules = replace(supervising(socratic, on_invalid=RETRY), max_turns=6)
     record = play(room, rules, FINE, FINE, FINE, WRONG, FINE)
-    assert [(turn.role, turn.given) for turn in record.turns[:4]] == [
-        *(("student", True), ("teacher", True)),
-        *(("student", False), ("teacher", False)),
-    ]
+    assert [turn.given for turn in record.turns[:4]] == [True, True, False, False]
     numbers = message_numbers(record)
     assert numbers == {3: 0, 5: 1} and record.turns[1].review is None
     (draft,), whole = rows_by_kind(record)[DRAFT], rows_of(record)[0]
     assert draft.message == 0 and room.supervisor.asked[0].conversation[1]["content"] == "What is asked?"
-    for place, number in numbers.items():
-        assert set(whole.messages[slice(*record.turns[place].span)]) == {number}
+    for index, number in numbers.items():
+        assert set(whole.messages[slice(*record.turns[index].span)]) == {number}
     assert {number for number, bit in zip(whole.messages, whole.mask, strict=True) if not bit} == {-1}
     assert record.turn_rewards == {"supervisor": [0.0, 0.0], "judge": [1, 0.5]}, "the judge also scored the template's"

@@ -1,104 +1,156 @@
-"""A teacher with tools: what it is told, what the others hear, which tokens are trained on, and what a kill repeats."""
+"""The teacher's prompt and tools: what it is told and the others hear, and which tokens are not trained on."""
 
-import asyncio
-import copy
 import json
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from classroom_rl.config.base import GenerationConfig, ToolLimitsConfig
-from classroom_rl.config.checks import check_generation
-from classroom_rl.environments.classroom.metrics import tool_metrics
-from classroom_rl.environments.classroom.prompt_check import check_lengths
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.errors import ConfigError, DataError, PolicyMismatch
-from classroom_rl.results.rollout_files import read_records, write_records
-from classroom_rl.rollout.engine import Completion, Sampling
-from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.errors import PolicyMismatch
+from classroom_rl.rollout.chat_template import ReplyFrame
+from classroom_rl.rollout.engine import Completion
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, rows_of
-from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.rollout.store.journal import JOURNAL_NAME
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
-from classroom_rl.rollout.tools.calculator import BUILT_IN_TOOLS
 from classroom_rl.rollout.tools.formats import CLOSE, OPEN
-from classroom_rl.rollout.tools.tool import ERRORS, Tool
-from classroom_rl.viewer.turn_views import turn_view
-from tests.support.scripted_engine import ScriptedEngine
+from classroom_rl.trainer.sample_batch import to_rollout
+from tests.environments.classroom.conftest import ACCEPTS, CALLING_LINES, SOCRATIC, tool_call
+from tests.rollout.test_chat_template import LOSES_A_LONE_SYSTEM, NO_SYSTEM, WANTS_A_USER
+from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 from tests.support.supervised_room import CORRECTION as CORRECTED
-from tests.support.supervised_room import ScriptedSupervisor, TextTeacher, rows_by_kind, supervising
-from tests.trainer.test_resume import what_happened, write_journal
+from tests.support.supervised_room import DrawnTeacher, Line, TextTeacher, play, rows_by_kind, supervising
+
+# The prompt ----------------------------------------------------------------------------------------------------------
+
+
+def trained(room: Room, record) -> str:
+    return room.tokenizer.decode([i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit])
+
+
+def test_a_forced_thought_is_in_the_context_and_not_trained_on(room: Room, generation: GenerationConfig):
+    generation.use_thinking = generation.force_thinking = True
+    room.teacher = ScriptedEngine(room.tokenizer, lambda _: "hm</think> Say hello.")
+    record = room.play(generation)[0]
+    prompts = [room.tokenizer.decode(prompt) for prompt, _, _ in room.teacher.calls]
+    assert len(prompts) == 3 and all(prompt.endswith("assistant\n<think>\n") for prompt in prompts)
+    assert trained(room, record) == "hm</think> Say hello.<|im_end|>" * 3
+    assert room.tokenizer.decode(record.completion_ids).count("<think>\n") == 2  # the first one ends the prompt
+    assert room.tokenizer.decode(record.prompt_ids).endswith("<think>\n")
+    assert to_rollout([record])["env_mask"] == [record.mask]
+    assert [turn.text for turn in record.turns[::2]] == ["<think>\nhm</think> Say hello."] * 3
+    sampled = len(room.tokenizer.encode("hm</think> Say hello.", add_special_tokens=False)) + 1
+    assert all(turn.tokens == sampled for turn in record.turns[::2])
+
+
+def test_what_is_thought_under_force_is_hidden_and_rewarded(room: Room, generation: GenerationConfig):
+    generation.force_thinking = True
+    heard = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: heard.append(conversation) or ACCEPTS)
+    generation.judges_rules_prompts_paths = {"does_not_leak_answer": "scripted"}
+    places = iter(("first", "second", "third"))  # a thought that repeats pays once
+    room.teacher = ScriptedEngine(room.tokenizer, lambda _: f"This is my {next(places)} turn.</think> Say hello.")
+    closed = room.play(generation)[0]
+    assert closed.rewards["thinking"] == 0.5
+    assert {message["content"] for message in heard[0][::2]} == {"Say hello."}
+    assert not any("my" in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
+    room.teacher = ScriptedEngine(room.tokenizer, lambda _: "Say hello.")  # never closes it
+    open_ended = room.play(generation, request_id="open")[0]
+    assert open_ended.rewards["thinking"] == -1.5
+    assert {message["content"] for message in heard[-1][::2]} == {""}
+
+
+def test_a_template_that_opens_a_thought_itself_gets_no_second_one(room: Room, generation: GenerationConfig):
+    template = room.tokenizer.chat_template
+    opened = "{{ '<|im_start|>assistant\\n<think>\\n' }}"
+    room.tokenizer.chat_template = template.replace("{{- '<|im_start|>assistant\\n' }}", opened)
+    try:
+        assert room.tokenizer.chat_template != template and ReplyFrame(room.tokenizer).opens_thought
+        for generation.force_thinking in (False, True):
+            room.teacher = ScriptedEngine(room.tokenizer, lambda _: "hm</think> Say hello.")
+            record = room.play(generation, request_id=f"forced-{generation.force_thinking}")[0]
+            text = room.tokenizer.decode(record.prompt_ids + record.completion_ids)
+            assert text.count("<think>") == 3 and record.turns[0].text == "<think>\nhm</think> Say hello."
+    finally:
+        room.tokenizer.chat_template = template
+
+
+@pytest.mark.parametrize("opened_by", ["guided", "attempt"])
+@pytest.mark.parametrize("template", [NO_SYSTEM, LOSES_A_LONE_SYSTEM, WANTS_A_USER])
+def test_a_teacher_has_its_lesson_whatever_its_template_makes_of_system_messages(
+    room: Room, generation: GenerationConfig, template: str, opened_by: str
+):
+    generation.forced_conversation_type = opened_by
+    original, room.tokenizer.chat_template = room.tokenizer.chat_template, template
+    try:
+        room.teacher = ScriptedEngine(room.tokenizer, lambda _: "Say hello.")
+        record = room.play(generation)[0]
+        text = room.tokenizer.decode(record.prompt_ids + record.completion_ids)
+    finally:
+        room.tokenizer.chat_template = original
+    assert text.count("Teach fractions to Sam.") == 1
+    roles = [part.split("\n")[0] for part in text.split("<|im_start|>")[1:]]
+    alone = opened_by == "guided" or template != WANTS_A_USER
+    assert roles == ([] if alone else ["system"]) + ["user", "assistant"] * 3
+    assert trained(room, record) == "Say hello.<|im_end|>" * 3
+
+
+def test_a_template_may_open_the_dialogue(room: Room, socratic: GenerationConfig):
+    judged = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: judged.append(conversation) or json.dumps(SCORES))
+    record = room.play(socratic)[0]
+    turns = [(turn.role, turn.text, turn.given) for turn in record.turns]
+    assert turns == [
+        ("student", "Help me with fractions.", True),
+        ("teacher", "What is asked?", True),
+        ("student", "Hello.", False),
+        ("teacher", "Say hello.", False),
+        ("student", "Hello.", False),
+        ("teacher", "Say hello.", False),  # max_turns 5 counts messages, and the teacher closes
+    ]
+    assert room.tokenizer.decode(record.prompt_ids) == (
+        "<|im_start|>system\nYou teach by asking.<|im_end|>\n<|im_start|>user\nHelp me with fractions.<|im_end|>\n"
+        "<|im_start|>assistant\nWhat is asked?<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert trained(room, record) == "Say hello.<|im_end|>" * 2
+    asked = room.tokenizer.decode(room.student.calls[0][0])
+    assert asked.endswith("<assistant>Help me with fractions.\n<user>What is asked?")
+    assert judged[0][0] == {"role": "student", "content": "Help me with fractions."}
+    assert record.turns[2].persona is not None and record.turns[0].persona is None
+
+
+def test_messages_of_the_template_earn_nothing(room: Room, maths: GenerationConfig, template):
+    prompt = SOCRATIC.replace("What is asked?", "<think>hm</think> Say. <end_of_conversation>")
+    rules = replace(maths, teacher_prompt_path=template(prompt), forced_conversation_type="guided", max_turns=4)
+    record = room.play(rules)[0]
+    assert record.rewards["thinking"] == record.rewards["end_of_conversation"] == 0.0
+
+
+def test_the_shipped_template_opens_the_dialogue(room: Room, generation: GenerationConfig):
+    generation.teacher_prompt_path = "prompt_templates/teacher_prompt_socratic.txt"
+    record = room.play(generation)[0]
+    assert "fractions" in record.turns[0].text and record.turns[1].text.endswith("try?")
+    assert "fractions" not in room.tokenizer.decode(record.prompt_ids).split("<|im_end|>")[0]
+
+
+# Tools ---------------------------------------------------------------------------------------------------------------
 
 RESULT = "<tool_response>"
 TOKENS = ("prompt_ids", "completion_ids", "mask", "logprobs")
 
 
-def call(expression: str, name: str = "calculator") -> str:
-    return f"{OPEN}{json.dumps({'name': name, 'arguments': {'expression': expression}})}{CLOSE}"
-
-
-class CallingTeacher(ScriptedEngine):
-    """A teacher whose lines depend on the answer and on the segment of the message: `lines[i][j]` is what it writes
-    after i answers and j results; the last ones stand for all that follow."""
-
-    def __init__(self, tokenizer, lines: list[list[str]]):
-        super().__init__(tokenizer, lambda _: "")
-        self.lines = lines
-
-    async def generate(self, prompt_ids, sampling: Sampling) -> Completion:
-        message = self.lines[min(sampling.draw[1], len(self.lines) - 1)]
-        segment = sampling.draw[3] if len(sampling.draw) > 2 else 0
-        one = copy.copy(self)
-        one._script = lambda _: message[min(segment, len(message) - 1)]
-        return await ScriptedEngine.generate(one, prompt_ids, sampling)
-
-
-class CallingTextTeacher(TextTeacher):
-    """The same without tokens."""
-
-    async def chat(self, messages, sampling: Sampling) -> Completion:
-        message = self.lines[min(sampling.draw[1], len(self.lines) - 1)]
-        self.calls.append((list(messages), sampling))
-        line = message[min(sampling.draw[3] if len(sampling.draw) > 2 else 0, len(message) - 1)]
-        return Completion((), (), line, True, self.policy, counted=5, weights=self.weights)
-
-
 LINES = [
-    [f"<think>{call('1+1')} hm</think>Let me see.{call('6*7')}", "It is 42. And you?"],
-    ["Hello."],
-    [call("6*7", name="caculator"), f"{call('6*8')}{call('1/0')}", "Right, 48."],
-    ["unused"],
-    ["Goodbye."],
+    [f"<think>{tool_call('1+1')} hm</think>Let me see.{tool_call('6*7')}", "It is 42. And you?"],
+    "Hello.",
+    [tool_call("6*7", name="caculator"), f"{tool_call('6*8')}{tool_call('1/0')}", "Right, 48."],
+    "unused",
+    "Goodbye.",
 ]
 
 
-@pytest.fixture
-def tooled(generation: GenerationConfig) -> GenerationConfig:
-    """The rules of the other tests, with a calculator, and room for what it says."""
-    return replace(generation, teacher_tools=["calculator"], max_tokens_in_conversation=900, max_tokens_per_turn=300)
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The room's teacher has a context for prompts with tools in them."""
-    import tests.support.scripted_room as scripted_room
-
-    original = scripted_room.classroom_rules
-
-    def roomy(generation, weights, teacher_context, graded):
-        return original(replace(generation, max_tokens_in_conversation=6000), weights, 6000, graded)
-
-    monkeypatch.setattr(scripted_room, "classroom_rules", roomy)
-
-
-pytestmark = pytest.mark.usefixtures("wide")
-
-
-def calling(room: Room, lines: list[list[str]] = LINES) -> Room:
-    room.teacher = CallingTeacher(room.tokenizer, lines)
+def calling(room: Room, lines: list[Line] = LINES) -> Room:
+    room.teacher, room.teacher_context = DrawnTeacher(room.tokenizer, lines), 6000
     return room
 
 
@@ -113,64 +165,54 @@ def check_tokens(record: ConversationRecord, teacher: ScriptedEngine) -> None:
     for row in rows:
         if row.kind == CORRECTION:
             continue
-        place = 0
-        while place < len(row.mask):
-            if not row.mask[place]:
-                assert row.logprobs[place] == 0.0 and row.messages[place] == NO_MESSAGE
-                place += 1
+        start = 0
+        while start < len(row.mask):
+            if not row.mask[start]:
+                assert row.logprobs[start] == 0.0 and row.messages[start] == NO_MESSAGE
+                start += 1
                 continue
-            context = tuple(row.prompt_ids + row.completion_ids[:place])
-            answers = [each for prompt, _, each in teacher.calls if tuple(prompt) == context]
-            found = next(each for each in answers if matches(row, place, each))
-            end = place + len(found.ids)
-            assert tuple(row.logprobs[place:end]) == found.logprobs
-            assert set(row.mask[place:end]) == {1} and len({*row.messages[place:end]} - {NO_MESSAGE}) == 1
-            trained.append((context, found.ids, found.logprobs))
-            place = end
-    sampled = [(tuple(prompt), each.ids, each.logprobs) for prompt, _, each in teacher.calls]
-    assert sorted(trained) == sorted(sampled), "every sampled token is trained on once"
+            context = tuple(row.prompt_ids + row.completion_ids[:start])
+            answers = [answer for prompt, _, answer in teacher.calls if tuple(prompt) == context]
+            sampled = next(answer for answer in answers if matches(row, start, answer))
+            end = start + len(sampled.ids)
+            assert tuple(row.logprobs[start:end]) == sampled.logprobs
+            assert set(row.mask[start:end]) == {1} and len({*row.messages[start:end]} - {NO_MESSAGE}) == 1
+            trained.append((context, sampled.ids, sampled.logprobs))
+            start = end
+    all_sampled = [(tuple(prompt), answer.ids, answer.logprobs) for prompt, _, answer in teacher.calls]
+    assert sorted(trained) == sorted(all_sampled), "every sampled token is trained on once"
 
 
-def matches(row, place: int, answer: Completion) -> bool:
-    return tuple(row.completion_ids[place : place + len(answer.ids)]) == answer.ids
+def matches(row, start: int, answer: Completion) -> bool:
+    return tuple(row.completion_ids[start : start + len(answer.ids)]) == answer.ids
 
 
 def test_the_teacher_calls_and_only_what_it_says_is_heard(room: Room, tooled: GenerationConfig) -> None:
+    read = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: read.extend(conversation) or json.dumps(SCORES))
     (record,) = calling(room).play(tooled)
     assert [turn.text for turn in record.turns[::2]] == [
-        f"<think>{call('1+1')} hm</think>Let me see.\n\nIt is 42. And you?",
+        f"<think>{tool_call('1+1')} hm</think>Let me see.\n\nIt is 42. And you?",
         "Right, 48.",
         "Goodbye.",
     ]
     first, second, third = (turn.tool_calls for turn in record.turns[::2])
-    assert [(each.name, each.arguments, each.result, each.error) for each in first] == [
+    assert [(call.name, call.arguments, call.result, call.error) for call in first] == [
         ("calculator", {"expression": "6*7"}, "42", None)
     ]
-    assert [(each.result, each.error, each.segment) for each in second][1:] == [
+    assert [(call.result, call.error, call.segment) for call in second][1:] == [
         ("48", None, 1),
         ("error: calculator failed: it divides by zero", "exception", 1),
     ]
     assert second[0].error == "unknown_tool" and "Tools that you can call: calculator" in second[0].result
-    assert third == () and len({each.id for each in (*first, *second)}) == 4
-    said = "Let me see.\n\nIt is 42. And you?"
+    assert third == () and len({call.id for call in (*first, *second)}) == 4
+    message = "Let me see.\n\nIt is 42. And you?"
     heard = "".join(room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
-    assert said in heard and OPEN not in heard and RESULT not in heard and "divides" not in heard
+    for text in (heard, "".join(message["content"] for message in read)):
+        assert message in text and OPEN not in text and RESULT not in text and "divides" not in text
     assert record.state == "END" and record.reward is not None
-
-
-def test_the_judge_reads_what_was_said(room: Room, tooled: GenerationConfig) -> None:
-    read = []
-    room.judge._answer = lambda rule, conversation, attempt: read.append(conversation) or json.dumps(SCORES)
-    calling(room).play(tooled)
-    assert read and all(OPEN not in turn["content"] and RESULT not in turn["content"] for turn in read[0])
-    assert read[0][0]["content"] == "Let me see.\n\nIt is 42. And you?"
-
-
-def test_the_prompt_lists_the_tools_and_nothing_else_changes_in_it(room: Room, tooled: GenerationConfig) -> None:
-    (record,) = calling(room).play(tooled)
     prompt = room.tokenizer.decode(record.prompt_ids)
-    assert "Teach fractions" in prompt and '"name": "calculator"' in prompt and "expression" in prompt
-    assert '"name": "calculator"' not in "".join(room.tokenizer.decode(p) for p, _, _ in room.student.calls)
+    assert "Teach fractions" in prompt and '"name": "calculator"' in prompt and '"name": "calculator"' not in heard
 
 
 def test_tokens_are_the_engine_s_and_results_are_not_trained_on(room: Room, tooled: GenerationConfig) -> None:
@@ -180,24 +222,15 @@ def test_tokens_are_the_engine_s_and_results_are_not_trained_on(room: Room, tool
         start, end = turn.span
         assert sum(record.mask[start:end]) == turn.tokens
         inside = zip(record.completion_ids[start:end], record.mask[start:end], strict=True)
-        given = [each for each, bit in inside if not bit]
-        assert room.tokenizer.decode(given).count("<|im_start|>user") == len({each.segment for each in turn.tool_calls})
+        given = [token for token, bit in inside if not bit]
+        assert room.tokenizer.decode(given).count("<|im_start|>user") == len({call.segment for call in turn.tool_calls})
     (row,) = rows_of(record)
     assert {number for number, bit in zip(row.messages, row.mask, strict=True) if bit} == {0, 1, 2}
     assert {number for number, bit in zip(row.messages, row.mask, strict=True) if not bit} == {NO_MESSAGE}
 
 
-def test_every_segment_has_a_seed_of_its_own(room: Room, tooled: GenerationConfig) -> None:
-    calling(room).play(tooled, fixed_seeds=True)
-    seeds = [sampling.seed for _, sampling, _ in room.teacher.calls]
-    assert None not in seeds and len(set(seeds)) == len(seeds) == 6
-    other = calling(Room(room.tokenizer, room.folder.with_name("again")))
-    other.play(tooled, fixed_seeds=True)
-    assert [sampling.seed for _, sampling, _ in other.teacher.calls] == seeds
-
-
 def test_a_message_s_limit_and_the_context_hold(room: Room, tooled: GenerationConfig) -> None:
-    talkative = [[f"{call('2**3000 - 2**2990')}{call('2**3000')}", "so " * 2000]]
+    talkative = [[f"{tool_call('2**3000 - 2**2990')}{tool_call('2**3000')}", "so " * 2000]]
     (record,) = calling(room, talkative).play(replace(tooled, max_tokens_per_turn=200))
     for turn in record.turns[::2]:
         assert turn.tokens <= 200 and not turn.ended
@@ -206,8 +239,9 @@ def test_a_message_s_limit_and_the_context_hold(room: Room, tooled: GenerationCo
 
 
 def test_without_tools_a_call_is_only_text(room: Room, generation: GenerationConfig) -> None:
-    (record,) = calling(room, [[call("1+1"), "unused"]]).play(replace(generation, max_tokens_per_turn=300))
-    assert record.turns[0].text == call("1+1") and record.turns[0].tool_calls == () and len(room.teacher.calls) == 3
+    (record,) = calling(room, [[tool_call("1+1"), "unused"]]).play(replace(generation, max_tokens_per_turn=300))
+    first = record.turns[0]
+    assert (first.text, first.tool_calls, len(room.teacher.calls)) == (tool_call("1+1"), (), 3)
     lines = (room.folder / JOURNAL_NAME).read_text()
     assert "tool_calls" not in lines and '"mask"' not in lines
     assert not {"teacher_tools", "tool_limits"} & set(generation.identity())
@@ -222,7 +256,7 @@ def test_tools_and_their_limits_are_a_part_of_the_batch(tooled: GenerationConfig
 
 def test_the_limits_reach_the_toolbox(room: Room, tooled: GenerationConfig) -> None:
     rules = replace(tooled, tool_limits=ToolLimitsConfig(calls=1, characters=2), max_turns=1)
-    (record,) = calling(room, [[f"{call('10**5')}{call('2')}", "Done."]]).play(rules)
+    (record,) = calling(room, [[f"{tool_call('10**5')}{tool_call('2')}", "Done."]]).play(rules)
     first, second = record.turns[0].tool_calls
     assert first.result == "10… (cut: it has 6 characters)" and second.error == "limit"
 
@@ -242,13 +276,6 @@ def test_other_weights_in_the_middle_of_a_message_are_noticed(room: Room, tooled
 
 # Supervised ----------------------------------------------------------------------------------------------------------
 
-SUPERVISED = [
-    [call("6*7"), f"It is wrong, 42.{call('1')}", "Really."],
-    [f"So wrong.{call('2+2')}", "It is 4."],
-    ["Say hello."],
-    [f"<think>a</think>{call('3+3')}", "<think>b</think>Also wrong: 6."],
-    ["Fine."],
-]
 MODES = {
     "observe": {"on_invalid": OBSERVE},
     "retry": {"on_invalid": RETRY, "max_retries": 2},
@@ -257,24 +284,16 @@ MODES = {
 }
 
 
-def supervised_room(tokenizer, folder: Path, text: bool = False) -> Room:
-    room = Room(tokenizer, folder)
-    room.teacher = CallingTextTeacher(SUPERVISED) if text else CallingTeacher(tokenizer, SUPERVISED)
-    room.supervisor, room.turn_rewards = ScriptedSupervisor(), ("supervisor", "length")
-    return room
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_drafts_with_calls_are_trained_on_as_they_were_sampled(tokenizer, tmp_path, tooled, mode: str) -> None:
-    room = supervised_room(tokenizer, tmp_path)
-    (record,) = room.play(supervising(tooled, **MODES[mode]), supervised=True)
+def test_drafts_with_calls_are_trained_on_as_they_were_sampled(room: Room, tooled, mode: str) -> None:
+    record = play(calling(room), supervising(tooled, **MODES[mode]), *CALLING_LINES)
     check_tokens(record, room.teacher)
     assert all(OPEN not in about.message and RESULT not in about.message for about in room.supervisor.asked)
     if mode == "observe":
         assert record.turns[0].text == "It is wrong, 42.\n\nReally." and not record.turns[0].drafts
     else:
         draft = record.turns[0].drafts[0]
-        assert [each.result for each in draft.tool_calls] == ["42", "1"]
+        assert [call.result for call in draft.tool_calls] == ["42", "1"]
         assert any(0 in row.mask[len(row.mask) - 30 :] for row in rows_by_kind(record)[DRAFT])
     if mode == "replace":
         assert record.turns[0].replaced and record.turns[0].tool_calls == () and record.turns[0].text == CORRECTED
@@ -282,13 +301,11 @@ def test_drafts_with_calls_are_trained_on_as_they_were_sampled(tokenizer, tmp_pa
         assert rows_by_kind(record)[POLICY]
 
 
-def test_a_correction_keeps_the_calls_that_came_before_the_first_word(tokenizer, tmp_path, tooled) -> None:
-    room = supervised_room(tokenizer, tmp_path)
-    room.teacher.lines = [SUPERVISED[0], [], SUPERVISED[3], [], ["Fine."]]
-    (record,) = room.play(supervising(tooled), supervised=True)
+def test_a_correction_keeps_the_calls_that_came_before_the_first_word(room: Room, tokenizer, tooled) -> None:
+    record = play(calling(room), supervising(tooled), CALLING_LINES[0], "", CALLING_LINES[3], "", "Fine.")
     first, second = rows_by_kind(record)[CORRECTION][:2]
     shown = tokenizer.decode(first.completion_ids)
-    assert shown.startswith(f"{call('6*7')}<|im_end|>") and "42\n</tool_response>" in shown
+    assert shown.startswith(f"{tool_call('6*7')}<|im_end|>") and "42\n</tool_response>" in shown
     assert shown.endswith(f"<|im_start|>assistant\n{CORRECTED}<|im_end|>") and "wrong" not in shown
     assert sum(first.target) == len(tokenizer.encode(CORRECTED)) + 1
     third = tokenizer.decode(second.completion_ids)
@@ -297,136 +314,16 @@ def test_a_correction_keeps_the_calls_that_came_before_the_first_word(tokenizer,
     )
 
 
-# A kill, and files ---------------------------------------------------------------------------------------------------
-
-
-def sample(room: Room, generation: GenerationConfig, **changes) -> tuple[ConversationRecord, ConversationRecord]:
-    body = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
-
-    async def life() -> tuple[ConversationRecord, ConversationRecord]:
-        service = room.open(generation)
-        (record,) = (await service.sample(SampleRequest(**(body | changes)))).conversations
-        return record, service.record(record.id)
-
-    return asyncio.run(life())
-
-
-def untimed(record: ConversationRecord) -> dict:
-    """A record without the seconds that calls took."""
-
-    def without(value):
-        if isinstance(value, dict):
-            return {name: without(each) for name, each in value.items() if name != "seconds"}
-        return [without(each) for each in value] if isinstance(value, list | tuple) else value
-
-    return without(record.model_dump())
-
-
-@pytest.mark.parametrize("text", [False, True], ids=["tokens", "text"])
-@pytest.mark.parametrize("mode", ["alone", "retry with the critique", "replace"])
-def test_wherever_a_kill_comes_no_finished_message_is_written_again(
-    tokenizer, tmp_path: Path, tooled: GenerationConfig, monkeypatch: pytest.MonkeyPatch, mode: str, text: bool
-) -> None:
-    """The journal is cut at every line, with half of the next one behind it: what is in it is neither sampled nor
-    calculated again."""
-    ran: list[str] = []
-
-    async def counted(expression: str) -> str:
-        """Computes."""
-        ran.append(expression)
-        return await calculator.function(expression)
-
-    calculator = BUILT_IN_TOOLS["calculator"]
-    monkeypatch.setitem(BUILT_IN_TOOLS, "calculator", Tool(counted, "calculator"))
-    rules = tooled if mode == "alone" else supervising(tooled, **MODES[mode])
-    whole = supervised_room(tokenizer, tmp_path / "whole", text)
-    wanted, stored = sample(whole, rules, supervised=mode != "alone")
-    assert stored == wanted and wanted.state == "END"
-    once, ran[:] = Counter(ran), []
-    lines = (whole.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
-    events = [json.loads(line) for line in lines]
-    happened = Counter(map(what_happened, events[1:]))
-    for count in range(1, len(lines) + 1):
-        room = supervised_room(tokenizer, tmp_path / f"cut{count}", text)
-        write_journal(room, lines[:count], lines[count][: len(lines[count]) // 2] if count < len(lines) else b"")
-        ran.clear()
-        found = sample(room, rules, supervised=mode != "alone")
-        assert [untimed(each) for each in found] == [untimed(wanted)] * 2, f"cut after {count} lines"
-        known = [each.get("draft", each).get("turn") for each in events[:count] if "draft" in each]
-        if mode == "alone":
-            known = [each["turn"] for each in events[:count] if each["event"] == "turn"]
-        done = Counter(each["arguments"]["expression"] for turn in known for each in turn.get("tool_calls", ()))
-        assert Counter(ran) == once - done
-        after = [event for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] != "batch"]
-        if mode == "alone":
-            continue  # the seconds of calls differ
-        assert len(after) == happened.total()
-
-
-def test_a_record_with_calls_survives_its_file(tokenizer, tmp_path: Path, tooled: GenerationConfig) -> None:
-    record, _ = sample(supervised_room(tokenizer, tmp_path), supervising(tooled, **MODES["replace"]), supervised=True)
-    write_records(tmp_path / "written.parquet", [record])
-    (read,) = read_records(tmp_path / "written.parquet")
-    assert read.model_dump(exclude={"logprobs"}) == record.model_dump(exclude={"logprobs"})
-    assert [(row.mask, row.messages) for row in rows_of(read)] == [(row.mask, row.messages) for row in rows_of(record)]
-
-
 # Teachers behind an API ----------------------------------------------------------------------------------------------
 
 
 def test_a_teacher_behind_an_api_has_tools_too(room: Room, tooled: GenerationConfig) -> None:
-    room.teacher = CallingTextTeacher(LINES)
+    room.teacher, room.teacher_context = TextTeacher(LINES), 6000
     (record,) = room.play(tooled)
     assert [turn.text for turn in record.turns[::2]][1:] == ["Right, 48.", "Goodbye."]
-    assert [each.error for each in record.turns[2].tool_calls] == ["unknown_tool", None, "exception"]
+    assert [call.error for call in record.turns[2].tool_calls] == ["unknown_tool", None, "exception"]
     prompts = [messages for messages, _ in room.teacher.calls]
     assert all("# Tools" in messages[0]["content"] for messages in prompts)
     assert prompts[1][-1] == {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
     assert all(CLOSE not in message["content"] for message in prompts[2][2:]), "what is over is what was said"
     assert len({sampling.draw for _, sampling in room.teacher.calls}) == len(room.teacher.calls) == 6
-
-
-# Configuration, metrics, page ----------------------------------------------------------------------------------------
-
-
-def test_a_tool_that_does_not_exist_is_refused(tooled: GenerationConfig) -> None:
-    check_generation(tooled)
-    with pytest.raises(ConfigError, match=r"names 'os\.system', and there is no such tool; there are: calculator\."):
-        check_generation(replace(tooled, teacher_tools=["calculator", "os.system"]))
-    with pytest.raises(ConfigError, match="name each tool once"):
-        check_generation(replace(tooled, teacher_tools=["calculator", "calculator"]))
-
-
-def test_a_prompt_that_is_too_long_with_its_tools_is_refused(tokenizer, tooled: GenerationConfig) -> None:
-    problems = [Problem.of(("fractions"), "1/2")]
-    plain = replace(tooled, teacher_tools=[])
-    check_lengths(problems, plain, tokenizer, 100)
-    with pytest.raises(DataError, match="makes a teacher prompt of"):
-        check_lengths(problems, tooled, tokenizer, 100)
-
-
-def test_metrics_count_the_calls_of_a_batch(tokenizer, tmp_path: Path, room: Room, tooled: GenerationConfig) -> None:
-    records = calling(room).play(tooled)
-    metrics = tool_metrics(records)
-    assert metrics["tools/calls_per_conversation"] == 4 and metrics["tools/error_share"] == 0.5
-    shares = {kind: metrics[f"tools/error_share/{kind}"] for kind in ERRORS}
-    assert shares == dict.fromkeys(ERRORS, 0) | {"unknown_tool": 0.25, "exception": 0.25}
-    drafted = supervised_room(tokenizer, tmp_path).play(supervising(tooled, **MODES["replace"]), supervised=True)
-    assert tool_metrics(drafted)["tools/calls_per_conversation"] == sum(
-        len(each.tool_calls) for turn in drafted[0].turns for each in (turn, *turn.drafts)
-    )
-    assert tool_metrics(calling(Room(tokenizer, tmp_path / "quiet"), [["Hello."]]).play(tooled)) == {}
-
-
-def test_the_page_gets_calls_results_and_errors(room: Room, tooled: GenerationConfig) -> None:
-    (record,) = calling(room, [[f"{OPEN}<b>{CLOSE}{call('1+1')}", "Two."]]).play(tooled)
-    view = turn_view(record.model_dump(mode="json")["turns"][0], record.mask)
-    broken, right = view.tool_calls
-    assert (broken.name, broken.arguments, broken.error) == ("", f"{OPEN}<b>{CLOSE}", "bad_json")
-    assert (right.name, right.arguments, right.result, right.error) == (
-        "calculator",
-        '{"expression": "1+1"}',
-        "2",
-        None,
-    )
-    assert view.trained == view.tokens and view.parts == [("said", "Two.")]
