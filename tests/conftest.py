@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.server.client import ClassroomClient
+from classroom_rl.system.processes import free_port
 from classroom_rl.system.startup import short_openmp_wait
 from tests.support.scripted_room import Room, guided, write_templates
 
@@ -123,6 +123,14 @@ def hf_engine(tiny_model: Path):
 
 
 @pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`gpus(count, mebibytes)` gives this machine fake GPUs."""
+    from tests.support.fake_gpus import fake_gpus
+
+    return fake_gpus(tmp_path, monkeypatch)
+
+
+@pytest.fixture
 def room(tokenizer, tmp_path: Path) -> Room:
     return Room(tokenizer, tmp_path / "run")
 
@@ -131,12 +139,6 @@ def on_this_machine(tolerance: float) -> float:
     """How far log-probs of engine and transformers may be apart, of which the latter are computed on the CPU: on a GPU
     vLLM's attention kernels multiply float32 as TF32, which has 10 bits of mantissa."""
     return 20 * tolerance if gpu_is_there() else tolerance
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass

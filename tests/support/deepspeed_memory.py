@@ -1,4 +1,4 @@
-"""Writes as JSON the memory that DeepSpeed holds for a small model. tests/memory/test_budget_of_libraries.py starts it
+"""Writes as JSON the memory that DeepSpeed holds for a small model. tests/memory/test_budget.py starts it
 under `accelerate launch`:
 
 … tests/support/deepspeed_memory.py MODEL_FOLDER OUTPUT_FILE PRECISION RANK_OF_AN_ADAPTER_OR_0

@@ -1,5 +1,5 @@
 """Runs a single engine that answers each line of stdin with a line on stdout. tests/models/test_lora.py and
-tests/engines/vllm/test_model_runners.py start it.
+tests/engines/vllm/test_worker_extension.py start it.
 
 A line is empty, or names a folder to load and the number of its policy version. The answer holds the log-probs of one
 sampled turn and of one at a lower temperature, the policy version that sampled it, the ids of the adapters in vLLM, and

@@ -13,7 +13,7 @@ from classroom_rl.config.train_rl import TrainConfig
 from classroom_rl.config.values import OPTIMIZERS
 from classroom_rl.memory.budget import state_bytes
 from tests.conftest import ROOT, free_port
-from tests.memory.test_budget import write_config
+from tests.memory.conftest import write_config
 
 
 def test_the_default_is_one_that_the_full_tests_resume_and_the_known_name_stays() -> None:

@@ -34,6 +34,7 @@ from classroom_rl.launch.commands import (
     with_precision,
 )
 from classroom_rl.launch.server_process import ServerProcess, SupervisedServer
+from classroom_rl.memory.sources import gpu_is_there, launch_of_flags
 from classroom_rl.results.hub import check_push
 from classroom_rl.system.keys import print_error
 from classroom_rl.system.processes import Child, Interrupted, Signals
@@ -108,7 +109,7 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     server = server_command([*hydra_arguments, *rank_override])
     trainer = trainer_command(flags, hydra_arguments)
     if config.dry_run:
-        from classroom_rl.memory.report import show_launch_budget
+        from classroom_rl.memory.report import report, show
         from classroom_rl.trainer.run_length import report_length_before_training
 
         print(f"# configuration: {file}\n{to_yaml(config)}")
@@ -116,17 +117,18 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
         show_before_start(config)
         check_prompts_fit(config)
         report_length_before_training(config).show()
-        show_launch_budget(config, flags)
+        show(report(config, lambda: launch_of_flags(flags)))
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
     print(f"configuration: {file}", flush=True)
     check_resume(Path(config.logging.save_dir), config)  # before any model is loaded; the trainer reports changes
     _report_checkpoints(Path(config.logging.save_dir))
     from classroom_rl.launch.quickstart import ensure_models
-    from classroom_rl.memory.report import check_launch_start
+    from classroom_rl.memory.report import check_budget
 
     check_start(config, loads_models=True, reports=True)
-    check_launch_start(config, flags)
+    if gpu_is_there():  # without one, both programs report what they lack
+        check_budget(config, lambda: launch_of_flags(flags), with_engines=True)
     ensure_models(config, signals)
     check_prompts_fit(config)
     return launch(config, server, trainer, rank or "0", signals)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from classroom_rl.system.container_memory import container_limit
 from classroom_rl.system.shipped import ROOT
+from classroom_rl.system.startup import container_limit
 
 GIB = 2**30
 OK, WARNING, ERROR = "ok", "warning", "error"

@@ -14,26 +14,26 @@ from classroom_rl.system.startup import large_imports
 
 def more_of_dry_run(config: TrainRLConfig) -> None:
     from classroom_rl.launch.before_start import check_prompts_fit, show_before_start
-    from classroom_rl.memory.report import show_server_budget
+    from classroom_rl.memory.report import report, show
     from classroom_rl.trainer.run_length import report_length_before_training
 
     check_environment(config)
     show_before_start(config)
     check_prompts_fit(config)
     report_length_before_training(config).show()
-    show_server_budget(config)
+    show(report(config, None))
 
 
 @program(TrainRLConfig, "train_rl", check=check_train_rl, more_of_dry_run=more_of_dry_run)
 def _serve(config: TrainRLConfig) -> None:
     from classroom_rl.launch.before_start import check_start
-    from classroom_rl.memory.report import check_server_start
+    from classroom_rl.memory.report import check_budget
     from classroom_rl.server.app import serve
     from classroom_rl.trainer.run_length import log_length_before_training
 
     check_start(config, loads_models=True, reports=False)
     with large_imports():
-        check_server_start(config)
+        check_budget(config, None, with_engines=True)
     log_length_before_training(config)
     serve(config)
 

@@ -1,9 +1,9 @@
-"""Estimates the GPU memory of a training and its engines from the shape of a model. All sizes are in bytes.
+"""Estimates the memory of a training and its engines, on GPU and host, from the shape of a model. Sizes are in bytes.
 
 The estimate is a lower bound: it counts what must be in memory, according to the source code of DeepSpeed, TRL,
 transformers and vLLM at the pinned versions. It leaves out what cannot be known beforehand: fragmentation, CUDA graphs,
-buffers of NCCL and of individual kernels. So a configuration that it refuses cannot fit, and one that it accepts should
-have a few GiB to spare.
+buffers of NCCL and of individual kernels, memory-mapped files, the operating system. So a configuration that it refuses
+cannot fit, and one that it accepts should have a few GiB to spare.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 GIB = 2**30
 CUDA_CONTEXT = GIB // 2
 """The approximate GPU memory of an idle process: its CUDA context and libraries."""
+PROCESS = GIB
+"""The approximate host memory of an idle process that has imported torch; measured values were 0.6 to 1.7 GiB."""
 
 OPTIMIZER_STATES = {
     "adamw_torch": 8,
@@ -30,9 +32,9 @@ The states of a paged optimizer can move to host memory, but are counted as GPU 
 _STATES_WITH_ZERO = {"adafactor": 4}
 """Optimizers with more state under ZeRO, because it flattens all weights into one vector without rows and columns."""
 
-_ZERO_BUCKET = 500_000_000
+ZERO_BUCKET = 500_000_000
 """DeepSpeed's `reduce_bucket_size`: the number of gradient elements in its reduction buffer."""
-_ZERO3_SUB_GROUP = 1_000_000_000
+ZERO3_SUB_GROUP = 1_000_000_000
 """DeepSpeed's `sub_group_size`: the number of parameters that a ZeRO-3 optimizer step updates at a time."""
 HEAD_TILE = (4096, 32768)
 """The size of the tiles of logits (tokens × vocabulary entries) from which TRL computes log-probs. It never holds all
@@ -155,14 +157,9 @@ def total(parts: Sequence[Part]) -> int:
 def trainer_memory(job: TrainerJob) -> TrainerMemory:
     """The memory of one process for weights, gradients, optimizer, reference model and activations, sharded over the
     processes as by ZeRO or FSDP2."""
-    if job.launch.fsdp:
-        held, gradients, step = _with_fsdp(job)
-    elif job.launch.zero_stage:
-        held, gradients, step = _with_zero(job)
-    else:
-        held, gradients, step = _without_zero(job)
+    held, backward, step = _with_zero(job) if job.launch.zero_stage else _without_zero(job)
     context = Part("CUDA context", CUDA_CONTEXT)
-    return TrainerMemory((*held, context), (*gradients, *activations(job)), step)
+    return TrainerMemory((*held, context), (*backward, *activations(job)), step)
 
 
 def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
@@ -183,59 +180,53 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     if job.reference:
         held.append(Part(f"reference model ({8 * size} bit)", weights_held * size))
     gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * size)
-    buffers = [Part("ZeRO's gradient bucket", _ZERO_BUCKET * size)]
+    buffers = [Part("ZeRO's gradient bucket", ZERO_BUCKET * size)]
     if launch.zero_stage == 3:
         buffers.append(Part("weights gathered for a layer", shape.head * size))
     if launch.optimizer_on_host:
         return held, buffers, ()
-    updated_at_once = min(share, _ZERO3_SUB_GROUP) if launch.zero_stage == 3 else share
+    updated_at_once = min(share, ZERO3_SUB_GROUP) if launch.zero_stage == 3 else share
     step = (gradients, Part("gradients (32 bit)", updated_at_once * 4))
     return held, [gradients, *buffers], step
 
 
 def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """Without DeepSpeed: every process has float32 weights, gradients and optimizer states, and autocast makes bfloat16
-    copies of the weights. With an adapter, the model's own weights are frozen and in the training's precision. Returns
-    parts as `_with_zero` does."""
-    parameters = job.trained
-    # transformers makes bitsandbytes keep the states of embeddings in 32 bits instead of 8.
-    embeddings = job.shape.head if job.state_bytes in (1, 2) and job.adapter is None else 0
-    states = (parameters - embeddings) * job.state_bytes + embeddings * job.state_bytes * 4
-    held = [Part("weights (32 bit)", parameters * 4), Part("optimizer states", states)]
-    if job.adapter is not None:
-        size = job.number_bytes
-        held[0] = Part("adapter (32 bit)", parameters * 4)
-        held.insert(0, Part(f"weights ({8 * size} bit)", job.shape.parameters * size))
-    if job.reference:
-        held.append(Part("reference model (32 bit)", parameters * 4))
-    gradients = [Part("gradients", parameters * 4)]
-    if job.launch.processes > 1:
-        gradients.append(Part("gradient buckets of DDP", parameters * 4))
-    copies = [Part("autocast's copies of weights", parameters * 2)] if job.number_bytes == 2 else []
-    return held, [*gradients, *copies], tuple(gradients)
+    """Without DeepSpeed: trained weights, gradients and optimizer states are float32; frozen weights (below an adapter)
+    are in the training's precision. Returns parts as `_with_zero` does.
 
-
-def _with_fsdp(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
-    """With FSDP2: trained weights, their gradients and optimizer states are float32 and sharded. A layer's weights are
-    gathered in the training's precision; those of head and embedding stay gathered between forward and backward pass.
-    TRL gathers a whole reference model while it computes log-probs. Returns parts as `_with_zero` does."""
-    shape, size, processes = job.shape, job.number_bytes, job.launch.processes
+    FSDP2 splits all of them. It gathers a layer's weights in the training's precision; those of head and embedding
+    stay gathered between forward and backward pass. TRL gathers a whole reference model while it computes log-probs.
+    Otherwise every process holds all of them, and autocast makes bfloat16 copies of the weights.
+    """
+    shape, launch, size = job.shape, job.launch, job.number_bytes
+    processes = launch.processes if launch.fsdp else 1
     share = _share(job.trained, processes)
-    held = [Part("weights (32 bit)", share * 4), Part("optimizer states", share * job.state_bytes)]
-    if job.adapter is not None:
-        held[0] = Part("adapter (32 bit)", share * 4)
-        held.insert(0, Part(f"weights ({8 * size} bit)", _share(shape.parameters, processes) * size))
+    if job.adapter is None:
+        held = [Part("weights (32 bit)", share * 4)]
+    else:
+        frozen = Part(f"weights ({8 * size} bit)", _share(shape.parameters, processes) * size)
+        held = [frozen, Part("adapter (32 bit)", share * 4)]
+    states = share * job.state_bytes
+    if job.state_bytes in (1, 2) and job.adapter is None and not launch.fsdp:
+        # transformers makes bitsandbytes keep the states of embeddings in 32 bits instead of 8.
+        states += 3 * job.state_bytes * shape.head
+    held.append(Part("optimizer states", states))
     if job.reference:
         held.append(Part("reference model (32 bit)", _share(shape.parameters, processes) * 4))
-    gradients = Part("gradients", share * 4)
-    gathered = Part("weights gathered for head and embedding", shape.head * size)
-    return held, [gradients, gathered], (gradients,)
+    gradients = [Part("gradients", share * 4)]
+    if launch.fsdp:
+        return held, [*gradients, Part("weights gathered for head and embedding", shape.head * size)], (*gradients,)
+    if launch.processes > 1:
+        gradients.append(Part("gradient buckets of DDP", share * 4))
+    copies = [Part("autocast's copies of weights", share * 2)] if size == 2 else []
+    return held, [*gradients, *copies], (*gradients,)
 
 
 def activations(job: TrainerJob) -> list[Part]:
     """What the forward pass of a micro-batch stores for the backward pass."""
     shape, layer = job.shape, layer_activations(job.shape, job.number_bytes) * job.tokens
-    layer += adapter_activations(job) * job.tokens // shape.layers
+    if job.adapter is not None and job.adapter.dropout:  # it stores a copy and a mask of each of its inputs
+        layer += job.adapter.inputs * (job.number_bytes + 1) * job.tokens // shape.layers
     if not job.checkpointing:
         return [Part("activations", layer * shape.layers), Part("output head", head_memory(job))]
     # Without DeepSpeed and FSDP, trained weights are float32, and so are the hidden states between layers.
@@ -245,13 +236,6 @@ def activations(job: TrainerJob) -> list[Part]:
         # The head's backward pass ends before the first layer is recomputed, so only the larger of the two counts.
         Part("one layer again, or output head", max(layer, head_memory(job))),
     ]
-
-
-def adapter_activations(job: TrainerJob) -> int:
-    """Bytes per token that an adapter stores over all layers: with dropout, a copy and a mask of each of its inputs."""
-    if job.adapter is None or not job.adapter.dropout:
-        return 0
-    return job.adapter.inputs * (job.number_bytes + 1)
 
 
 def layer_activations(shape: ModelShape, size: int) -> int:
@@ -328,3 +312,66 @@ def engine_memory(job: EngineJob) -> EngineMemory:
         sampling=job.max_num_seqs * shape.vocabulary * 4,
         conversation=tokens * per_layer_and_token,
     )
+
+
+def trainer_on_host(job: TrainerJob, on_cpu: bool, versions: int = 0) -> list[Part]:
+    """The host memory of the training processes on one machine, at its peak.
+
+    Args:
+        on_cpu: whether the training runs on CPUs.
+        versions: the number of published versions in shared memory.
+    """
+    launch, size, share = job.launch, job.number_bytes, _share(job.trained, job.launch.processes)
+    parts = [Part("process", PROCESS)]
+    if on_cpu:
+        memory = trainer_memory(job)
+        peak = total(memory.held) - CUDA_CONTEXT + max(total(memory.backward), total(memory.step))
+        parts.append(Part("what the trainer holds and computes", peak))
+    else:
+        if launch.fsdp:  # one process gathers the whole checkpoint; here it is divided evenly among the processes
+            parts.append(Part("a checkpoint's weights and optimizer states", share * (4 + job.state_bytes)))
+        if launch.optimizer_on_host:
+            parts.append(Part("master weights, gradients (32 bit)", share * 8))
+            parts.append(Part("optimizer states", share * job.state_bytes))
+        if launch.weights_on_host:
+            models = 2 if job.reference else 1
+            weights = models * _share(job.shape.parameters, launch.processes) * size
+            parts.append(Part(f"weights ({8 * size} bit)", weights))
+    processes = _share(launch.processes, launch.machines)
+    published = Part(f"{versions} × published weights (/dev/shm)", versions * job.trained * size)
+    return [*(Part(f"{processes} × trainer: {part.name}", processes * part.size) for part in parts), published]
+
+
+def refuse_host(parts: Sequence[Part], job: TrainerJob | None, machine: int) -> str | None:
+    """A message with suggestions if the parts need more than the machine's memory; None if they fit."""
+    needed = total(parts)
+    if needed <= machine:
+        return None
+    suggestions = ["a machine with more memory"]
+    if job is not None and (job.launch.optimizer_on_host or job.launch.weights_on_host):
+        suggestions.append(
+            "less offloading in accelerate's configuration (offload_optimizer_device, offload_param_device)"
+        )
+    if any("/dev/shm" in part.name for part in parts):
+        suggestions.append("train.publish_through=disk, or a smaller train.keep_published_policies")
+    if any("asleep" in part.name for part in parts):
+        suggestions.append(
+            "smaller models, or GPUs of the server's own and generation.colocate=false, with which none sleeps"
+        )
+    if job is not None and job.launch.processes > job.launch.machines:
+        suggestions.append("fewer processes on each machine")
+    return (
+        f"A machine with {gib(machine)} of memory cannot hold what server and trainer need of it: {gib(needed)}, most "
+        f"of it {largest(parts, 3)}. Ways out: {', or '.join(suggestions)}."
+    )
+
+
+def largest(parts: Sequence[Part], count: int) -> str:
+    """The names and sizes of the largest parts, for a message."""
+    chosen = sorted(parts, key=lambda part: part.size, reverse=True)[:count]
+    return ", ".join(f"{part.name} {gib(part.size)}" for part in chosen)
+
+
+def gib(size: int) -> str:
+    """A size in GiB; in MiB below a tenth of that."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"

@@ -5,7 +5,6 @@ visible GPUs, so those fill up first.
 """
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,13 +13,14 @@ from classroom_rl.config.checks import check_machines, reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
 from classroom_rl.config.train_rl import TrainRLConfig, pass_batch_size
-from classroom_rl.config.values import MEMORY, NO_CREDIT, PASS, PHASED, SAME_STEP
+from classroom_rl.config.values import MEMORY, PASS, PHASED, SAME_STEP
 from classroom_rl.engines.vllm.engine_start import SLOTS, served_rank
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import (
     CUDA_CONTEXT,
     GIB,
     OPTIMIZER_STATES,
+    PROCESS,
     AdapterJob,
     EngineJob,
     EngineMemory,
@@ -29,18 +29,19 @@ from classroom_rl.memory.budget import (
     TrainerJob,
     TrainerMemory,
     engine_memory,
+    gib,
+    largest,
+    refuse_host,
     state_bytes,
     total,
     trainer_memory,
+    trainer_on_host,
 )
-from classroom_rl.memory.host import EngineOnHost, host_parts, machine_memory, what_does_not_fit
 from classroom_rl.memory.sources import (
     NotEstimated,
     awake_together,
-    gpu_is_there,
     gpu_memory,
-    launch_of_environment,
-    launch_of_flags,
+    machine_memory,
     memory_by_nvidia_smi,
     named_shares,
     read_shape,
@@ -49,10 +50,8 @@ from classroom_rl.memory.sources import (
     what_is_crowded,
 )
 from classroom_rl.models.lora import adapter_shape
-from classroom_rl.models.precision import check_precision
 from classroom_rl.models.pretrained import why_unfit
 from classroom_rl.rollout.environment import models_on_engines, most_rows, phases_of
-from classroom_rl.rollout.supervision import OBSERVE, RETRY
 
 logger = logging.getLogger(__name__)
 
@@ -77,44 +76,10 @@ class Report:
     def add(self, parts: Sequence[Part], label: str = "") -> None:
         """Add one line for each part."""
         for part in parts:
-            self.lines.append(f"  {label:<10}{part.name:<34}{_gib(part.size):>12}")
+            self.lines.append(f"  {label:<10}{part.name:<34}{gib(part.size):>12}")
 
 
-def show_trainer_budget(config: TrainRLConfig) -> None:
-    """Print the budget of trainer and engines, for a trainer launched as accelerate started this process.
-
-    Raises:
-        ConfigError: if something does not fit, or if accelerate's precision differs from `train.dtype`.
-    """
-    check_precision(config.train.dtype, os.environ)
-    show(report(config, lambda: launch_of_environment(os.environ)))
-
-
-def check_trainer_start(config: TrainRLConfig) -> None:
-    """Check what this training process needs; the server has checked its engines. Raises `ConfigError` if it does not
-    fit."""
-    check_start(config, lambda: launch_of_environment(os.environ), with_engines=False)
-
-
-def check_server_start(config: TrainRLConfig) -> None:
-    """Check what the engines of a server need. Raises `ConfigError` if it does not fit."""
-    check_start(config, None, with_engines=True)
-
-
-def check_launch_start(config: TrainRLConfig, flags: Sequence[str]) -> None:
-    """Check what trainer and engines need together, if `accelerate launch` gets these flags. On a machine without a GPU
-    nothing is refused here; both programs report what they lack. Raises `ConfigError` if something does not fit."""
-    if gpu_is_there():
-        check_start(config, lambda: launch_of_flags(flags), with_engines=True)
-
-
-def show_launch_budget(config: TrainRLConfig, flags: Sequence[str]) -> None:
-    """Print the budget of trainer and engines, for a trainer that `accelerate launch` starts with these flags. Raises
-    `ConfigError` if something does not fit."""
-    show(report(config, lambda: launch_of_flags(flags)))
-
-
-def check_start(config: TrainRLConfig, find_launch: Callable[[], Launch] | None, with_engines: bool) -> None:
+def check_budget(config: TrainRLConfig, find_launch: Callable[[], Launch] | None, with_engines: bool) -> None:
     """Check the budget before a program loads anything, for this machine's GPU and not for a planned one. What may not
     fit into host memory on a machine without a GPU is logged as a warning.
 
@@ -133,11 +98,6 @@ def check_start(config: TrainRLConfig, find_launch: Callable[[], Launch] | None,
             logger.warning("%s", line.removeprefix(_WARNING))
     if budget.refusals:
         raise ConfigError("\n".join(budget.refusals))
-
-
-def show_server_budget(config: TrainRLConfig) -> None:
-    """Print the budget of the engines. Raises `ConfigError` if something does not fit."""
-    show(report(config, None))
 
 
 def show_evaluation_shares(config: EvalConfig) -> None:
@@ -185,7 +145,7 @@ def report(
     if limit is None:
         budget.lines.append(f"memory on a GPU, of which no limit is known: {source}")
     else:
-        budget.lines.append(f"memory on a GPU of {_gib(limit)} ({source})")
+        budget.lines.append(f"memory on a GPU of {gib(limit)} ({source})")
     trainer = None
     if find_launch is None:
         budget.lines.append("trainer: see dry_run=true of train_rl.py, or of ./start_rl_training.sh")
@@ -218,17 +178,22 @@ def _add_host(
     roles, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
     asleep = max((sum(size for role, size in weights.items() if role not in group) for group in awake), default=0)
-    engines = [
-        EngineOnHost(size, roles[role].vllm.number_of_gpus_per_instance, roles[role].vllm.cpu_kvcache_gib * GIB)
-        for role, size in weights.items()
-    ]
     train = config.train
     versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
-    parts, machine = host_parts(trainer, engines, asleep, limit is None, versions), machine_memory()
+    parts = [] if trainer is None else trainer_on_host(trainer, limit is None, versions)
+    engines = [roles[role].vllm for role in weights]
+    workers = sum(1 + options.number_of_gpus_per_instance for options in engines)
+    parts.append(Part("processes of the engines", workers * PROCESS))
+    if limit is None:
+        parts.append(Part("weights of the engines", sum(weights.values())))
+        parts.append(Part("caches of the engines", sum(options.cpu_kvcache_gib for options in engines) * GIB))
+    else:
+        parts.append(Part("weights of the engines (asleep)", asleep))
+    parts, machine = [part for part in parts if part.size], machine_memory()
     where = "if all of it is on CPUs" if limit is None else "beside the GPUs"
-    budget.lines.append(f"in the machine's own memory at its fullest, {where} (this machine has {_gib(machine)}):")
+    budget.lines.append(f"in the machine's own memory at its fullest, {where} (this machine has {gib(machine)}):")
     budget.add([*parts, Part("together", total(parts))])
-    message = what_does_not_fit(parts, trainer, machine)
+    message = refuse_host(parts, trainer, machine)
     if message is not None and limit is not None and train.gpu_memory_gib is None:
         budget.refusals.append(message)
     elif message is not None:
@@ -250,7 +215,6 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
         return None
     length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
     rows = rows_of_micro_batch(config, launch.processes)
-    has_more_rows = config.supervisor_model is not None and (mixes_corrections(config) or _keeps_drafts(config))
     job = TrainerJob(
         shape=shape,
         launch=launch,
@@ -270,7 +234,6 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
         f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{adapter_note}, {train.dtype}, "
         f"{train.optimizer}; {launch.processes} × GPU, {sharding}; micro-batches of {size}"
     )
-    budget.lines += _describe_rows(config, rows) if has_more_rows else []
     budget.add(memory.held, "always")
     budget.add(memory.backward, "backward")
     budget.add(memory.step, "step")
@@ -281,15 +244,6 @@ def mixes_corrections(config: TrainRLConfig) -> bool:
     """Whether corrections are training samples in the same steps as the conversations."""
     corrections = config.train.corrections
     return config.supervisor_model is not None and corrections.mode == SAME_STEP and corrections.weight > 0
-
-
-def _keeps_drafts(config: TrainRLConfig) -> bool:
-    """Whether rejected drafts, or messages rewritten with a critique in their context, are training samples in the same
-    steps as the conversations."""
-    supervision = getattr(config.generation, "supervisor", None)
-    if supervision is None or supervision.on_invalid == OBSERVE:
-        return False
-    return config.train.turn_credit.mode != NO_CREDIT or (supervision.on_invalid == RETRY and supervision.show_critique)
 
 
 def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
@@ -312,21 +266,6 @@ def _rows_of_pass(config: TrainRLConfig) -> int:
     """The number of rows in one step of a supervised pass; 0 without passes."""
     has_passes = config.supervisor_model is not None and config.train.corrections.mode == PASS
     return pass_batch_size(config.train) if has_passes else 0
-
-
-def _describe_rows(config: TrainRLConfig, rows: int) -> list[str]:
-    """Lines about which rows the budget counts in addition to conversations, and which it leaves out."""
-    conversations = config.train.per_device_train_batch_size
-    mixed = rows - conversations if mixes_corrections(config) else 0
-    lines = [f"  a micro-batch at its largest: {conversations} conversations and {mixed} corrections"]
-    if _keeps_drafts(config):
-        supervision, messages = config.generation.supervisor, config.generation.max_turns // 2 + 1
-        drafts = messages * (supervision.max_retries if supervision.on_invalid == RETRY else 1)
-        lines.append(
-            f"  not counted: rejected drafts, up to {drafts} more rows for each conversation "
-            f"(generation.supervisor.on_invalid={supervision.on_invalid})"
-        )
-    return lines
 
 
 def _adapter(model: ModelConfig) -> AdapterJob | None:
@@ -392,9 +331,9 @@ def _add_cache(budget: Report, role: str, options: VllmConfig, memory: EngineMem
     key = f"{role}_model.vllm"
     needed = share - cache + memory.conversation
     budget.refusals.append(
-        f"The engine of the {role} needs {_gib(needed)} for its weights ({_gib(memory.weights)}), logits and the cache "
-        f"of one conversation of {options.max_length} tokens ({_gib(memory.conversation)}), but may take {_gib(share)} "
-        f"of the GPU's {_gib(limit)}. Raise {key}.gpu_memory_utilization ({options.gpu_memory_utilization:g}) or "
+        f"The engine of the {role} needs {gib(needed)} for its weights ({gib(memory.weights)}), logits and the cache "
+        f"of one conversation of {options.max_length} tokens ({gib(memory.conversation)}), but may take {gib(share)} "
+        f"of the GPU's {gib(limit)}. Raise {key}.gpu_memory_utilization ({options.gpu_memory_utilization:g}) or "
         f"{key}.number_of_gpus_per_instance ({options.number_of_gpus_per_instance}), or lower {key}.max_length."
     )
 
@@ -424,10 +363,9 @@ def _add_moments(budget: Report, config: TrainRLConfig, peaks: dict[str, tuple[P
         budget.moments[moment] = size = total(parts)
         budget.add([Part(moment, size)])
         if size > limit:
-            largest = sorted(parts, key=lambda part: part.size, reverse=True)[:4]
             budget.refusals.append(
-                f"A GPU of {_gib(limit)} cannot hold what the {moment} needs: {_gib(size)}, most of it "
-                f"{', '.join(f'{part.name} {_gib(part.size)}' for part in largest)}. {_advice(moment, config)}"
+                f"A GPU of {gib(limit)} cannot hold what the {moment} needs: {gib(size)}, most of it "
+                f"{largest(parts, 4)}. {_advice(moment, config)}"
             )
 
 
@@ -456,7 +394,3 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
             suggestions.append("train an adapter only (teacher_model.lora.enable=true)")
         suggestions.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
     return f"Ways out: {', or '.join(suggestions)}."
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"

@@ -15,11 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from classroom_rl.config.base import ModelConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB, Launch, ModelShape
 from classroom_rl.models.pretrained import read_options, too_long_for, why_unreachable
 from classroom_rl.rollout.scheduler import Phase
+from classroom_rl.system.startup import container_limit
 
 
 class NotEstimated(Exception):
@@ -146,19 +149,13 @@ def launch_of_flags(flags: Sequence[str]) -> Launch:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
+    launch = Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
     if arguments.use_fsdp:
-        launch = _fsdp(arguments.num_processes or 1, str(arguments.fsdp_version), str(arguments.fsdp_offload_params))
-        return replace(launch, machines=arguments.num_machines or 1)
+        return _with_fsdp(launch, str(arguments.fsdp_version), str(arguments.fsdp_offload_params))
     if not arguments.use_deepspeed:
-        return Launch(processes=arguments.num_processes or 1, machines=arguments.num_machines or 1)
-    launch = _deepspeed(
-        arguments.num_processes or 1,
-        arguments.zero_stage,
-        arguments.offload_optimizer_device,
-        arguments.offload_param_device,
-        arguments.deepspeed_config_file,
-    )
-    return replace(launch, machines=arguments.num_machines or 1)
+        return launch
+    devices = arguments.offload_optimizer_device, arguments.offload_param_device
+    return _with_deepspeed(launch, arguments.zero_stage, devices, arguments.deepspeed_config_file)
 
 
 def machines_of(environment: Mapping[str, str]) -> int:
@@ -167,51 +164,48 @@ def machines_of(environment: Mapping[str, str]) -> int:
     return processes // int(environment.get("LOCAL_WORLD_SIZE", processes))
 
 
-def launch_of_environment(environment: Mapping[str, str]) -> Launch:
+def launch_of_environment(environment: Mapping[str, str] = os.environ) -> Launch:
     """How `accelerate launch` started this process; a single process if it was not used.
 
     Raises:
         NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
     """
-    processes, machines = int(environment.get("WORLD_SIZE", "1")), machines_of(environment)
+    launch = Launch(processes=int(environment.get("WORLD_SIZE", "1")), machines=machines_of(environment))
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        launch = _fsdp(processes, environment.get("FSDP_VERSION", "1"), environment.get("FSDP_OFFLOAD_PARAMS", "false"))
-        return replace(launch, machines=machines)
+        offload = environment.get("FSDP_OFFLOAD_PARAMS", "false")
+        return _with_fsdp(launch, environment.get("FSDP_VERSION", "1"), offload)
     if environment.get("ACCELERATE_USE_DEEPSPEED") != "true":
-        return Launch(processes, machines=machines)
-    prefix = "ACCELERATE_DEEPSPEED_"
-    stage = environment.get(f"{prefix}ZERO_STAGE")
-    launch = _deepspeed(
-        processes,
-        int(stage) if stage else None,
-        environment.get(f"{prefix}OFFLOAD_OPTIMIZER_DEVICE"),
-        environment.get(f"{prefix}OFFLOAD_PARAM_DEVICE"),
-        environment.get(f"{prefix}CONFIG_FILE"),
-    )
-    return replace(launch, machines=machines)
+        return launch
+    names = ("ZERO_STAGE", "OFFLOAD_OPTIMIZER_DEVICE", "OFFLOAD_PARAM_DEVICE", "CONFIG_FILE")
+    stage, *devices, file = (environment.get(f"ACCELERATE_DEEPSPEED_{name}") for name in names)
+    return _with_deepspeed(launch, int(stage) if stage else None, devices, file)
 
 
-def _fsdp(processes: int, version: str, offload: str) -> Launch:
+def _with_fsdp(launch: Launch, version: str, offload: str) -> Launch:
     if version != "2":
         raise NotEstimated("accelerate would use FSDP1, which is not supported")
     if offload.lower() == "true":
         raise NotEstimated("FSDP2 would keep the weights in host memory, which is not reckoned here")
-    return Launch(processes, fsdp=True)
+    return replace(launch, fsdp=True)
 
 
-def _deepspeed(
-    processes: int, stage: int | None, optimizer_device: str | None, weights_device: str | None, file: str | None
-) -> Launch:
+def _with_deepspeed(launch: Launch, stage: int | None, devices: Sequence[str | None], file: str | None) -> Launch:
+    """`devices` are those to which optimizer states and weights are offloaded."""
     if file not in (None, "none"):  # it takes precedence over accelerate's settings
         settings = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization", {})
         stage = settings.get("stage")
-        optimizer_device = settings.get("offload_optimizer", {}).get("device")
-        weights_device = settings.get("offload_param", {}).get("device")
+        devices = [settings.get(name, {}).get("device") for name in ("offload_optimizer", "offload_param")]
     stage = 2 if stage is None else stage  # accelerate's default
     if stage not in (1, 2, 3):
         raise NotEstimated(f"DeepSpeed's ZeRO stage is {stage}; stages 1, 2 and 3 are reckoned here")
-    on_gpu = (None, "none")
-    return Launch(processes, stage, optimizer_device not in on_gpu, weights_device not in on_gpu)
+    optimizer_on_host, weights_on_host = (device not in (None, "none") for device in devices)
+    return replace(launch, zero_stage=stage, optimizer_on_host=optimizer_on_host, weights_on_host=weights_on_host)
+
+
+def machine_memory() -> int:
+    """The host memory that programs can use, in bytes: the machine's, or the container's limit if that is lower."""
+    memory = psutil.virtual_memory().total
+    return min(memory, container_limit() or memory)
 
 
 def gpu_is_there() -> bool:

@@ -1,9 +1,12 @@
-"""Helpers for a program's start: faster imports of large libraries, how OpenMP's threads wait, and CPU features."""
+"""Helpers for a program's start: faster imports of large libraries, how OpenMP's threads wait, CPU features, and the
+memory limit of a container. Uses only Python's standard library."""
+
+from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -47,3 +50,16 @@ def has_fast_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
         return False
     lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
     return any("amx_bf16" in line.split() for line in lines if line.startswith("flags"))
+
+
+LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""The files with the memory limit of a container or batch job, for cgroups v2 and v1."""
+
+
+def container_limit() -> int | None:
+    """The lowest memory limit in bytes; None outside a container, and in one without a limit."""
+    limits = []
+    for path in LIMIT_FILES:
+        with suppress(OSError, ValueError):  # the file is missing, or says "max"
+            limits.append(int(path.read_text(encoding="ascii")))
+    return min(limits, default=None)
