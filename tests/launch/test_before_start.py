@@ -1,6 +1,5 @@
 """What a start needs is known before anything is loaded: keys, a login, places to write to, and what APIs are asked."""
 
-import json
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,7 +19,6 @@ from classroom_rl.launch.before_start import (
     slow_numbers,
     what_is_missing,
 )
-from tests.support.configs import run
 
 JUDGE = (
     "judge_model.base_url=http://127.0.0.1:9/v1",
@@ -193,20 +191,7 @@ def test_a_comparison_needs_the_keys_of_its_tutors_and_further_judges_and_counts
     assert f"requests to extra_judges[0] (second), for 10 problems: {40 * rules}, and {120 * rules} at most" in lines
 
 
-def test_a_problem_that_leaves_no_room_is_refused_before_anything_is_loaded(world: Path, tmp_path: Path):
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"problem": "word " * 2000}) + "\n" for _ in range(8)))
-    overrides = [f"teacher_model.model_name_or_path={world / 'blank'}"]
-    overrides += [f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'long.jsonl'}, answer_column: null}}]"]
+def test_a_problem_that_leaves_no_room_is_refused_before_anything_is_loaded(world: Path, long_problems: str):
+    overrides = [f"teacher_model.model_name_or_path={world / 'blank'}", long_problems]
     with pytest.raises(DataError, match="makes a teacher prompt of .* tokens, but a conversation may have 1024"):
         check_prompts_fit(configured(*overrides))
-    result = run("train_rl.py", *overrides, "dry_run=true")
-    assert result.returncode == 2 and "makes a teacher prompt of" in result.stderr
-
-
-def test_a_dry_run_says_what_a_start_would_miss_and_a_start_ends_with_it():
-    keyed = [*JUDGE, "judge_model.api_key_env=MY_KEY"]
-    shown = run("train_rl.py", *keyed, "dry_run=true")
-    assert shown.returncode == 0 and "# a start would be refused: judge_model is judge" in shown.stdout
-    assert "# requests to judge_model (judge), for 50 batches: 3,200, and 12,800 at most" in shown.stdout
-    started = run("vllm_server.py", *keyed)
-    assert started.returncode == 2 and "set the environment variable MY_KEY" in started.stderr

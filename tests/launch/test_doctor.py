@@ -19,6 +19,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.launch import doctor
 from classroom_rl.launch.commands import with_accelerate_config
 from classroom_rl.launch.doctor import ERROR, OK, WARNING, Finding
+from tests.support.programs import write_script
 
 SECRET = "sk-or-v1-4f1d2c"
 
@@ -28,12 +29,9 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Puts a fake nvidia-smi first on the PATH, which prints a text and exits with a status."""
 
     def put(text: str, status: int = 0) -> None:
-        folder = tmp_path / "programs"
-        folder.mkdir(exist_ok=True)
-        (folder / "said").write_text(text)
-        (folder / "nvidia-smi").write_text(f'#!/bin/sh\ncat "{folder}/said"\nexit {status}\n')
-        (folder / "nvidia-smi").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        (tmp_path / "said").write_text(text)
+        program = write_script(tmp_path / "programs" / "nvidia-smi", f'cat "{tmp_path}/said"\nexit {status}')
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
     return put
 
@@ -116,18 +114,14 @@ def test_a_gpu_needs_a_compiler_for_vllms_kernels(monkeypatch: pytest.MonkeyPatc
     (found,) = doctor._compiler()
     assert found.level == ERROR and found.found == f"no C compiler, no {tmp_path}/Python.h"
     (tmp_path / "Python.h").touch()
-    (tmp_path / "gcc").touch()
-    (tmp_path / "gcc").chmod(0o755)
+    write_script(tmp_path / "gcc", "")
     (found,) = doctor._compiler()
     assert found.level == OK
 
 
 def test_torch_that_does_not_see_the_gpu_is_an_error(tmp_path: Path) -> None:
-    python = tmp_path / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
     for said, status, level in (("13.0 True 2", 0, OK), ("13.0 False 0", 0, ERROR), ("torn", 1, ERROR)):
-        python.write_text(f"#!/bin/sh\necho {said}\nexit {status}\n")
-        python.chmod(0o755)
+        write_script(tmp_path / ".venv/bin/python", f"echo {said}\nexit {status}")
         assert doctor._torch_and_gpu(tmp_path).level == level
 
 

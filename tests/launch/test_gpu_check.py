@@ -1,8 +1,7 @@
-"""Tests of `make gpu-check`: what it does without a GPU, what it skips, measures and reports, and a complete run on the
-CPU with a tiny shape."""
+"""`make gpu-check`: what it does without a GPU, what it skips, measures and reports, and a complete run on the CPU with
+a tiny shape."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,11 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from classroom_rl.config.train_rl import TrainConfig
-from classroom_rl.errors import ClassroomError, DeadlineExceeded
+from classroom_rl.errors import DeadlineExceeded
 from classroom_rl.launch import gpu_check
 from classroom_rl.launch.gpu_check import (
     FAILED,
@@ -30,9 +27,8 @@ from classroom_rl.launch.gpu_check import (
     shape_figures,
 )
 from classroom_rl.memory.budget import GIB
-from classroom_rl.memory.sources import read_shape
-from classroom_rl.models.random_model import SHAPES, draw_weights, write_shape
-from classroom_rl.system.gpu_memory import MemoryWatch, gpu_memory_used, process_memory
+from classroom_rl.models.random_model import SHAPES, write_shape
+from classroom_rl.system.gpu_memory import MemoryWatch, process_memory
 from classroom_rl.system.processes import Child, Interrupted, Signals
 from tests.conftest import ROOT
 
@@ -43,22 +39,6 @@ LINE = {
     "seconds/publish": 1.5,
     "seconds/train": 4.0,
 }
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A fake nvidia-smi that lists one GPU with this many MiB, or none."""
-
-    def put(memory: int | None) -> None:
-        folder = tmp_path / "programs"
-        folder.mkdir(exist_ok=True)
-        line = f"0, Small GPU, {memory}, 3, 590.1, 9.0"
-        answers = f'case "$*" in -L) echo "GPU 0: Small GPU";; *index*) echo "{line}";; *) echo 3;; esac'
-        (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{answers if memory else 'exit 9'}\n")
-        (folder / "nvidia-smi").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    return put
 
 
 @pytest.fixture
@@ -84,18 +64,13 @@ def check(
 # Which GPU is measured ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_measured_is_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = "2, Large GPU, 81559, 3, 590.1, 9.0", "0, Small GPU, 4096, 3, 590.1, 9.0"
-    answers = f'case "$*" in *--id=2*) echo "{large}" ;; *) echo "{small}" ;; esac'
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answers}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for visible, name, used in ((None, "Small GPU", "0"), ("2,0", "Large GPU", "2")):
+def test_what_is_measured_is_what_is_used(gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(3, mebibytes=81559, first=4096)
+    for visible, gib, used in ((None, 4, "0"), ("2,0", 79, "2")):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         machine = find_machine(None)
-        assert machine.name == f"{name}, driver 590.1"
+        assert (machine.name, machine.memory // GIB) == ("NVIDIA H100, driver 590.1", gib)
         assert machine.environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": used}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert find_machine(None) is None
@@ -113,22 +88,22 @@ def test_all_that_is_started_uses_the_gpu_that_is_measured(tmp_path: Path, signa
 # What is done where ------------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_says_so_and_does_nothing(nvidia_smi, tmp_path: Path, capsys) -> None:
-    nvidia_smi(None)
+def test_without_a_gpu_it_says_so_and_does_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["--folder", str(tmp_path / "run")]) == 0
     assert "for machines with an NVIDIA GPU that works: nothing was done" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
 def test_a_shape_that_dry_run_says_cannot_fit_is_left_out_with_the_reason(
-    nvidia_smi, world: Path, tmp_path: Path, capsys, monkeypatch
+    gpus, world: Path, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    nvidia_smi(6 * 1024)
+    gpus(1, mebibytes=6 * 1024)
     monkeypatch.setattr(gpu_check, "build_world", lambda folder, seed: shutil.copytree(world, folder))
     folder = tmp_path / "run"
     assert main(["--folder", str(folder), "--parts", "Qwen3-4B"]) == 0
     written = json.loads((folder / "gpu_check.json").read_text())
-    assert written["machine"] == "Small GPU, driver 590.1" and written["memory_gib"] == 6.0
+    assert written["machine"] == "NVIDIA H100, driver 590.1" and written["memory_gib"] == 6.0
     (part,) = written["parts"]
     assert part["status"] == SKIPPED and part["reason"].startswith("dry_run: The engine of the teacher needs ")
     assert "Qwen3-4B     skipped" in capsys.readouterr().out
@@ -137,8 +112,8 @@ def test_a_shape_that_dry_run_says_cannot_fit_is_left_out_with_the_reason(
     )
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(nvidia_smi, tmp_path: Path, capsys) -> None:
-    nvidia_smi(6 * 1024)
+def test_a_folder_with_something_else_in_it_is_left_alone(gpus, tmp_path: Path, capsys) -> None:
+    gpus(1, mebibytes=6 * 1024)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/thesis.txt").touch()
     assert main(["--folder", str(tmp_path / "run"), "--parts", "tests"]) == 2
@@ -147,7 +122,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(nvidia_smi, tmp_path: 
 
 
 def test_a_part_that_fails_is_told_with_the_end_of_its_log_and_the_others_are_tried(
-    nvidia_smi, tmp_path: Path, signals, monkeypatch
+    tmp_path: Path, signals, monkeypatch
 ) -> None:
     outcomes = check(tmp_path / "run", signals, monkeypatch, "echo CUDA is torn; exit 3").run(["tests", "quickstart"])
     assert [each.status for each in outcomes] == [FAILED, FAILED]
@@ -202,11 +177,15 @@ def test_the_parts_fit_into_twenty_minutes_and_the_tests_cover_what_they_should(
 # What is measured ---------------------------------------------------------------------------------------------------
 
 
-def test_a_steps_figures_by_hand() -> None:
+def watched(gib_by_time: dict[float, int]) -> MemoryWatch:
     watch = MemoryWatch(lambda: 0)
+    watch.samples = [(moment, used * GIB) for moment, used in gib_by_time.items()]
+    return watch
+
+
+def test_a_steps_figures_by_hand() -> None:
     # rollout from 988 to 996, training from 996 to 1000
-    looks = {980.0: 9, 989.0: 4, 995.0: 3, 997.0: 5, 999.0: 2, 1001.0: 8}
-    watch._samples = [(moment, used * GIB) for moment, used in looks.items()]
+    watch = watched({980.0: 9, 989.0: 4, 995.0: 3, 997.0: 5, 999.0: 2, 1001.0: 8})
     moments = {"rollout": 6 * GIB, "backward pass": 7 * GIB, "optimizer step": 5 * GIB}
     train = TrainConfig(number_of_problems_per_batch=4, num_samples_per_problem=2)
     figures = {
@@ -256,38 +235,6 @@ def test_trl_alone_is_compared_with_this_projects_steps_if_there_are_any(
     assert alone.status == FAILED and "0 of 2 steps were made" in alone.reason and "out of memory" in alone.reason
 
 
-def test_the_watch_looks_again_and_again_and_a_stretch_without_a_look_has_the_one_before() -> None:
-    readings = iter([1, 7, 3, *[2] * 10_000])
-    with MemoryWatch(lambda: next(readings), every_s=0.001) as watch:
-        while watch.peak() < 7:
-            time.sleep(0.001)
-    assert watch.peak() == 7
-    watch._samples = [(1.0, 5), (2.0, 4), (9.0, 6)]
-    assert (watch.peak(3.0, 8.0), watch.peak(0.0, 0.5), watch.peak(8.0)) == (4, 0, 6)
-
-
-def test_a_look_that_fails_is_no_peak_of_nothing(nvidia_smi, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi(None)
-    with MemoryWatch(lambda: gpu_memory_used(0)) as watch:
-        pass
-    with pytest.raises(ClassroomError, match="nvidia-smi does not say how much memory is in use"):
-        watch.peak()
-    nvidia_smi(1024)
-    assert gpu_memory_used(0) == 3 << 20
-    monkeypatch.setattr("subprocess.run", _stalls)
-    with MemoryWatch(lambda: gpu_memory_used(0)) as watch:
-        pass
-    with pytest.raises(ClassroomError, match="timed out after 30 seconds"):
-        watch.peak()
-
-
-def test_any_error_of_a_sample_reaches_the_one_who_asks_for_the_peak() -> None:
-    with MemoryWatch(lambda: 1 // 0) as watch:
-        pass
-    with pytest.raises(ZeroDivisionError):
-        watch.peak()
-
-
 def has_said(child: Child, words: str) -> Child:
     """The child, once that is in its log."""
     while words not in child.last_lines():
@@ -296,42 +243,20 @@ def has_said(child: Child, words: str) -> Child:
     return child
 
 
-def _stalls(command: list[str], timeout: float, **_: object) -> None:
-    raise subprocess.TimeoutExpired(command, timeout)
-
-
 def test_a_child_past_its_deadline_is_named_with_its_log(tmp_path: Path, signals) -> None:
     told = pytest.raises(DeadlineExceeded, match="the step was not done within 1 s(?s:.*)loading")
     with Child("the step", ["sh", "-c", "echo loading; sleep 600"], signals, tmp_path / "log") as child, told:
         child.wait(gpu_check._deadline(has_said(child, "loading"), 1.0))
 
 
-# Models with random weights -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "parameters"), [("Qwen3-0.6B", 596_049_920), ("Qwen3-4B", 4_022_468_096)])
-def test_shapes_have_the_parameters_of_the_real_models(name: str, parameters: int, world: Path, tmp_path: Path) -> None:
+def test_an_engines_share_holds_weights_and_conversations(name: str, parameters: int, world: Path, tmp_path) -> None:
+    """Weights 2 bytes each, logits of 64 sequences, 16 conversations of 2048 tokens, 2.5 GiB besides, of 80 GiB."""
     write_shape(SHAPES[name], world / "blank", tmp_path / "m")
-    shape = read_shape(str(tmp_path / "m"))
-    assert (shape.parameters, shape.vocabulary) == (parameters, 151_936)
-    # weights 2 bytes each, logits of 64 sequences, 16 conversations of 2048 tokens, 2.5 GiB besides, of 80 GiB
+    shape = SHAPES[name]
     cached = 16 * 2048 * 2 * shape.kv_heads * shape.head_dim * 2 * shape.layers
     needed = 2 * parameters + 64 * 151_936 * 4 + cached + 2.5 * GIB
     assert 0 <= engine_share(tmp_path / "m", 2048, 64, 80 * GIB) - needed / (80 * GIB) < 0.01
-
-
-def test_a_models_tokens_all_have_a_text_and_texts_are_encoded_as_before(world: Path, tmp_path: Path, lessons) -> None:
-    write_shape(SHAPES["tiny"], world / "blank", tmp_path / "m")
-    draw_weights(tmp_path / "m", "cpu")
-    made, own = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "m", world / "blank"))
-    assert len(made) == SHAPES["tiny"].vocabulary > len(own)
-    for text in (*lessons[:5], "<|im_start|>assistant\nGood . <end_of_conversation><|im_end|>", "žluťoučký kůň"):
-        assert made(text).input_ids == own(text).input_ids
-    assert made.eos_token_id == own.eos_token_id and made.chat_template == own.chat_template
-    every = [made.decode([token]) for token in range(len(own), len(made))]
-    assert len(set(every)) == len(every) and all(len(text) == 4 for text in every)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
-    assert model.dtype == torch.bfloat16 and model.get_input_embeddings().weight.float().std() > 0.01
 
 
 # All of it, on a CPU ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from classroom_rl.config.load import ROOT
+from tests.support.programs import write_script
 
 FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
 OPENENV_CHECK = "src/classroom_rl/environments/marooned/openenv_server/check.sh"
@@ -67,12 +68,10 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-CHOSEN_BY_USERS = {
-    "trackio"
-}  # imported only where logging.report_to names it; src/classroom_rl/trainer/callbacks.py asks for it then
-APART = {
-    "openenv"
-}  # pinned in the pyproject.toml of Marooned's OpenEnv server, and never in one environment with the others
+CHOSEN_BY_USERS = {"trackio"}
+"""Imported only where logging.report_to names it; src/classroom_rl/trainer/callbacks.py asks for it then."""
+APART = {"openenv"}
+"""Pinned in the pyproject.toml of Marooned's OpenEnv server, and never in one environment with the others."""
 
 
 def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
@@ -103,12 +102,6 @@ def test_what_is_pinned_is_what_is_installed():
     assert installed == {package: version for package, (version, _) in pinned.items()}
 
 
-def test_ci_runs_the_tests_and_nothing_else():
-    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").split("\n")
-    assert lines == ["#!/usr/bin/env bash", "set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test", ""]
-    assert os.access(ROOT / ".ci/run", os.X_OK) and os.access(ROOT / "start_rl_training.sh", os.X_OK)
-
-
 @pytest.mark.parametrize(
     ("target", "command"),
     [
@@ -132,22 +125,12 @@ def test_targets_set_up_first_and_hand_their_arguments_on(target, command):
     assert command in planned
 
 
-def test_two_processes_share_the_tests():
-    planned = make(ROOT, "-n", "test").stdout
-    for choice in ("not full and engines", "not full and not engines"):
-        assert planned.count(f'.venv/bin/python -m pytest -m "{choice}"') == 1
-
-
 def test_a_failure_in_either_process_fails_make_test(tmp_path):
     """With a Python that fails for one of the two."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / "src/classroom_rl/launch").mkdir(parents=True)
-    (tmp_path / "src/classroom_rl/launch/install.sh").write_text("true\n")
+    write_script(tmp_path / "src/classroom_rl/launch/install.sh", "true")
     for failing in ("not full and engines", "not full and not engines", None):
-        script = f'#!/bin/sh\necho "$4"\n[ "$4" != "{failing}" ]\n'
-        (tmp_path / ".venv/bin/python").write_text(script)
-        (tmp_path / ".venv/bin/python").chmod(0o755)
+        write_script(tmp_path / ".venv/bin/python", f'echo "$4"\n[ "$4" != "{failing}" ]')
         done = make(tmp_path, "test")
         assert (done.returncode == 0) == (failing is None), done.stderr
         assert "engines | not full and engines" in done.stdout and "others  | not full and not engines" in done.stdout
@@ -167,36 +150,29 @@ def test_no_other_index_is_named():
     assert hosts == {"https://download.pytorch.org/whl/cpu"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "config/deepspeed").glob("*.yaml")), ids=lambda path: path.name)
+ACCELERATE_CONFIGS = [
+    path for kind in ("accelerate", "deepspeed", "fsdp") for path in (ROOT / "config" / kind).glob("*")
+]
+
+
+@pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_accelerate_takes_the_shipped_configs(path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     loaded = load_config_from_file(str(path))
-    assert loaded.distributed_type == "DEEPSPEED"
-    assert loaded.deepspeed_config["gradient_accumulation_steps"] == "auto"
     assert loaded.num_processes == int(re.search(r"(\d)[CG]PU", path.name)[1])
-    assert "CPU" in path.name or loaded.deepspeed_config["deepspeed_multinode_launcher"] == "standard"
-    assert loaded.deepspeed_config["zero_stage"] == (3 if "zero3" in path.name else 2)
-    assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "config/accelerate").glob("*.yaml")), ids=lambda path: path.name)
-def test_accelerate_takes_the_shipped_configs_without_deepspeed(path):
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    loaded = load_config_from_file(str(path))
-    assert loaded.distributed_type == "NO" and loaded.use_cpu and loaded.num_processes == 1
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "config/fsdp").glob("*.yaml")), ids=lambda path: path.name)
-def test_accelerate_takes_the_shipped_configs_of_fsdp(path):
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    loaded = load_config_from_file(str(path))
-    assert loaded.distributed_type == "FSDP" and loaded.fsdp_config["fsdp_version"] == 2
-    assert loaded.num_processes == int(re.search(r"(\d)[CG]PU", path.name)[1])
-    assert loaded.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
-    assert not loaded.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+    if path.parent.name == "accelerate":
+        assert loaded.distributed_type == "NO" and loaded.use_cpu
+    elif path.parent.name == "fsdp":
+        assert loaded.distributed_type == "FSDP" and loaded.fsdp_config["fsdp_version"] == 2
+        assert loaded.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+        assert not loaded.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+    else:
+        assert loaded.distributed_type == "DEEPSPEED"
+        assert loaded.deepspeed_config["gradient_accumulation_steps"] == "auto"
+        assert loaded.deepspeed_config["zero_stage"] == (3 if "zero3" in path.name else 2)
+        assert "CPU" in path.name or loaded.deepspeed_config["deepspeed_multinode_launcher"] == "standard"
+        assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 # --- the installer, on requirements that need no network -------------------------------------------------------------
@@ -314,10 +290,8 @@ def test_an_install_with_which_no_model_can_be_imported_fails(tree):
 
 def test_other_machines_and_old_pythons_get_a_message(tree):
     programs = tree / "programs"
-    programs.mkdir()
-    for name, text in (("uname", "[ $1 = -s ] && echo Darwin || echo arm64"), ("python3.8", "exit 1")):
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-        (programs / name).chmod(0o755)
+    write_script(programs / "uname", "[ $1 = -s ] && echo Darwin || echo arm64")
+    write_script(programs / "python3.8", "exit 1")
     path = f"{programs}:{os.environ['PATH']}"
     assert "Darwin on arm64" in make(tree, "setup", PATH=path).stderr
     (programs / "uname").unlink()
@@ -328,10 +302,7 @@ def test_other_machines_and_old_pythons_get_a_message(tree):
 
 def test_the_launcher_says_what_to_do_when_nothing_is_installed(tree):
     shutil.copy(ROOT / "start_rl_training.sh", tree)
-    empty = tree / "empty"
-    empty.mkdir()
-    (empty / "python3").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    (empty / "python3").chmod(0o755)
+    empty = write_script(tree / "empty" / "python3", "exit 1").parent
     result = subprocess.run(
         [str(tree / "start_rl_training.sh")],
         env={**os.environ, "PATH": f"{empty}:{os.environ['PATH']}"},

@@ -22,7 +22,6 @@ from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.system.startup import has_fast_bfloat16
 
 ERR, RIGHT = "error_student", "correct_student"
 CONFIG = load(TrainRLConfig, "train_rl", ["--config-name", "small_tutor"], check_train_rl)
@@ -112,37 +111,28 @@ def test_nothing_else_is_paid_for(hole: str) -> None:
     assert max(found) < 0.6, max(found)
 
 
-def test_what_follows_a_question_costs_what_the_criterion_weighs() -> None:
-    problem = TEST[0]
-    found = verdict(problem, [f"{each} I love it too." for each in questions(problem)[1:]])
-    assert found.scores.task_final_score == 0.25 and found.scores.final_reward == pytest.approx(0.7)
+LESSON = TEST[0]
+ASKED = questions(LESSON)
 
 
-def test_three_dots_are_no_help_with_an_error() -> None:
-    """A training found that they counted as a sentence to finish, whatever it was about."""
-    problem = TEST[0]
-    dotted = [question.replace("?", "...") for question in questions(problem)[1:]]
-    found = verdict(problem, dotted, (RIGHT, ERR, RIGHT))
-    assert found.turn_scores == (1.0, 1.0, 0.0, 1.0), found.reasons
-    assert (
-        found.scores.final_reward == verdict(problem, questions(problem)[1:], (RIGHT, ERR, RIGHT)).scores.final_reward
-    )
-
-
-def test_passing_over_french_costs() -> None:
-    problem = TEST[0]
-    assert reward(problem, questions(problem)[1:], (RIGHT, ERR, RIGHT)) < reward(problem, questions(problem)[1:])
-    passed_over = verdict(problem, questions(problem)[1:], (RIGHT, ERR, RIGHT)).turn_scores
-    assert passed_over == (1.0, 1.0, 0.0, 1.0), "the judge says which message"
-
-
-def test_a_message_that_takes_no_step_of_the_plan_is_worth_half() -> None:
-    """Otherwise any question would do: each message would be a good one, in a lesson that goes nowhere."""
-    problem = TEST[0]
-    astray = verdict(problem, ["What is your name?", questions(problem)[2], "How old are you?"])
-    assert astray.turn_scores == (1.0, 0.5, 1.0, 0.5)
-    rambling = verdict(problem, ["I am so glad.", questions(problem)[2], "What is your name? How old are you?"])
-    assert rambling.turn_scores == (1.0, 0.0, 1.0, 0.0)
+@pytest.mark.parametrize(
+    ("said", "personas", "turn_scores", "final"),
+    [
+        # What follows a question costs what the criterion weighs.
+        ([f"{question} I love it too." for question in ASKED[1:]], (RIGHT, RIGHT, RIGHT), None, 0.7),
+        # Passing over French is told by message. Three dots are no help: a training found that they counted.
+        (ASKED[1:], (RIGHT, ERR, RIGHT), (1.0, 1.0, 0.0, 1.0), None),
+        ([question.replace("?", "...") for question in ASKED[1:]], (RIGHT, ERR, RIGHT), (1.0, 1.0, 0.0, 1.0), None),
+        # A message that takes no step of the plan is worth half, or any question would do.
+        (["What is your name?", ASKED[2], "How old are you?"], (RIGHT,) * 3, (1.0, 0.5, 1.0, 0.5), None),
+        (["I am so glad.", ASKED[2], "What is your name? How old are you?"], (RIGHT,) * 3, (1.0, 0.0, 1.0, 0.0), None),
+    ],
+)
+def test_what_is_not_the_next_question_costs(said, personas, turn_scores, final) -> None:
+    found = verdict(LESSON, said, personas)
+    assert turn_scores is None or found.turn_scores == turn_scores
+    assert final is None or found.scores.final_reward == pytest.approx(final)
+    assert found.scores.final_reward < reward(LESSON, ASKED[1:])
 
 
 def test_training_and_evaluation_play_in_the_same_classroom() -> None:
@@ -207,14 +197,6 @@ def test_a_cpu_that_is_slow_in_bfloat16_trains_in_float32_and_a_run_goes_on_as_i
     prepare_folder(commands)
     monkeypatch.setattr(small_tutor, "has_fast_bfloat16", lambda: not fast)
     assert small_tutor.arithmetic_of_run(tmp_path / "run") == sorted(chosen)
-
-
-def test_what_linux_says_of_a_cpu_tells_whether_bfloat16_is_fast(tmp_path: Path) -> None:
-    found = tmp_path / "cpuinfo"
-    for flags, fast in {"fpu avx512_bf16 avx512_fp16": False, "fpu amx_bf16 amx_tile": True}.items():
-        found.write_text(f"model name\t: amx_bf16 in the name\nflags\t\t: {flags}\n", encoding="utf-8")
-        assert has_fast_bfloat16(found) == fast
-    assert not has_fast_bfloat16(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-NVIDIA_SMI = """#!/bin/sh
-arguments="$*"
+from tests.support.programs import write_script
+
+NVIDIA_SMI = """arguments="$*"
 case "$arguments" in
   *--id=*) ids=${{arguments#*--id=}}; ids=$(echo "${{ids%% *}}" | tr , " ") ;;
   *) ids="{ids}" ;;
@@ -41,8 +42,7 @@ def fake_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         (programs / "gpus.txt").write_text("".join(lines), encoding="utf-8")
         ids = range(count)
         script = NVIDIA_SMI.format(ids=" ".join(map(str, ids)), lines=programs / "gpus.txt")
-        (programs / "nvidia-smi").write_text(script, encoding="utf-8")
-        (programs / "nvidia-smi").chmod(0o755)
+        write_script(programs / "nvidia-smi", script)
         monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible_gpus(count))
 

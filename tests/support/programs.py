@@ -1,8 +1,9 @@
-"""Runs a program of the project to its end."""
+"""Programs: those of the project run to their end, and scripts that stand in for others."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from classroom_rl.system.shipped import ROOT
 
@@ -18,3 +19,11 @@ def run_program(*command: str, **environment: str) -> subprocess.CompletedProces
         timeout=600,
         check=False,
     )
+
+
+def write_script(path: Path, lines: str) -> Path:
+    """Write an executable shell script, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path

@@ -1,13 +1,17 @@
-"""Imports of large libraries, and what programs import."""
+"""A program's start: imports of large libraries, how threads wait, and what the CPU can do."""
 
 import gc
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from classroom_rl.system.startup import large_imports
-from tests.conftest import ROOT
+from classroom_rl.system.startup import (
+    OPENMP_VARIABLES,
+    SHORT_WAIT,
+    has_fast_bfloat16,
+    large_imports,
+    short_openmp_wait,
+)
 
 
 def test_no_garbage_is_collected_while_modules_are_imported() -> None:
@@ -26,6 +30,14 @@ def test_no_garbage_is_collected_while_modules_are_imported() -> None:
         gc.enable()
 
 
-def test_a_fine_tuning_does_not_import_vllm() -> None:
-    command = "import sys; import classroom_rl.trainer.sft.run; sys.exit('vllm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=False).returncode == 0
+def test_what_linux_says_of_a_cpu_tells_whether_bfloat16_is_fast(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    for flags, fast in {"fpu avx512_bf16 avx512_fp16": False, "fpu amx_bf16 amx_tile": True}.items():
+        info.write_text(f"model name\t: amx_bf16 in the name\nflags\t\t: {flags}\n", encoding="utf-8")
+        assert has_fast_bfloat16(info) == fast
+    assert not has_fast_bfloat16(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("given", OPENMP_VARIABLES)
+def test_a_user_who_set_how_threads_wait_is_left_alone(given: str) -> None:
+    assert short_openmp_wait({}) == SHORT_WAIT and short_openmp_wait({given: "1"}) == {}

@@ -21,11 +21,14 @@ class MemoryWatch:
     Args:
         used: returns the bytes in use.
         every_s: seconds between samples.
+
+    Attributes:
+        samples: the time of each sample (as of `time.time()`), and the bytes in use.
     """
 
     def __init__(self, used: Callable[[], int], every_s: float = _SECONDS_BETWEEN_SAMPLES):
         self._used, self._every_s = used, every_s
-        self._samples: list[tuple[float, int]] = []
+        self.samples: list[tuple[float, int]] = []
         self._failure: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True, name="memory watch")
@@ -47,14 +50,14 @@ class MemoryWatch:
         """
         if self._failure is not None:
             raise self._failure
-        in_range = [used for timestamp, used in self._samples if first <= timestamp <= last]
-        before = [used for timestamp, used in self._samples if timestamp < first]
+        in_range = [used for timestamp, used in self.samples if first <= timestamp <= last]
+        before = [used for timestamp, used in self.samples if timestamp < first]
         return max(in_range, default=before[-1] if before else 0)
 
     def _sample(self) -> None:
         try:
             while not self._stop.is_set():
-                self._samples.append((time.time(), self._used()))
+                self.samples.append((time.time(), self._used()))
                 self._stop.wait(self._every_s)
         except Exception as failure:  # raised by `peak`, in the caller's thread
             self._failure = failure
