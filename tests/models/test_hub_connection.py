@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -48,9 +48,13 @@ def hub(kind: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.fixture
-def asked_anew():
+def endpoint_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the Hub's address, which is asked anew. It counts as online."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub_connection.why_unreachable.cache_clear()
-    yield
+    yield lambda address: monkeypatch.setattr(constants, "ENDPOINT", address)
     hub_connection.why_unreachable.cache_clear()
 
 
@@ -74,46 +78,35 @@ def test_a_dry_run_asks_a_hub_out_of_reach_once_for_all_models(kind, tmp_path):
         assert why in line and "its size is not known, and so not what it needs of the memory" in line
 
 
-def test_a_connection_that_is_refused_is_told_from_one_that_hangs(monkeypatch, asked_anew):
-    from huggingface_hub import constants
-
+def test_a_connection_that_is_refused_is_told_from_one_that_hangs(endpoint_is):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    endpoint_is(f"http://127.0.0.1:{port}")
     assert "cannot be reached" in hub_connection.why_unreachable()
     with pytest.raises(NotEstimated, match="cannot be reached.*has not been fetched before: its size is not known"):
         read_shape("nobody/of-this-name")
 
 
-def test_names_that_are_not_resolved_in_time_are_not_waited_for(monkeypatch, asked_anew):
+def test_names_that_are_not_resolved_in_time_are_not_waited_for(endpoint_is, monkeypatch):
     """A resolver cannot be interrupted, and it has no limit of its own that a client could set."""
-    from huggingface_hub import constants
-
     resolved = threading.Event()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_connection, "ANSWERS_WITHIN_S", 0.05)
     monkeypatch.setattr(hub_connection, "_ask", lambda endpoint: resolved.wait(60) and None)
     assert "does not answer within 0.05 s" in hub_connection.why_unreachable()
     resolved.set()
 
 
-def test_offline_nothing_is_asked(monkeypatch, asked_anew):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def test_offline_nothing_is_asked(endpoint_is, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with hub(HERE) as (endpoint, requests):
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        endpoint_is(endpoint)
         assert hub_connection.why_unreachable() == "HF_HUB_OFFLINE is set"
     assert not requests
 
 
-def test_a_hub_that_answers_is_asked_for_models_and_a_folder_needs_none(monkeypatch, asked_anew, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def test_a_hub_that_answers_is_asked_for_models_and_a_folder_needs_none(endpoint_is, tmp_path):
     with hub(HERE) as (endpoint, requests):
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        endpoint_is(endpoint)
         assert hub_connection.read_options(str(tmp_path)) == {} and not requests
         assert hub_connection.read_options("nobody/of-this-name") == {} and len(requests) == 1
         assert hub_connection.why_unreachable() is None and len(requests) == 1

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +31,8 @@ from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
 from classroom_rl.trainer.grpo.trl_hooks import _without_dropout
 from classroom_rl.trainer.session import _warn_about_learning_rate
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
-from tests.conftest import ROOT, on_this_machine
-from tests.support.lora_engine import PROMPT
+from tests.conftest import on_this_machine
+from tests.support.lora_engine import PROMPT, lora_engine
 from tests.trainer.test_sharded_save import model_from_folder, weights_in
 
 LORA = {"rank": 5, "alpha": 20, "dropout": 0.0}
@@ -118,11 +116,16 @@ def test_what_peft_would_refuse_is_refused_with_the_rule(schema: str, key: str, 
         load(classes[schema][0], schema, [f"{name}={value}"], classes[schema][1])
 
 
-def test_an_adapter_that_no_engine_serves_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lora.bias is all; vLLM serves no adapters with biases"):
-        loaded("teacher_model.lora.bias=all")
-    with pytest.raises(ConfigError, match="lora.rank is 513; it must be from 1 to 512"):
-        loaded("teacher_model.lora.rank=513")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("bias=all", "lora.bias is all; vLLM serves no adapters with biases"),
+        ("rank=513", "lora.rank is 513; it must be from 1 to 512"),
+    ],
+)
+def test_an_adapter_that_no_engine_serves_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(f"teacher_model.lora.{override}")
 
 
 def test_muon_is_for_a_models_own_weights() -> None:
@@ -248,41 +251,59 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_published_weights_of_another_kind_are_refused(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, lora = str(published.parent / "base"), LoraConfig(enable=True, **LORA)
-    check_published(published, base, lora)
+SERVED = LoraConfig(enable=True, **LORA)
+
+
+def rename_weights(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").rename(adapter / "model.safetensors")
+
+
+def damage_config(adapter: Path) -> None:
+    (adapter / "adapter_config.json").write_text("[")
+
+
+@pytest.mark.parametrize(
+    ("folder", "model", "lora", "message"),
+    [
+        ("v1", "base", None, "holds an adapter, but this server was started with .*lora.enable=false"),
+        ("base", "base", SERVED, "holds whole weights, but this server .*lora.enable=true"),
+        ("v1", "some/model", SERVED, "an adapter for another base, .*/base; the teacher here is some/model"),
+        ("v1", "base", replace(SERVED, rank=4), "of rank 5, but this server was .* teacher_model.lora.rank=4"),
+        (rename_weights, "base", SERVED, "holds no adapter_model.safetensors"),
+        (damage_config, "base", SERVED, r"adapter_config\.json is damaged"),
+    ],
+)
+def test_published_weights_of_another_kind_are_refused(
+    folder, model, lora, message, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(published.parent)
-    check_published(published, "base", lora)
-    with pytest.raises(DataError, match="holds an adapter, but this server was started with .*lora.enable=false"):
-        check_published(published, base, None)
-    with pytest.raises(DataError, match="holds whole weights, but this server .*lora.enable=true"):
-        check_published(Path(base), base, lora)
-    with pytest.raises(DataError, match=rf"an adapter for another base, {base}; the teacher here is some/model"):
-        check_published(published, "some/model", lora)
-    with pytest.raises(DataError, match="of rank 5, but this server was started with teacher_model.lora.rank=4"):
-        check_published(published, base, replace(lora, rank=4))
-    (published / "adapter_model.safetensors").rename(published / "model.safetensors")
-    with pytest.raises(DataError, match="holds no adapter_model.safetensors"):
-        check_published(published, base, lora)
-    (published / "adapter_config.json").write_text("[")
-    with pytest.raises(DataError, match=r"adapter_config\.json is damaged"):
-        check_published(published, base, lora)
+    check_published(published, "base", SERVED)
+    check_published(published, str(published.parent / "base"), SERVED)
+    if callable(folder):
+        folder(published)
+        folder = "v1"
+    with pytest.raises(DataError, match=message):
+        check_published(Path(folder), model, lora)
 
 
-def test_a_checkpoint_of_another_kind_is_refused(published: Path) -> None:
-    base, lora = str(published.parent / "base"), LoraConfig(enable=True, **LORA)
-    check_checkpoint(published, base, lora)
-    check_checkpoint(Path(base), base, None)
-    for folder, wanted, message in (
-        (published, None, "was made with LoRA, but this training is without it"),
-        (Path(base), lora, "was made without LoRA, but this training is with it"),
-        (published, replace(lora, rank=6), "was made with lora.rank=5, not 6"),
-        (published, replace(lora, alpha=1), "was made with lora.alpha=20, not 1"),
-    ):
-        with pytest.raises(ConfigError, match=f"{message}.*another logging.save_dir"):
-            check_checkpoint(folder, base, wanted)
-    with pytest.raises(ConfigError, match="holds an adapter for another base, .*, not for some/model"):
-        check_checkpoint(published, "some/model", lora)
+@pytest.mark.parametrize(
+    ("folder", "model", "lora", "message"),
+    [
+        ("v1", "base", None, "was made with LoRA, but this training is without it"),
+        ("base", "base", SERVED, "was made without LoRA, but this training is with it"),
+        ("v1", "base", replace(SERVED, rank=6), "was made with lora.rank=5, not 6"),
+        ("v1", "base", replace(SERVED, alpha=1), "was made with lora.alpha=20, not 1"),
+        ("v1", "some/model", SERVED, "holds an adapter for another base, .*, not for some/model"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused(
+    folder, model, lora, message, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(published.parent)
+    check_checkpoint(published, "base", SERVED)
+    check_checkpoint(Path("base"), "base", None)
+    with pytest.raises(ConfigError, match=f"{message}.*another logging.save_dir"):
+        check_checkpoint(Path(folder), model, lora)
 
 
 def test_an_adapter_is_no_model_and_the_merged_one_beside_it_is_named(published: Path) -> None:
@@ -328,28 +349,8 @@ def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(tm
 
 @pytest.fixture(scope="module")
 def ask(world: Path) -> Iterator[Callable[..., SimpleNamespace]]:
-    """An engine of its own, which is asked with `ask(folder, version)`."""
-    arguments = [str(world / "blank"), json.dumps(LORA)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lora_engine", *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def ask(folder: Path | str = "", version: int = 0) -> SimpleNamespace:
-        process.stdin.write(f"{folder}\t{version}\n")
-        process.stdin.flush()
-        line = next(line for line in process.stdout if line.startswith("answer "))
-        return SimpleNamespace(**json.loads(line.removeprefix("answer ")))
-
-    try:
+    with lora_engine(world / "blank", LORA) as ask:
         yield ask
-    finally:
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()
 
 
 @pytest.mark.gpu

@@ -6,21 +6,28 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 import classroom_rl.engines.vllm.engine
-import classroom_rl.environments.classroom.roles
 from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, EngineFailure
 from classroom_rl.memory.report import report
-from classroom_rl.models.pretrained import check_model, load_tokenizer, save_tokenizer, why_unfit
+from classroom_rl.models.pretrained import (
+    check_model,
+    context_length,
+    load_tokenizer,
+    save_tokenizer,
+    too_long_for,
+    why_unfit,
+)
 from classroom_rl.rollout.chat_template import encode_chat, encode_text
 from classroom_rl.server.open_models import open_roles
 from tests.rollout.test_chat_template import NO_SYSTEM
@@ -179,11 +186,7 @@ def test_a_tokenizer_that_contradicts_its_model_is_refused_in_a_dry_run_and_befo
     damage(model)
     with pytest.raises(ConfigError, match=f"^{KEY}: .*{message}") as caught:
         load_tokenizer(KEY, str(model))
-    config = load(TrainRLConfig, "train_rl", [])
-    config.teacher_model.model_name_or_path = str(model)
-    config.student_model.model_name_or_path = str(world / "blank")
-    for seated in (config.teacher_model, config.student_model):
-        seated.vllm.max_length = 1024
+    config = configured(model, world / "blank")
     assert report(config, None).refusals == [str(caught.value)]
     monkeypatch.setattr(classroom_rl.engines.vllm.engine.VllmEngine, "start", None)
     with pytest.raises(ConfigError, match=message):
@@ -270,30 +273,38 @@ def test_a_name_that_is_not_on_the_hub_is_named(monkeypatch: pytest.MonkeyPatch)
         check_model(KEY, "nobody/nothing")
 
 
+def configured(teacher: Path, student: Path, max_length: int = 1024) -> TrainRLConfig:
+    config = load(TrainRLConfig, "train_rl", [])
+    for model, folder in ((config.teacher_model, teacher), (config.student_model, student)):
+        model.model_name_or_path, model.vllm.max_length = str(folder), max_length
+    return config
+
+
 @pytest.mark.parametrize("role", ["teacher", "student"])
-def test_the_server_refuses_a_damaged_model_before_any_engine_starts(model: Path, world: Path, monkeypatch, role: str):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_weights, "missing or damaged"),
+        (
+            write("chat_template.jinja", "{{ raise_exception('Only tools may speak') }}"),
+            "{role}_model.model_name_or_path: {model}: .*Only tools may speak",
+        ),
+        (
+            edit("config.json", max_position_embeddings=512),
+            "^{role}_model.vllm.max_length is 1024, but {model} .* at most 512 tokens",
+        ),
+    ],
+    ids=["weights", "template", "context"],
+)
+def test_the_server_refuses_a_model_before_any_engine_starts(model, world, monkeypatch, role, damage, message) -> None:
     async def start(*_: object) -> None:
         raise AssertionError("an engine was started")
 
     monkeypatch.setattr(classroom_rl.engines.vllm.engine.VllmEngine, "start", start)
-    cut_weights(model)
-    config = load(TrainRLConfig, "train_rl", [])
-    for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
-        seated.model_name_or_path = str(model if name == role else world / "blank")
-    opening = open_roles(config, {}, model)
-    with pytest.raises(ConfigError, match="missing or damaged"):
-        opening.send(None)
-
-
-@pytest.mark.parametrize("role", ["teacher", "student"])
-def test_the_server_refuses_an_unusable_chat_template_before_any_engine_starts(model: Path, world: Path, role: str):
-    write("chat_template.jinja", "{{ raise_exception('Only tools may speak') }}")(model)
-    config = load(TrainRLConfig, "train_rl", [])
-    for name, seated in (("teacher", config.teacher_model), ("student", config.student_model)):
-        seated.model_name_or_path = str(model if name == role else world / "blank")
-    opening = open_roles(config, {}, model)
-    with pytest.raises(ConfigError, match=f"^{role}_model.model_name_or_path: {model}: .*Only tools may speak"):
-        opening.send(None)
+    damage(model)
+    config = configured(*((model, world / "blank") if role == "teacher" else (world / "blank", model)))
+    with pytest.raises(ConfigError, match=message.format(role=role, model=model)):
+        open_roles(config, {}, model).send(None)
 
 
 def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch, caplog):
@@ -301,9 +312,7 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
         raise EngineFailure("none here")
 
     monkeypatch.setattr("classroom_rl.server.open_models._start_engines", no_engines)
-    config = load(TrainRLConfig, "train_rl", [])
-    for seated in (config.teacher_model, config.student_model):
-        seated.model_name_or_path, seated.vllm.max_length = str(model), 1024
+    config = configured(model, model)
     own = (model / "chat_template.jinja").read_text(encoding="utf-8")
     for template, told in ((own, False), (NO_SYSTEM, True)):
         caplog.clear()
@@ -322,3 +331,100 @@ def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pyt
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", from_engine_args)
     classroom_rl.engines.vllm.engine.load_engine(ModelConfig("some/model"), seed=1, sleep_mode=False, runner="generate")
     assert (asked["load_format"], asked["trust_remote_code"]) == ("safetensors", False)
+
+
+# The longest context ------------------------------------------------------------------------------------------------
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float32",
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 1e4}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CASES = {
+    "as it is": ({}, 2048),
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 4096),
+    "dynamic": ({"rope_scaling": {"rope_type": "dynamic", "factor": 1.5}}, 3072),
+    "yarn": ({"max_position_embeddings": 8192, "rope_scaling": YARN}, 8192),
+    "llama 3": ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 1024}}, 2048),
+    "a shorter length besides": ({"max_seq_len": 1024}, 1024),
+    "a longer one besides": ({"model_max_length": 4096}, 4096),
+    "gemma 3": (
+        {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 512, "head_dim": 16},
+        2048,
+    ),
+    "gpt 2": (
+        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_positions": 512, "n_embd": 64, "n_head": 4},
+        512,
+    ),
+}
+
+
+def write_model(folder: Path, changes: dict) -> Path:
+    settings = LLAMA | changes
+    if settings["model_type"] == "gpt2":
+        del settings["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def by_vllm(model: Path, length: int) -> int:
+    """What vLLM makes of a wanted length; it raises a ValueError if that is too long."""
+    from vllm.config.model import _get_and_verify_max_len
+    from vllm.transformers_utils.config import get_config
+    from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+
+    found = get_config(str(model), trust_remote_code=False)
+    shape = SimpleNamespace(
+        derived_max_model_len_and_key=ModelArchConfigConvertorBase(found, found).derive_max_model_len_and_key()
+    )
+    return _get_and_verify_max_len(found, shape, None, length, disable_sliding_window=False, sliding_window=None)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_context_is_as_long_as_vllm_takes_it(case: str, tmp_path: Path) -> None:
+    changes, length = CASES[case]
+    model = write_model(tmp_path, changes)
+    assert context_length(AutoConfig.from_pretrained(model)) == length
+    assert by_vllm(model, length) == length
+    with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
+        by_vllm(model, length + 1)
+
+
+def test_a_length_beyond_the_context_is_refused_unless_vllm_was_told_to_allow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AutoConfig.from_pretrained(write_model(tmp_path, {}))
+    assert too_long_for("key", "model", config, 2048) is None
+    assert "key is 2049, but model was made for at most 2048 tokens" in too_long_for("key", "model", config, 2049)
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert too_long_for("key", "model", config, 2049) is None
+
+
+def test_a_configuration_that_names_no_length_takes_any(tmp_path: Path) -> None:
+    config = AutoConfig.from_pretrained(write_model(tmp_path, {"model_type": "mamba"}))
+    for name in ("max_position_embeddings", "model_max_length"):
+        if hasattr(config, name):
+            delattr(config, name)
+    assert context_length(config) is None and too_long_for("key", "model", config, 10**6) is None
+
+
+QUANTISED = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
+
+
+@pytest.mark.parametrize("changes", [{}, QUANTISED], ids=["known size", "size not reckoned"])
+def test_a_dry_run_refuses_every_role_whose_context_is_too_long(changes: dict, tmp_path: Path) -> None:
+    config = configured(write_model(tmp_path, changes), tmp_path, max_length=2048)
+    assert report(config, None).refusals == []
+    config.teacher_model.vllm.max_length = 6144
+    (refusal,) = report(config, None).refusals
+    message = f"teacher_model.vllm.max_length is 6144, but {tmp_path} was made for at most 2048 tokens"
+    assert refusal.startswith(message) and "set teacher_model.vllm.max_length=2048 or less" in refusal

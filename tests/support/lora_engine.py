@@ -1,5 +1,5 @@
 """Runs a single engine that answers each line of stdin with a line on stdout. tests/models/test_lora.py and
-tests/engines/vllm/test_worker_extension.py start it.
+tests/engines/vllm/test_worker_extension.py start it with `lora_engine`.
 
 A line is empty, or names a folder to load and the number of its policy version. The answer holds the log-probs of one
 sampled turn and of one at a lower temperature, the policy version that sampled it, the ids of the adapters in vLLM, and
@@ -8,8 +8,13 @@ whether vLLM uses its newer model runner.
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from classroom_rl.config.base import GenerationConfig, LoraConfig, VllmConfig
 from classroom_rl.config.train_rl import TeacherModelConfig
@@ -17,10 +22,36 @@ from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.errors import DataError
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import Sampling
-from tests.conftest import GPU_SHARE
+from tests.conftest import GPU_SHARE, ROOT
 
 COOLER = 0.5
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12] * 8  # longer than a block of vLLM's prefix cache
+
+
+@contextmanager
+def lora_engine(model: Path, lora: dict | None, **environment: str) -> Iterator[Callable[..., SimpleNamespace]]:
+    """The engine in a process of its own, which is asked with `ask(folder, version)`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.lora_engine", str(model), json.dumps(lora)],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def ask(folder: Path | str = "", version: int = 0) -> SimpleNamespace:
+        process.stdin.write(f"{folder}\t{version}\n")
+        process.stdin.flush()
+        line = next(line for line in process.stdout if line.startswith("answer "))
+        return SimpleNamespace(**json.loads(line.removeprefix("answer ")))
+
+    try:
+        yield ask
+    finally:
+        process.stdin.close()
+        process.wait(120)
+        process.stdout.close()
 
 
 async def answer(engine: VllmEngine, folder: str, version: str) -> dict:

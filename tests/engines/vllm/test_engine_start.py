@@ -8,23 +8,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.metrics.loggers import StatLoggerManager
 
 import classroom_rl.engines.vllm.engine_base
 import classroom_rl.server.open_models
 from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
 from classroom_rl.config.values import PHASED
 from classroom_rl.engines.vllm.engine import VllmEngine
+from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.engine_start import start_engine
-from classroom_rl.engines.vllm.role_metrics import in_words, metrics_of, own_metrics
 from classroom_rl.errors import EngineFailure
 from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.rollout.environment import LoadedModels
@@ -37,22 +32,6 @@ NAMES = (*CORES, *OPENMP_VARIABLES)
 TEACHER = ModelConfig("teacher", VllmConfig(cpu_kvcache_gib=1, cpu_cores="0"))
 STUDENT = ModelConfig("student", VllmConfig(cpu_kvcache_gib=3))
 DEADLINE_S = 60
-
-
-def test_the_metrics_of_each_role_outlive_the_start_of_the_next_engine(world: Path) -> None:
-    """Also where two roles are played by the same model, whose metrics have the same labels otherwise."""
-    config = AsyncEngineArgs(model=str(world / "blank"), max_model_len=256).create_engine_config()
-    running = {}
-    for number, role in enumerate(("teacher", "student", "reward"), 1):
-        manager = StatLoggerManager(config, custom_stat_loggers=[own_metrics()])
-        manager.stat_loggers[-1].counter_generation_tokens[0].inc(number)
-        running[role] = SimpleNamespace(logger_manager=manager)
-    text = in_words({role: metrics_of(engine) for role, engine in running.items()}).decode()
-    families = {each.name: each for each in text_string_to_metric_families(text)}
-    generated = {each.labels["role"]: each.value for each in families["vllm:generation_tokens"].samples}
-    assert generated == {"teacher": 1, "student": 2, "reward": 3}
-    assert len(families) == text.count("# TYPE") > 20
-    assert "vllm:" not in generate_latest().decode()
 
 
 def _report(answers: Connection) -> None:
@@ -112,6 +91,23 @@ def test_no_turn_waits_for_kernels_that_are_compiled_first(monkeypatch, given: s
     if given is not None:
         monkeypatch.setenv(name, given)
     assert start_engine(TEACHER, lambda: os.environ[name])[0] == wanted
+
+
+@pytest.mark.parametrize(("set_before", "method"), [(None, "spawn"), ("fork", "fork")])
+def test_engines_spawn_their_processes_unless_told_otherwise(set_before, method, monkeypatch):
+    """vLLM forks on GPUs, but its CPU build never does. So the test asks before vLLM knows its platform."""
+    from vllm.utils.system_utils import get_mp_context
+
+    class Engine(EngineProcess):
+        @staticmethod
+        def _load(*_):
+            raise ValueError(get_mp_context().get_start_method())
+
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", set_before or "")
+    if set_before is None:
+        monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
+    with pytest.raises(EngineFailure, match=f"could not load m: {method}$"):
+        asyncio.run(Engine.start(ModelConfig("m"), 1, GenerationConfig()))
 
 
 def test_an_engine_that_fails_before_it_has_a_process_leaves_the_environment_as_it_was() -> None:

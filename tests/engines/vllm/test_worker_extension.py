@@ -3,10 +3,7 @@ CPUs. Both run here on the CPU, the newer one with Triton's interpreter, because
 work with both."""
 
 import copy
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +18,7 @@ from classroom_rl.models.policy_folder import write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from tests.conftest import ROOT
 from tests.models.test_lora import LORA, adapted, publish, scores, step
-from tests.support.lora_engine import COOLER, PROMPT
+from tests.support.lora_engine import COOLER, PROMPT, lora_engine
 
 pytestmark = pytest.mark.full  # the interpreter takes seconds for a sentence
 
@@ -36,29 +33,14 @@ def engine(model: Path, lora: dict | None, runner: str) -> Iterator[Callable[...
         own_path = ROOT / "tests" / "support" / "triton_interpreter"
         environment["TRITON_INTERPRET"] = "1"
         environment["PYTHONPATH"] = f"{own_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lora_engine", str(model), json.dumps(lora)],
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    with lora_engine(model, lora, **environment) as ask_it:
 
-    def ask(folder: Path | str = "", version: int = 0) -> SimpleNamespace:
-        process.stdin.write(f"{folder}\t{version}\n")
-        process.stdin.flush()
-        line = next(line for line in process.stdout if line.startswith("answer "))
-        answer = SimpleNamespace(**json.loads(line.removeprefix("answer ")))
-        assert answer.newer_runner == (runner == "newer") and answer.version == version
-        return answer
+        def ask(folder: Path | str = "", version: int = 0) -> SimpleNamespace:
+            answer = ask_it(folder, version)
+            assert answer.newer_runner == (runner == "newer") and answer.version == version
+            return answer
 
-    try:
         yield ask
-    finally:
-        process.stdin.close()
-        process.wait(120)
-        process.stdout.close()
 
 
 def assert_said_by(model: torch.nn.Module, answer: SimpleNamespace, *others: torch.nn.Module) -> None:

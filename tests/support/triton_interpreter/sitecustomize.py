@@ -1,7 +1,7 @@
 """Lets vLLM's CPU build use Triton through its interpreter (TRITON_INTERPRET=1), which computes kernels in Python.
 
-The engines of engines/vllm/test_worker_extension.py have this folder on their path. vLLM asks whether Triton has a backend
-called `cpu`. The interpreter needs none, so the backend here only has to exist.
+The engines of engines/vllm/test_worker_extension.py have this folder on their path. vLLM asks whether Triton has a
+backend called `cpu`. The interpreter needs none, so the backend here only has to exist.
 """
 
 from importlib import import_module

@@ -1,0 +1,190 @@
+"""The precision of a training: accelerate and DeepSpeed are set up for the one of `train.dtype`, or refused."""
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl.trainer import grpo_trainer
+
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.cli import main as launcher
+from classroom_rl.memory.sources import NotEstimated
+from classroom_rl.models.precision import PRECISIONS, check_precision
+from classroom_rl.trainer.grpo import run as grpo_run
+from classroom_rl.trainer.grpo.config import grpo_config
+from classroom_rl.trainer.model_loading import device_for_weights, models_go_to, weights_dtype
+
+TRAINED = sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml"))
+LAUNCHED = sorted(path.stem for path in (ROOT / "config/deepspeed").glob("*.yaml"))
+PAIRS = {(name, "1GPU") for name in TRAINED} | {(name, file) for name in ("quickstart", "7b") for file in LAUNCHED}
+"""Every configuration under one launch, and one of either precision under every launch."""
+
+
+def trained(*arguments: str) -> TrainRLConfig:
+    return load(TrainRLConfig, "train_rl", arguments, check_train_rl)
+
+
+@pytest.fixture
+def options_for_trl(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainRLConfig], SimpleNamespace]:
+    """The options that TRL's GRPOConfig would get; the class itself would set up the processes."""
+    monkeypatch.setattr("classroom_rl.trainer.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
+    return lambda config: grpo_config(config, Path("runs/nowhere"))
+
+
+@pytest.fixture
+def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
+    """Sets the environment variables that `accelerate launch` with these flags sets for the trainer."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+    def launch(flags: list[str]) -> None:
+        arguments, defaults, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
+        arguments.deepspeed_fields_from_accelerate_config = ",".join([*defaults.deepspeed_config, "mixed_precision"])
+        _, environment = prepare_deepspeed_cmd_env(arguments)
+        for name in [each for each in os.environ if each.startswith("ACCELERATE_")]:
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            if name.startswith("ACCELERATE_"):
+                monkeypatch.setenv(name, value)
+        monkeypatch.setenv("WORLD_SIZE", str(arguments.num_processes))
+
+    return launch
+
+
+@pytest.mark.parametrize(("name", "launched"), sorted(PAIRS))
+def test_every_configuration_trains_in_its_precision_under_every_launch(
+    name, launched, gpus, accelerated, options_for_trl, monkeypatch, capsys
+):
+    from accelerate import DeepSpeedPlugin
+
+    def nothing(name: str) -> None:
+        raise NotEstimated(f"nobody is asked for {name}")
+
+    gpus(4)
+    monkeypatch.setattr("classroom_rl.memory.report.read_shape", nothing)
+    file = f"config/deepspeed/{launched}.yaml"
+    config = trained("--config-name", name)
+    assert launcher(["--config-name", name, "--config_file", file, "dry_run=true"]) == 0
+    trainer = next(
+        shlex.split(line) for line in capsys.readouterr().out.splitlines() if " classroom_rl.launch.train" in line
+    )
+    by_launcher = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("--module")]
+    wanted = PRECISIONS[config.train.dtype]
+    assert by_launcher == ["--config_file", file, "--mixed_precision", wanted]
+    for flags in (by_launcher, ["--config_file", file]):  # the second as typed by a user
+        accelerated(flags)
+        check_precision(config.train.dtype, os.environ)
+        options = options_for_trl(config)
+        assert (options.bf16, options.fp16) == (wanted == "bf16", wanted == "fp16")
+        assert options.optim == config.train.optimizer
+        plugin = DeepSpeedPlugin()  # what transformers makes of it:
+        told = "bf16" if options.bf16 else "fp16" if options.fp16 else os.environ["ACCELERATE_MIXED_PRECISION"]
+        plugin.set_mixed_precision(told)
+        enabled = {block: plugin.deepspeed_config[block]["enabled"] for block in ("bf16", "fp16")}
+        assert enabled == {"bf16": wanted == "bf16", "fp16": wanted == "fp16"}
+        assert plugin.zero_stage == (3 if "zero3" in launched else 2)
+
+
+@pytest.mark.parametrize(
+    ("told", "dtype", "message"),
+    [
+        ("bf16", "float32", r"mixed_precision bf16, but train.dtype is float32, for which it is no\..*=bfloat16\.$"),
+        ("fp16", "bfloat16", r"mixed_precision fp16, but train.dtype is bfloat16, for which it is bf16\..*=float16\.$"),
+        ("fp8", "bfloat16", r"mixed_precision fp8, .* set it to bf16\.$"),
+    ],
+)
+def test_a_contradiction_of_precisions_is_refused_before_anything_is_loaded(
+    told, dtype, message, tmp_path, monkeypatch, capsys
+):
+    """By the launcher, and by the trainer if accelerate was started by hand."""
+    flags = ["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision", told]
+    assert launcher(["--config-name", "quickstart", f"train.dtype={dtype}", "dry_run=true", *flags]) == 2
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_precision(dtype, {"ACCELERATE_MIXED_PRECISION": told})
+    assert str(refused.value).partition(" mixed_precision ")[2] in capsys.readouterr().err
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    with pytest.raises(ConfigError, match=message):
+        grpo_run.train(trained(f"train.dtype={dtype}", f"logging.save_dir={tmp_path / 'run'}"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_accelerates_no_fits_every_dtype(dtype):
+    for told in (None, "no", PRECISIONS[dtype]):
+        check_precision(dtype, {} if told is None else {"ACCELERATE_MIXED_PRECISION": told})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", None),
+        ('{"bf16": {"enabled": "auto"}}', None),
+        ('{"bf16": {"enabled": true}}', None),
+        ('{"fp16": {"enabled": false}}', None),
+        ('{"bf16": {"enabled": false}}', "bf16.enabled is false in .*zero.json, but train.dtype is bfloat16"),
+        ('{"fp16": {"enabled": true}}', "fp16.enabled is true in .*zero.json, but train.dtype is bfloat16"),
+        ("{", "deepspeed_config_file .*zero.json cannot be read"),
+    ],
+)
+def test_a_deepspeed_file_of_another_precision_is_refused(text, message, tmp_path):
+    (tmp_path / "zero.json").write_text(text, encoding="utf-8")
+    environment = {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "zero.json")}
+    if message is None:
+        check_precision("bfloat16", environment)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            check_precision("bfloat16", environment)
+
+
+# Loading ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_adapter", "with_deepspeed", "loaded_in"),
+    [
+        ("bfloat16", False, False, "float32"),
+        ("bfloat16", True, False, "bfloat16"),
+        ("bfloat16", False, True, "bfloat16"),
+        ("float16", False, True, "float16"),
+        ("float32", False, True, "float32"),
+    ],
+)
+def test_weights_are_loaded_in_the_type_that_they_are_kept_in(
+    dtype, has_adapter, with_deepspeed, loaded_in, monkeypatch, options_for_trl
+):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(with_deepspeed).lower())
+    assert weights_dtype(dtype, has_adapter) == loaded_in
+    config = trained("--config-name", "quickstart", f"train.dtype={dtype}", f"teacher_model.lora.enable={has_adapter}")
+    assert options_for_trl(config).model_init_kwargs["dtype"] == loaded_in
+
+
+def test_policy_and_reference_go_to_their_device_as_they_are_read(world):
+    """TRL asks for no device under DeepSpeed. The device `meta` takes no memory; a model that was loaded to the host
+    first would."""
+    load_as_trl_does = lambda: grpo_trainer.create_model_from_path(  # noqa: E731
+        str(world / "blank"), dtype="bfloat16", device_map=None, use_safetensors=True
+    )
+    with models_go_to(torch.device("meta")):
+        model = load_as_trl_does()
+    assert {each.device.type for each in model.parameters()} == {"meta"} and model.dtype == torch.bfloat16
+    with models_go_to(None):
+        assert {each.device.type for each in load_as_trl_does().parameters()} == {"cpu"}
+    assert {each.device.type for each in load_as_trl_does().parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("device", "zero3", "wanted"), [("cuda:2", False, "cuda:2"), ("cuda:2", True, None), ("cpu", False, None)]
+)
+def test_the_device_is_this_processs_gpu(device, zero3, wanted, monkeypatch):
+    monkeypatch.setattr(
+        "classroom_rl.trainer.model_loading.PartialState", lambda: SimpleNamespace(device=torch.device(device))
+    )
+    monkeypatch.setattr("classroom_rl.trainer.model_loading.is_deepspeed_zero3_enabled", lambda: zero3)
+    assert device_for_weights() == (None if wanted is None else torch.device(wanted))
