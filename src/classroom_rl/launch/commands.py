@@ -17,8 +17,6 @@ from classroom_rl.results.run_folder import METRICS_NAME
 from classroom_rl.system.shipped import ROOT, find_shipped
 
 _HYDRA_FLAGS = ("--config-name", "-cn", "--config-dir", "-cd")
-
-
 _REFUSED_FLAGS = {
     "--multirun": "One launch is one run; start several one after the other.",
     "-m": "One launch is one run of train_rl.py.",
@@ -27,11 +25,7 @@ _REFUSED_FLAGS = {
     "--config-path": "Use --config-dir for a folder of your own.",
     "-cp": "Use --config-dir for a folder of your own.",
 }
-
-
 _FLAGS_WITH_EQUALS_IN_VALUE = ("--rdzv_conf", "--env")
-
-
 OVERRIDE = re.compile(r"~[\w.@/]+$|(~|\+{0,2})[A-Za-z_][\w.@/:-]*=")
 
 
@@ -72,7 +66,8 @@ def split_arguments(arguments: Sequence[str]) -> Arguments:
             split.hydra.append(argument)
             if not equals:
                 if not remaining or remaining[0].startswith("-"):
-                    raise ConfigError(f"{flag} needs a value, for example {flag} {_example(flag)}.")
+                    example = "quickstart" if flag in ("--config-name", "-cn") else "my_configs"
+                    raise ConfigError(f"{flag} needs a value, for example {flag} {example}.")
                 split.hydra.append(remaining.pop(0))
         elif OVERRIDE.match(argument):
             split.hydra.append(argument)
@@ -93,10 +88,6 @@ def _is_value(argument: str, flag: str) -> bool:
 
 def _same_flag(flag: str, name: str) -> bool:
     return flag.replace("-", "_") == name.replace("-", "_")  # accelerate accepts both
-
-
-def _example(flag: str) -> str:
-    return "quickstart" if flag in ("--config-name", "-cn") else "my_configs"
 
 
 ACCELERATE_CONFIGS = ("accelerate", "deepspeed", "fsdp")
@@ -166,12 +157,10 @@ def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
     if flag is not None:
         refuse_other_precision(dtype, flag, "accelerate's flags have")
         return list(flags)
-    refuse_other_precision(dtype, _precision_text(settings.get("mixed_precision")), f"{file} has")
+    told = settings.get("mixed_precision")
+    if told is not None:
+        refuse_other_precision(dtype, "no" if told is False else str(told), f"{file} has")  # YAML's bare `no` is false
     return [*flags, "--mixed_precision", PRECISIONS[dtype]]
-
-
-def _precision_text(value: object) -> str | None:
-    return "no" if value is False else value if value is None else str(value)  # YAML's bare `no` is false
 
 
 def check_accelerate_flags(flags: Sequence[str]) -> None:

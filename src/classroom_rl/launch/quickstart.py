@@ -216,15 +216,12 @@ def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
         _train_and_measure(quickstart, stages, signals)
     with stages.stage("the report", "report"):
         seconds = read_notes(quickstart.folder)["seconds"]
-        write_summary(quickstart.folder, {**_summary_seconds(seconds), "total": round(sum(seconds.values()), 3)})
+        named = {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
+        write_summary(quickstart.folder, {**named, "total": round(sum(seconds.values()), 3)})
         report = write_report(quickstart.folder)
     data = load_run(quickstart.folder)
     print(f"\n{comparison_table(data)}\n\n{describe_learning(learning_of(data)[0])}")
     print(f"\nThe report, to be opened in a browser: {report.resolve()}")
-
-
-def _summary_seconds(seconds: dict[str, float]) -> dict[str, float]:
-    return {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
 
 
 def _train_and_measure(quickstart: QuickstartCommands, stages: Stages, signals: Signals) -> None:

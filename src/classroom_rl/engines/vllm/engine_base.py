@@ -199,7 +199,8 @@ class EngineProcess:
         Raises:
             EngineFailure: if vLLM cannot load it; the message is vLLM's.
         """
-        load = partial(cls._load, model, seed, _needs_sleep_mode(generation))
+        sleep_mode = generation.colocate is not False or generation.schedule == PHASED
+        load = partial(cls._load, model, seed, sleep_mode)
         try:
             engine, pids = await _end_if_cancelled(asyncio.to_thread(start_engine, model, load))
             try:
@@ -338,10 +339,6 @@ class engine_errors:
 
         if isinstance(error, EngineDeadError | EngineGenerateError):
             raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
-
-
-def _needs_sleep_mode(generation: GenerationConfig) -> bool:
-    return generation.colocate is not False or generation.schedule == PHASED
 
 
 async def _end_if_cancelled(

@@ -121,7 +121,9 @@ def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["A
             loading = pool.submit(load)
             process = _wait_for_process(others, loading)
         engine = loading.result()
-    return engine, [] if process is None else _with_descendants(process.pid)
+    if process is None:
+        return engine, []
+    return engine, sorted([process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))])
 
 
 def _wait_for_process(others: set[BaseProcess], loading: Future) -> BaseProcess | None:
@@ -132,10 +134,6 @@ def _wait_for_process(others: set[BaseProcess], loading: Future) -> BaseProcess 
         if started or done:
             return started.pop() if started else None
         wait([loading], _POLL_S)
-
-
-def _with_descendants(pid: int) -> list[int]:
-    return sorted([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))])
 
 
 class _engine_environment:
