@@ -14,7 +14,8 @@ from classroom_rl.config.load import ROOT, command_line
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.launch.quickstart import main as quickstart
-from tests.support.configs import BASE, PROGRAMS, loaded, loaded_text, own_file, run
+from tests.support.configs import BASE, PROGRAMS, loaded, loaded_text, own_file
+from tests.support.programs import run_program
 
 
 @pytest.mark.parametrize("program", ["vllm_server.py", "train_rl.py", "train_sft.py", "eval.py"])
@@ -22,7 +23,7 @@ def test_a_file_of_ones_own_comes_before_the_shipped_one_of_its_name_and_is_name
     folder = program.removesuffix(".py").replace("vllm_server", "train_rl")
     shipped = (ROOT / "config" / folder / "quickstart.yaml").read_text(encoding="utf-8")
     arguments = own_file(tmp_path, f"{shipped}\nseed: 8\n", "quickstart")
-    result = run(program, *arguments, "dry_run=true")
+    result = run_program(program, *arguments, "dry_run=true")
     assert result.returncode == 0, result.stderr
     assert yaml.safe_load(result.stdout)["seed"] == 8
     assert result.stdout.startswith(f"# configuration: {tmp_path / 'quickstart.yaml'}\n")
@@ -183,7 +184,7 @@ def test_a_quoted_text_is_read_as_itself(text):
 
 def test_such_a_yaml_ends_a_program_with_a_message(tmp_path):
     (tmp_path / "loop.yaml").write_text("a: &a [*a]\n", encoding="utf-8")
-    result = run("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "loop", "dry_run=true")
+    result = run_program("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "loop", "dry_run=true")
     assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
 
 
@@ -217,7 +218,7 @@ def test_a_yaml_that_does_not_parse_is_an_error(tmp_path, text, message):
 @pytest.mark.parametrize("text", [b"train: {learning_rate: 1\nseed: 2\n", b"# caf\xe9\nseed: 1\n"])
 def test_a_yaml_that_does_not_parse_ends_a_program_with_a_message(tmp_path, text):
     (tmp_path / "broken.yaml").write_bytes(text)
-    result = run("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "broken")
+    result = run_program("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "broken")
     assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
 
 

@@ -18,7 +18,8 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.launch.before_start import in_force
 from classroom_rl.launch.commands import ACCELERATE_CONFIGS
 from classroom_rl.system.startup import OPENMP_VARIABLES, SHORT_WAIT
-from tests.support.configs import PROGRAMS, SCHEMAS, loaded, run
+from tests.support.configs import PROGRAMS, SCHEMAS, loaded
+from tests.support.programs import run_program
 
 SHIPPED = sorted(
     (path.parent.name, path.name) for folder in SCHEMAS for path in (ROOT / "config" / folder).glob("*.yaml")
@@ -84,7 +85,7 @@ def test_every_schema_can_be_run_dry_and_has_a_run_folder(folder):
 
 
 def dry_run(program: str, *arguments: str, cwd: Path = ROOT) -> dict:
-    result = run(program, *arguments, "dry_run=true", cwd=cwd)
+    result = run_program(program, *arguments, "dry_run=true", cwd=cwd)
     assert result.returncode == 0, result.stderr
     assert program in ("train_sft.py", "eval.py") or "# rewards in force: " in result.stdout
     return yaml.safe_load(result.stdout)
@@ -105,14 +106,14 @@ def test_dry_run_prints_the_config_that_the_launcher_sees_and_ends_well(program,
 
 
 def test_a_mistake_ends_a_program_with_status_2_and_a_message_without_a_traceback():
-    result = run("train_sft.py", "train.learning_rat=1e-3")
+    result = run_program("train_sft.py", "train.learning_rat=1e-3")
     assert result.returncode == 2
     assert "error: There is no config key train.learning_rat. Did you mean train.learning_rate?" in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_multirun_gives_each_run_a_folder_of_its_own(tmp_path):
-    result = run("train_sft.py", "--multirun", "train.learning_rate=1e-3,1e-4", "dry_run=true", cwd=tmp_path)
+    result = run_program("train_sft.py", "--multirun", "train.learning_rate=1e-3,1e-4", "dry_run=true", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     printed = result.stdout
     assert printed.count("save_dir: runs/quickstart/sft/0\n") == printed.count("save_dir: runs/quickstart/sft/1\n") == 1
@@ -121,7 +122,9 @@ def test_a_multirun_gives_each_run_a_folder_of_its_own(tmp_path):
 
 
 def test_a_multirun_takes_several_texts_that_need_quotes(tmp_path):
-    result = run("train_sft.py", "--multirun", "logging.save_dir=runs/lr=1,runs/Übung", "dry_run=true", cwd=tmp_path)
+    result = run_program(
+        "train_sft.py", "--multirun", "logging.save_dir=runs/lr=1,runs/Übung", "dry_run=true", cwd=tmp_path
+    )
     assert result.returncode == 0, result.stderr
     assert re.findall("save_dir: (.*)", result.stdout) == ["runs/lr=1/0", "runs/Übung/1"]
 
@@ -137,7 +140,7 @@ def test_a_run_writes_down_its_config_commit_and_packages(tmp_path):
 
 
 def test_a_dry_run_lists_the_rules_personas_and_rewards_in_force():
-    printed = run("eval.py", "--config-name=small_tutor", "dry_run=true", "server_url=null").stdout
+    printed = run_program("eval.py", "--config-name=small_tutor", "dry_run=true", "server_url=null").stdout
     assert "# judge rules in force: pedagogical_eval" in printed and "# rewards in force: pedagogical × 1" in printed
     assert in_force(loaded("train_rl", "--config-name=quickstart_supervised")) == [
         "judge rules in force: pedagogical_eval (1 × each)",

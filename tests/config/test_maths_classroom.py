@@ -9,7 +9,8 @@ from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import ROOT, to_yaml
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
 from classroom_rl.errors import ConfigError
-from tests.support.configs import loaded, own_file, run
+from tests.support.configs import loaded, own_file
+from tests.support.programs import run_program
 
 MODELS_ALONE = """
 train: {number_of_problems_per_batch: 4, num_samples_per_problem: 4, learning_rate: 1e-6, beta: 0.002, mu: 1,
@@ -60,7 +61,9 @@ def test_what_is_filled_in_is_there_and_is_said_when_a_program_starts(tmp_path):
         for path in name.values() if isinstance(name, dict) else [name]:
             assert (ROOT / path).is_file()
     taking_turns = "generation.schedule=phased"  # its engines ask for more than one GPU together
-    result = run("vllm_server.py", *own_file(tmp_path, MODELS_ALONE), taking_turns, "dry_run=true", HF_HUB_OFFLINE="1")
+    result = run_program(
+        "vllm_server.py", *own_file(tmp_path, MODELS_ALONE), taking_turns, "dry_run=true", HF_HUB_OFFLINE="1"
+    )
     assert result.returncode == 0, result.stderr
     assert "they are those of the maths classroom: generation.teacher_prompt_path=prompt_templates/" in result.stderr
     assert yaml.safe_load(result.stdout)["dataset"]["train_datasets"][0]["name_or_path"] == MATHS_DATASET

@@ -1,14 +1,11 @@
-"""Configurations and programs in tests."""
+"""Configurations in tests."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 
@@ -37,15 +34,3 @@ def own_file(folder: Path, text: str, name: str = "own") -> list[str]:
 def loaded_text(folder: Path, text: str, *overrides: str) -> TrainRLConfig:
     """The training that a YAML of the user's own configures."""
     return loaded("train_rl", *own_file(folder, text), *overrides)
-
-
-def run(program: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
-    """Run one of the programs at the top of the checkout."""
-    return subprocess.run(
-        [sys.executable, str(ROOT / program), *arguments],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )

@@ -8,11 +8,12 @@ from pathlib import Path
 from classroom_rl.system.shipped import ROOT
 
 
-def run_program(*command: str, **environment: str) -> subprocess.CompletedProcess:
+def run_program(program: str, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     """`run_program("train_rl.py", "seed=3")`, or with `-m` and a module first."""
+    file = str(ROOT / program) if program.endswith(".py") else program
     return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
+        [sys.executable, file, *arguments],
+        cwd=cwd,
         env=os.environ | environment,
         capture_output=True,
         text=True,
