@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from classroom_rl.engines.api_engine import ApiEngine
     from classroom_rl.engines.hf_engine import HfEngine
+    from classroom_rl.errors import ClassroomError, ConfigError, DataError, RolloutsStopped, StorageError
     from classroom_rl.rollout.environment import Environment
     from classroom_rl.rollout.rollout_set import RolloutSet
     from classroom_rl.rollout.rollouts import Rollouts
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 __all__ = [
     "ApiEngine",
+    "ClassroomError",
+    "ConfigError",
+    "DataError",
     "Environment",
     "HfEngine",
     "Rollout",
     "RolloutSet",
     "Rollouts",
+    "RolloutsStopped",
     "Step",
+    "StorageError",
     "Tool",
     "ToolLimits",
     "calculator",
@@ -35,12 +41,17 @@ __all__ = [
 ]
 _MODULES = {
     "ApiEngine": "engines.api_engine",
+    "ClassroomError": "errors",
+    "ConfigError": "errors",
+    "DataError": "errors",
     "Environment": "rollout.environment",
     "HfEngine": "engines.hf_engine",
     "Rollout": "rollout.step",
     "RolloutSet": "rollout.rollout_set",
     "Rollouts": "rollout.rollouts",
+    "RolloutsStopped": "errors",
     "Step": "rollout.step",
+    "StorageError": "errors",
     "Tool": "rollout.tools.tool",
     "ToolLimits": "rollout.tools.tool",
     "calculator": "rollout.tools.calculator",

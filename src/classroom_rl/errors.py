@@ -85,7 +85,7 @@ class RolloutsStopped(ClassroomError):
     """Rollouts that could not continue: a user's function raised an error, or the engine died.
 
     Attributes:
-        rollout_id, step: the rollout that stopped first, and the number of the step at which it stopped.
+        rollout_id, step: the rollout that stopped first, and the index of the step at which it stopped, from 0.
         done: the `RolloutSet` of all rollouts up to where each of them stopped; None until it is known.
     """
 

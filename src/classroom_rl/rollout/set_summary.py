@@ -262,7 +262,7 @@ def _draw_ends(axes: "Axes", rollouts: Sequence[Rollout]) -> bool:
 
 
 def _draw_by_step(axes: "Axes", rollouts: Sequence[Rollout]) -> bool:
-    """Mean tokens of a message by step number, and the mean reward of a step if steps were scored."""
+    """Mean tokens of a message by step, counted from 0, and the mean reward of a step if steps were scored."""
     longest = max(len(rollout.steps) for rollout in rollouts)
     if not longest:
         return False
@@ -270,9 +270,11 @@ def _draw_by_step(axes: "Axes", rollouts: Sequence[Rollout]) -> bool:
         [(rollout, rollout.steps[index]) for rollout in rollouts if len(rollout.steps) > index]
         for index in range(longest)
     ]
-    numbers = range(1, longest + 1)
+    numbers = range(longest)
     axes.plot(numbers, [fmean(step.tokens for _, step in steps) for steps in by_index], color="#2457b3", marker=".")
-    axes.set(title="From step to step", xlabel="step", ylabel="mean tokens of a message", ylim=(0, None))
+    axes.set(
+        title="From step to step", xlabel="step (the first is 0)", ylabel="mean tokens of a message", ylim=(0, None)
+    )
     rewards = [
         [rollout.step_rewards[step.index] for rollout, step in steps if rollout.step_rewards] for steps in by_index
     ]
