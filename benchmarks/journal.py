@@ -25,8 +25,7 @@ from statistics import median
 from typing import Any
 
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, conversation_id, read_journal, request_of
-from classroom_rl.rollout.store.journal_index import decompress
-from classroom_rl.rollout.store.journal_segments import segments_folder, segments_of
+from classroom_rl.rollout.store.journal_segments import decompress, segments_folder, segments_of
 
 _LOOK_UPS = 50
 _OPENINGS = 3

@@ -205,7 +205,7 @@ def ask_for_rights(pipe, folder: str) -> None:
 
     import sympy
 
-    from classroom_rl.grading.worker import _drop_privileges, _replace_eval
+    from classroom_rl.grading.checker import _drop_privileges, _replace_eval
 
     _replace_eval()
     _drop_privileges()

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.config.base import DatasetSource
-from classroom_rl.grading.checker import AnswerChecker
+from classroom_rl.grading.checker import AnswerChecker, _are_equal
 from classroom_rl.grading.forms import _as_number, _is_words, _spell_out, _split_unit, _tidy
-from classroom_rl.grading.worker import _are_equal
 from classroom_rl.rollout.datasets import load_problems
 
 FOLDER = Path(__file__).resolve().parents[2] / "data/maths"

@@ -17,8 +17,7 @@ from classroom_rl.config.base import ToolLimitsConfig
 from classroom_rl.rollout.chat_template import ReplyFrame, encode_text
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.tools.calculator import built_in_toolbox
-from classroom_rl.rollout.tools.formats import CLOSE, OPEN
-from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.formats import CLOSE, OPEN, ToolFrame
 from classroom_rl.rollout.tools.tool import ToolLimits
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides, server_with
 from tests.server.test_sampling_service import logprob_differences, request_for

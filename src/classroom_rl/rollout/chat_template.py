@@ -46,7 +46,7 @@ def encode_chat(
     message, or drop one that no user message follows.
 
     Args:
-        tools: the schemas of tools that the template lists; they must not spell markup (tools/frame.py checks it).
+        tools: the schemas of tools that the template lists; they must not spell markup (`ToolFrame` checks it).
 
     Raises:
         ConfigError: if the template rejects that form, too.

@@ -10,7 +10,7 @@ from classroom_rl.rollout.chat_template import Message, encode_chat
 from classroom_rl.rollout.engine import Sampling, TokenEngine
 from classroom_rl.rollout.step import WITH_THINKING, Rollout, Step
 from classroom_rl.rollout.tokens import TokenBuffer
-from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.formats import ToolFrame
 from classroom_rl.rollout.tools.tool import Toolbox
 from classroom_rl.rollout.tools.turn import SampledMessage, chat_with_tools, sample_with_tools, without_tools
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal
-from classroom_rl.rollout.store.journal_index import decompress
-from classroom_rl.rollout.store.journal_segments import segments_of
+from classroom_rl.rollout.store.journal_segments import decompress, segments_of
 
 
 class AnySequence(RuleBasedStateMachine):

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.chat_template import ReplyFrame, encode_chat
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.rollout.tools.formats import CLOSE, OPEN, find_calls, harmless, tools_in_words, with_tools_in_words
-from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.formats import (
+    CLOSE,
+    OPEN,
+    ToolFrame,
+    find_calls,
+    harmless,
+    tools_in_words,
+    with_tools_in_words,
+)
 from classroom_rl.rollout.tools.tool import Tool, tool
 from tests.rollout.test_chat_template import CHATML, make_tokenizer
 from tests.rollout.test_shipped_chat_templates import TAKEN, of, system, tokenizer_for, user

@@ -17,8 +17,7 @@ from classroom_rl.rollout.chat_template import ReplyFrame
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tools.calculator import calculator
-from classroom_rl.rollout.tools.formats import CLOSE, OPEN
-from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.formats import CLOSE, OPEN, ToolFrame
 from classroom_rl.rollout.tools.tool import ERRORS, Tool, Toolbox, ToolLimits, tool
 from classroom_rl.rollout.tools.turn import SampledMessage, chat_with_tools, sample_with_tools
 from tests.rollout.test_chat_template import CHATML, make_tokenizer

@@ -17,7 +17,7 @@ from classroom_rl.rollout.supervision import SampledDraft
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.rollout.tools.calculator import built_in_toolbox
-from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.formats import ToolFrame
 from classroom_rl.rollout.tools.tool import Toolbox, ToolLimits
 from classroom_rl.rollout.tools.turn import SampledMessage, chat_with_tools, sample_with_tools
 

@@ -38,8 +38,17 @@ from pydantic_core import to_jsonable_python
 
 from classroom_rl.errors import StorageError
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.store.journal_index import UNFINISHED, IndexedFile, JournalIndex, decompress, read_index
-from classroom_rl.rollout.store.journal_segments import JournalStream, Segment, segments_folder, segments_of
+from classroom_rl.rollout.store.journal_segments import (
+    UNFINISHED,
+    IndexedFile,
+    JournalIndex,
+    JournalStream,
+    Segment,
+    decompress,
+    read_index,
+    segments_folder,
+    segments_of,
+)
 from classroom_rl.system.storage import storage_errors
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from uuid import uuid4
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import ChatEngine, Completion, Sampling, TokenEngine
-from classroom_rl.rollout.tools.formats import CallsInText, find_calls, results_in_words, with_tools_in_words
-from classroom_rl.rollout.tools.frame import ToolFrame
+from classroom_rl.rollout.tools.formats import CallsInText, ToolFrame, find_calls, results_in_words, with_tools_in_words
 from classroom_rl.rollout.tools.tool import LIMIT, AskedCall, Toolbox, ToolCall, cut_text
 
 _THOUGHT = "<think>\n"
