@@ -34,7 +34,7 @@ from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.sample_batch import ClassroomRollout, to_rollout
 from tests.conftest import free_port, quickstart_overrides
-from tests.rollout.test_durability import save_model
+from tests.models.test_policy_folder import save_model
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import SCORES, serving
 

@@ -24,7 +24,7 @@ from classroom_rl.rollout.store.journal import JOURNAL_NAME
 from classroom_rl.server.client import ClassroomClient
 from tests.chaos.cases import Case, Result, Settings, table
 from tests.chaos.programs import overrides_of, running_server
-from tests.rollout.test_durability import save_model
+from tests.models.test_policy_folder import save_model
 
 GROUPS, GROUP = 4, 8
 WARM_UP = 0.3

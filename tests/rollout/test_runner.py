@@ -1,64 +1,46 @@
-"""Tokens enter the teacher's context through one class, each with its mask and its log-prob."""
+"""Batches of episodes: the event loop stays free, prompts are encoded once, rewards are known when an episode ends."""
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import asyncio
+import json
 
-from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.tokens import TokenBuffer
-
-IDS = st.lists(st.integers(0, 1000), max_size=5)
-PIECES = st.lists(st.tuples(st.booleans(), IDS), max_size=10)
+from classroom_rl.environments.classroom.teacher import TeacherTools
+from classroom_rl.rollout.requests import SampleRequest
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.turned_clock import run
 
 
-def test_sampled_tokens_are_masked_in_and_given_ones_are_not():
-    buffer = TokenBuffer([1, 2])
-    assert buffer.append_sampled([10, 11], [-0.25, -1.5]) == (0, 2)
-    buffer.append_given([90, 91, 92])
-    assert buffer.append_sampled([12], [-3.0]) == (5, 6)
-    assert buffer.prompt_ids == [1, 2]
-    assert buffer.completion_ids == [10, 11, 90, 91, 92, 12]
-    assert buffer.mask == [1, 1, 0, 0, 0, 1]
-    assert buffer.logprobs == [-0.25, -1.5, 0.0, 0.0, 0.0, -3.0]
-    assert buffer.ids == [1, 2, 10, 11, 90, 91, 92, 12]
-    assert len(buffer) == 8
+def test_the_prompt_of_a_group_is_encoded_once(room, generation, monkeypatch):
+    encoded, encode_chat = [], TeacherTools.encode_chat
+    monkeypatch.setattr(TeacherTools, "encode_chat", lambda *given: encoded.append(1) or encode_chat(*given))
+    service = room.open(generation)
+    request = SampleRequest(problems=["a"] * 8 + ["b"] * 8, answers=[""] * 16, request_id="r", seed=1, step=0)
+    records = run(service.sample(request)).conversations
+    assert len(encoded) == 2
+    assert len({tuple(record.prompt_ids) for record in records}) == 2
 
 
-@pytest.mark.parametrize(("ids", "logprobs"), [([1, 2], [-0.1]), ([1], [-0.1, -0.2]), ([], [-0.1]), ([1], [])])
-def test_unequal_lengths_are_refused_and_leave_the_buffer_alone(ids, logprobs):
-    buffer = TokenBuffer([1])
-    with pytest.raises(ValueError, match=f"{len(ids)} sampled tokens came with {len(logprobs)} log-probs"):
-        buffer.append_sampled(ids, logprobs)
-    assert (buffer.completion_ids, buffer.mask, buffer.logprobs) == ([], [], [])
+def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
+    """An answer to a request that comes meanwhile waits for a few conversations, and not for all of them."""
+    said, between = 0, []
 
+    def say(_: str) -> str:
+        nonlocal said
+        said += 1
+        return "Say hello."
 
-@given(prompt=IDS, pieces=PIECES)
-def test_ids_mask_and_logprobs_stay_the_same_length_whatever_is_appended(prompt, pieces):
-    buffer = TokenBuffer(prompt)
-    wanted_ids, wanted_mask = [], []
-    for sampled, ids in pieces:
-        if sampled:
-            start, end = buffer.append_sampled(ids, [-float(i + 1) for i in ids])
-            assert buffer.completion_ids[start:end] == ids
-        else:
-            buffer.append_given(ids)
-        wanted_ids += ids
-        wanted_mask += [int(sampled)] * len(ids)
-    assert buffer.ids == prompt + wanted_ids
-    assert buffer.mask == wanted_mask
-    assert buffer.logprobs == [-float(i + 1) * m for i, m in zip(wanted_ids, wanted_mask, strict=True)]
-    assert len(buffer) == len(prompt) + len(wanted_ids)
+    async def play() -> None:
+        nonlocal said
+        room.teacher = ScriptedEngine(room.tokenizer, say)
+        request = SampleRequest(problems=["a"] * 300, answers=[""] * 300, request_id="r", seed=1, step=0)
+        service = room.open(generation)
+        batch = asyncio.create_task(service.sample_as_json(request))
+        while not batch.done():
+            said = 0
+            await asyncio.sleep(0)
+            between.append(said)
+        whole = await batch
+        assert json.loads(whole) == json.loads((await service.sample(request)).model_dump_json())
+        assert whole == (await service.sample(request)).model_dump_json().encode()
 
-
-def test_the_buffer_keeps_no_hold_of_the_lists_it_was_given():
-    prompt, ids = [1], [2]
-    buffer = TokenBuffer(prompt)
-    buffer.append_given(ids)
-    prompt.append(9)
-    ids.append(9)
-    assert buffer.ids == [1, 2]
-
-
-def test_policy_versions_name_their_run():
-    assert str(PolicyVersion()) == "initial weights v0"
-    assert str(PolicyVersion("run-a", 3)) == "run-a v3"
+    run(play())
+    assert sum(between) == 900 and max(between) <= 16

@@ -4,16 +4,19 @@ forever."""
 import asyncio
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import EngineFailure, GpuFull, ProviderFailure
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, phase_of
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, YieldGate, phase_of
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -385,3 +388,57 @@ def test_without_phases_nobody_waits() -> None:
             registration.deregister_one()
 
     asyncio.run(scenario())
+
+
+async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]) -> list[tuple[int, int]]:
+    """Each of `count` coroutines goes through the gate `rounds` times. Returns (coroutine, pass) in order."""
+    gate, loop, now, seen = YieldGate(per_pass), asyncio.get_running_loop(), 0, []
+
+    def count_passes() -> None:
+        nonlocal now
+        now += 1
+        loop.call_soon(count_passes)
+
+    async def walk(name: int) -> None:
+        for _ in range(rounds):
+            await gate.go_through()
+            seen.append((name, now))
+
+    loop.call_soon(count_passes)
+    tasks = [asyncio.create_task(walk(name)) for name in range(count)]
+    await asyncio.sleep(0)
+    for name in cancelled & set(range(count)):
+        tasks[name].cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+    return seen
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 4), st.sets(st.integers(0, 59), max_size=20))
+def test_everybody_goes_through_and_few_at_a_time(count, per_pass, rounds, cancelled):
+    seen = run(go_through(count, per_pass, rounds, cancelled))
+    times = Counter(name for name, _ in seen)
+    assert all(times[name] == rounds for name in range(count) if name not in cancelled)
+    assert all(many <= 2 * per_pass for many in Counter(now for _, now in seen).values())
+
+
+@given(st.integers(1, 60), st.integers(1, 9))
+def test_who_comes_first_goes_first(count, per_pass):
+    seen = run(go_through(count, per_pass, 1, set()))
+    assert [name for name, _ in seen] == list(range(count))
+    assert seen[-1][1] - seen[0][1] >= (count - 1) // per_pass - 1
+
+
+def test_it_works_again_after_a_rest():
+    async def twice() -> list[int]:
+        gate, passed = YieldGate(2), []
+
+        async def walk(name: int) -> None:
+            await gate.go_through()
+            passed.append(name)
+
+        for _ in range(2):
+            await asyncio.gather(*map(walk, range(7)))
+            await asyncio.sleep(0.01)
+        return passed
+
+    assert run(twice()) == [*range(7)] * 2

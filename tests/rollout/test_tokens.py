@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from classroom_rl.config.base import ModelConfig, VllmConfig
@@ -28,6 +30,7 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.tokens import TokenBuffer
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import GPU_SHARE
 from tests.server.test_sampling_service import logprob_differences, request_for
@@ -175,3 +178,56 @@ def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], t
     assert "secret plan" in tokenizer.decode(teacher.calls[1][0])
     assert [visible_text(turn.text) for turn in record.turns] == ["Say hello.", "Hello.", "Now go.", "Hello.", "Fine."]
     assert "secret" not in json.dumps(record.model_dump()["verdicts"])
+
+
+IDS = st.lists(st.integers(0, 1000), max_size=5)
+
+PIECES = st.lists(st.tuples(st.booleans(), IDS), max_size=10)
+
+
+def test_sampled_tokens_are_masked_in_and_given_ones_are_not():
+    buffer = TokenBuffer([1, 2])
+    assert buffer.append_sampled([10, 11], [-0.25, -1.5]) == (0, 2)
+    buffer.append_given([90, 91, 92])
+    assert buffer.append_sampled([12], [-3.0]) == (5, 6)
+    assert buffer.prompt_ids == [1, 2]
+    assert buffer.completion_ids == [10, 11, 90, 91, 92, 12]
+    assert buffer.mask == [1, 1, 0, 0, 0, 1]
+    assert buffer.logprobs == [-0.25, -1.5, 0.0, 0.0, 0.0, -3.0]
+    assert buffer.ids == [1, 2, 10, 11, 90, 91, 92, 12]
+    assert len(buffer) == 8
+
+
+@pytest.mark.parametrize(("ids", "logprobs"), [([1, 2], [-0.1]), ([1], [-0.1, -0.2]), ([], [-0.1]), ([1], [])])
+def test_unequal_lengths_are_refused_and_leave_the_buffer_alone(ids, logprobs):
+    buffer = TokenBuffer([1])
+    with pytest.raises(ValueError, match=f"{len(ids)} sampled tokens came with {len(logprobs)} log-probs"):
+        buffer.append_sampled(ids, logprobs)
+    assert (buffer.completion_ids, buffer.mask, buffer.logprobs) == ([], [], [])
+
+
+@given(prompt=IDS, pieces=PIECES)
+def test_ids_mask_and_logprobs_stay_the_same_length_whatever_is_appended(prompt, pieces):
+    buffer = TokenBuffer(prompt)
+    wanted_ids, wanted_mask = [], []
+    for sampled, ids in pieces:
+        if sampled:
+            start, end = buffer.append_sampled(ids, [-float(i + 1) for i in ids])
+            assert buffer.completion_ids[start:end] == ids
+        else:
+            buffer.append_given(ids)
+        wanted_ids += ids
+        wanted_mask += [int(sampled)] * len(ids)
+    assert buffer.ids == prompt + wanted_ids
+    assert buffer.mask == wanted_mask
+    assert buffer.logprobs == [-float(i + 1) * m for i, m in zip(wanted_ids, wanted_mask, strict=True)]
+    assert len(buffer) == len(prompt) + len(wanted_ids)
+
+
+def test_the_buffer_keeps_no_hold_of_the_lists_it_was_given():
+    prompt, ids = [1], [2]
+    buffer = TokenBuffer(prompt)
+    buffer.append_given(ids)
+    prompt.append(9)
+    ids.append(9)
+    assert buffer.ids == [1, 2]

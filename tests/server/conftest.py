@@ -13,7 +13,7 @@ from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from tests.conftest import free_port
-from tests.rollout.test_durability import save_model
+from tests.models.test_policy_folder import save_model
 from tests.support.scripted_room import Room, serving
 from tests.support.scripted_room import application as application_of
 

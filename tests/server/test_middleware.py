@@ -46,7 +46,7 @@ from classroom_rl.server.schemas import LARGEST_BODY
 from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port
-from tests.rollout.test_durability import save_model
+from tests.models.test_policy_folder import save_model
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
 from tests.support.scripted_room import SCORES, Room, ScriptedJudge, serving
 

@@ -30,7 +30,7 @@ from classroom_rl.rollout.store.journal import Journal, read_journal
 from classroom_rl.system.storage import refuse_full_disk, storage_errors
 from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
 from classroom_rl.trainer.session import _open_run_folder
-from tests.rollout.test_durability import save_model
+from tests.models.test_policy_folder import save_model
 from tests.support.scripted_room import Room
 from tests.trainer.grpo.test_run import record
 

@@ -401,3 +401,20 @@ def test_a_segment_of_another_journal_is_refused(tmp_path: Path) -> None:
     shutil.copy(path, path.with_name("000000000100-000000002200.jsonl.gz"))
     with pytest.raises(StorageError, match="move files of another journal away"):
         small_journal(tmp_path)
+
+
+def test_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append("turn", text="one\ntwo ✓")
+    with journal.path.open("a") as file:
+        file.write('{"event": "turn", "te')
+    again = Journal(tmp_path)
+    position = again.append("turn", text="three")
+    assert [event["text"] for event in read_journal(journal.path)] == ["one\ntwo ✓", "three"]
+    assert again.read_at(position)["text"] == "three"
+
+
+def test_journal_line_is_there_before_append_returns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append("turn", text="x")
+    assert json.loads(journal.path.read_text())["text"] == "x"

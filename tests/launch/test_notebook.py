@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.config.load import ROOT
-from tests.rollout.test_wheel import built_wheel, distributions  # noqa: F401
+from tests.launch.test_wheel import built_wheel, distributions  # noqa: F401
 from tests.support.judge_endpoint import judge_endpoint, says
 
 NOTEBOOK = ROOT / "notebooks/rollouts.ipynb"
