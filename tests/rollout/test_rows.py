@@ -1,0 +1,55 @@
+"""Training samples of rollouts, with the history that the model saw."""
+
+from dataclasses import replace
+
+import pytest
+
+from classroom_rl.errors import DataError
+from classroom_rl.rollout.rows import rows_of_rollout
+from tests.support.played_rollouts import always, echo, made, play
+from tests.support.scripted_chat import ScriptedChat
+from tests.support.scripted_engine import ScriptedEngine
+
+
+def test_with_thoughts_a_rollout_is_one_row_of_what_was_sampled(tiny_tokenizer) -> None:
+    engine = ScriptedEngine(tiny_tokenizer, lambda prompt: f"<think>so {prompt.count('user')}</think>Number 7.")
+    done = play(engine, ["Say a number."], always, max_steps=3, history="with_thinking")
+    (rollout,), (row,) = done, done.rows()
+    assert row.prompt_ids == list(rollout.steps[0].prompt_ids)
+    assert row.prompt_ids + row.completion_ids == [*rollout.steps[-1].prompt_ids, *rollout.steps[-1].ids]
+    sampled = [index for index, bit in enumerate(row.mask) if bit]
+    assert [(row.completion_ids[i], row.logprobs[i], row.messages[i]) for i in sampled] == [
+        (token, logprob, step.index)
+        for step in rollout.steps
+        for token, logprob in zip(step.ids, step.logprobs, strict=True)
+    ]
+    assert all(logprob == 0 for logprob, bit in zip(row.logprobs, row.mask, strict=True) if not bit)
+
+
+def test_without_thoughts_each_step_is_a_row_with_a_prompt_of_its_own(tiny_tokenizer) -> None:
+    engine = ScriptedEngine(tiny_tokenizer, lambda prompt: "<think>secret</think>Number 7.")
+    done = play(engine, ["Say a number."], always, reward=lambda rollout: [0.25, None], copies=2, max_steps=2)
+    rows = done.rows()
+    assert [(row.conversation_id, row.message, row.reward) for row in rows] == [
+        ("0-0", 0, 0.25),
+        ("0-0", 1, None),
+        ("0-1", 0, 0.25),
+        ("0-1", 1, None),
+    ]
+    seen = tiny_tokenizer.decode(rows[1].prompt_ids)
+    assert "Number 7." in seen and "secret" not in seen
+    assert all(row.mask == [1] * len(row.completion_ids) and not any(row.target) for row in rows)
+
+
+def test_rows_need_tokens() -> None:
+    with pytest.raises(DataError, match="ScriptedChat gives text alone"):
+        play(ScriptedChat(echo), ["a"]).rows()
+
+
+def test_a_prompt_that_does_not_continue_the_one_before_is_refused() -> None:
+    rollout = made(0)
+    rollout = replace(rollout, settings=replace(rollout.settings, history="with_thinking"))
+    broken = replace(rollout, steps=(rollout.steps[0], replace(rollout.steps[1], prompt_ids=(1, 2))))
+    assert len(rows_of_rollout(rollout)) == 1 and rows_of_rollout(replace(rollout, steps=())) == []
+    with pytest.raises(DataError, match="step 1 of rollout 0-0 does not continue"):
+        rows_of_rollout(broken)
