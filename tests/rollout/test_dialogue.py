@@ -3,17 +3,14 @@
 import asyncio
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.rollout.environment import ENVIRONMENTS, Roles, environment_of
+from classroom_rl.errors import DataError
+from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
@@ -55,7 +52,8 @@ def test_a_game_goes_on_until_the_number_is_found(tokenizer, tmp_path: Path) -> 
     game = Game(tokenizer, tmp_path)
     odd, even = game.play()
     assert [(turn.role, turn.text) for turn in odd.turns] == [
-        *(("teacher", "3"), ("program", "Higher.")),
+        ("teacher", "3"),
+        ("program", "Higher."),
         ("teacher", "5"),
     ]
     assert [turn.text for turn in even.turns if turn.role == "teacher"] == ["3", "1", "2"]
@@ -74,23 +72,23 @@ def test_what_is_trained_on_is_what_the_policy_sampled(tokenizer, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said", "found"),
+    ("overrides", "said", "in_range"),
     [
-        (["generation.max_turns=3"], ["7", "7"], 0.0),
-        (["generation.max_turns=1"], ["7"], 0.0),
-        (["generation.largest=6"], ["7"] * 4, 0.0),
+        ("generation.max_turns=3", ["7", "7"], 1.0),
+        ("generation.max_turns=1", ["7"], 1.0),
+        ("generation.largest=6", ["7"] * 4, 0.0),
     ],
 )
-def test_a_game_ends_at_its_limit(tokenizer, tmp_path: Path, overrides, said, found) -> None:
-    record = Game(tokenizer, tmp_path, lambda _: "7", *overrides).play()[0]
+def test_a_game_ends_at_its_limit(tokenizer, tmp_path: Path, overrides: str, said: list[str], in_range: float) -> None:
+    record = Game(tokenizer, tmp_path, lambda _: "7", overrides).play()[0]
     assert [turn.text for turn in record.turns if turn.role == "teacher"] == said
-    assert record.rewards["found"] == found and record.rewards["in_range"] == float("largest" not in overrides[0])
+    assert record.rewards == {"found": 0.0, "in_range": in_range}
 
 
 def test_the_context_bounds_a_game(tokenizer, tmp_path: Path) -> None:
     record = Game(tokenizer, tmp_path, lambda _: "7", "generation.max_tokens_in_conversation=60").play()[0]
     assert len(record.prompt_ids) + len(record.completion_ids) <= 60 and len(record.turns) < 15
-    assert record.turns[-1].role in ("teacher", "program") and record.reward is not None
+    assert record.reward is not None
 
 
 def test_whatever_line_a_kill_leaves_nothing_is_said_twice(tokenizer, tmp_path: Path) -> None:
@@ -140,41 +138,6 @@ def test_a_problem_that_does_not_fit_is_refused(tokenizer) -> None:
     with pytest.raises(DataError, match=f"Problem {problem.id} .* opens with .* context has 40"):
         environment_of(config).check_problems(config, [problem], tokenizer, 40)
     environment_of(config).check_problems(config, [problem], tokenizer, 400)
-
-
-def test_an_environment_s_own_keys_and_checks_count() -> None:
-    assert load(TrainRLConfig, "train_rl", [*GUESSING, "generation.largest=3"]).generation.largest == 3
-    with pytest.raises(ConfigError, match="no config key generation.smallest"):
-        load(TrainRLConfig, "train_rl", [*GUESSING, "generation.smallest=3"])
-    with pytest.raises(ConfigError, match="no config key generation.student_names"):
-        load(TrainRLConfig, "train_rl", [*GUESSING, "generation.student_names=[Ann]"])
-
-
-def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="is .guessing.; there are classroom, marooned, and every package"):
-        load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
-    monkeypatch.setitem(ENVIRONMENTS, "guessing", "tests.support.guessing")
-    config = load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
-    assert environment_of(config).__module__ == "tests.support.guessing.environment"
-
-
-@pytest.mark.parametrize("program", ["train", "server"])
-def test_its_dry_run_works(program: str, world: Path, tmp_path: Path, capsys) -> None:
-    problems = tmp_path / "numbers.jsonl"
-    problems.write_text("".join(json.dumps({"problem": f"game {n}", "answer": f"{n}"}) + "\n" for n in range(8)))
-    files = (
-        f"teacher_model.model_name_or_path={world / 'blank'}",
-        f"dataset.train_datasets=[{{name_or_path: {problems}}}]",
-    )
-    config = load(TrainRLConfig, "train_rl", [*GUESSING, *files], check_train_rl)
-    import_module(f"classroom_rl.launch.{program}").more_of_dry_run(config)
-    assert "8 × 16 = 128" in capsys.readouterr().out
-
-
-def test_an_evaluation_of_it_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("environment: tests.support.guessing", encoding="utf-8")
-    with pytest.raises(ConfigError, match="environment is tests.support.guessing, but eval.py measures the tutors"):
-        load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "mine"], check_eval)
 
 
 @pytest.mark.parametrize("name", ["config.py", "environment.py", "guessing.yaml"])
