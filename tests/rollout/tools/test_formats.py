@@ -107,10 +107,10 @@ def test_half_of_a_character_does_not_get_in() -> None:
     assert asked.name == "\ufffd" and asked.arguments == {"\ufffd": ["\ufffd"]}
 
 
-def test_what_cannot_be_read_is_answered_with_the_form() -> None:
-    for text in (f"{OPEN}x{CLOSE}", OPEN, CLOSE, f"{OPEN}{CALL}{CLOSE}"):
-        ((asked, _),) = find_calls(text).calls
-        assert f'{OPEN}{{"name": "…", "arguments": {{…}}}}{CLOSE}' in asked.reason
+@pytest.mark.parametrize("text", [f"{OPEN}x{CLOSE}", OPEN, CLOSE, f"{OPEN}{CALL}{CLOSE}"])
+def test_what_cannot_be_read_is_answered_with_the_form(text: str) -> None:
+    ((asked, _),) = find_calls(text).calls
+    assert f'{OPEN}{{"name": "…", "arguments": {{…}}}}{CLOSE}' in asked.reason
 
 
 PIECES = st.sampled_from(

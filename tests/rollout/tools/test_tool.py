@@ -4,16 +4,13 @@ import asyncio
 import json
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from pydantic_core import to_jsonable_python
 
-from classroom_rl.rollout.text import left_out_when_empty
-from classroom_rl.rollout.tokens import Branch, Turn
-from classroom_rl.rollout.tools.mcp import mcp_tools
 from classroom_rl.rollout.tools.tool import (
     MOST_STUCK,
     AskedCall,
@@ -87,30 +84,36 @@ def test_a_name_and_a_description_of_its_own():
     assert ask(box_of(_), "find", word="four").error == "bad_arguments"
 
 
-def test_a_function_that_cannot_be_a_tool_is_refused_at_once():
-    def silent(x: int) -> int:
-        return x
+def silent(x: int) -> int:
+    return x
 
-    def untyped(x):
-        """Does."""
 
-    def many(*x: int):
-        """Does."""
+def untyped(x):
+    """Does."""
 
-    def positional(x: int, /):
-        """Does."""
 
-    with pytest.raises(ValueError, match="silent has no docstring"):
-        Tool(silent)
-    with pytest.raises(TypeError, match="does not say of which type x is"):
-        Tool(untyped)
-    for function in (many, positional):
-        with pytest.raises(TypeError, match="by its name"):
-            Tool(function)
-    with pytest.raises(ValueError, match="cannot be named 'a b'"):
-        Tool(silent, name="a b", description="Does.")
-    with pytest.raises(ValueError, match="Two tools are named shop"):
-        Toolbox([shop, shop])
+def many(*x: int):
+    """Does."""
+
+
+def positional(x: int, /):
+    """Does."""
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Tool(silent), ValueError, "silent has no docstring"),
+        (lambda: Tool(untyped), TypeError, "does not say of which type x is"),
+        (lambda: Tool(many), TypeError, "by its name"),
+        (lambda: Tool(positional), TypeError, "by its name"),
+        (lambda: Tool(silent, name="a b", description="Does."), ValueError, "cannot be named 'a b'"),
+        (lambda: Toolbox([shop, shop]), ValueError, "Two tools are named shop"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_at_once(make, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
+        make()
 
 
 # Calls ---------------------------------------------------------------------------------------------------------------
@@ -317,74 +320,3 @@ def test_a_rollout_that_is_cancelled_cancels_its_tool():
 
     asyncio.run(cancelled())
     assert ended == [True]
-
-
-# What is written -----------------------------------------------------------------------------------------------------
-
-
-def test_a_message_without_calls_is_written_as_before_there_were_tools():
-    fields = "role text persona tokens ended span policy given review drafts replaced".split()
-    assert list(to_jsonable_python(Turn("teacher", "Hello."))) == fields
-    assert "mask" not in to_jsonable_python(Branch("draft", 0, 0, (1,)))
-    call = ToolCall("1", "shop", {"item": "tea"}, "raw", "tea", None, 0.5, 3, 1)
-    written = to_jsonable_python({"turn": Turn("teacher", "Hello.", tool_calls=(call,))})["turn"]
-    assert list(written) == [*fields, "tool_calls"]
-    assert TypeAdapter(Turn).validate_python(written) == Turn("teacher", "Hello.", tool_calls=(call,))
-
-
-def test_only_the_named_fields_are_left_out():
-    @left_out_when_empty("extra")
-    @dataclass(frozen=True)
-    class Thing:
-        name: str = ""
-        extra: tuple[int, ...] = ()
-
-    assert to_jsonable_python(Thing()) == {"name": ""}
-    assert to_jsonable_python([Thing("", (0,))]) == [{"name": "", "extra": [0]}]
-
-
-# MCP -----------------------------------------------------------------------------------------------------------------
-
-SERVER = '''
-from mcp.server import MCPServer
-
-server = MCPServer("tests")
-
-
-@server.tool()
-def double(number: int) -> int:
-    """Doubles."""
-    return 2 * number
-
-
-@server.tool()
-def fail(why: str) -> str:
-    """Fails."""
-    raise ValueError(why)
-
-
-server.run()
-'''
-
-
-def test_the_tools_of_an_mcp_server(tmp_path):
-    (tmp_path / "server.py").write_text(SERVER)
-
-    async def calls() -> list[ToolCall]:
-        async with mcp_tools([sys.executable, str(tmp_path / "server.py")]) as tools:
-            box = Toolbox(tools, replace(LIMITS, characters=500))
-            asked = [
-                ("double", {"number": 21}),
-                ("double", {"number": "x"}),
-                ("fail", {"why": "so"}),
-                ("exit", {}),
-            ]
-            assert box.tools["double"].description == "Doubles."
-            assert box.tools["double"].parameters["properties"]["number"]["type"] == "integer"
-            return [await box.run(AskedCall(name, given, ""), name) for name, given in asked]
-
-    right, wrong, failed, unknown = asyncio.run(calls())
-    assert (right.result, right.error) == ("42", None)
-    assert wrong.error == "bad_arguments" and "'x' is not of type 'integer'" in wrong.result
-    assert failed.error == "exception" and "Error executing tool fail" in failed.result
-    assert unknown.error == "unknown_tool"

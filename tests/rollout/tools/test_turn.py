@@ -4,9 +4,8 @@ however a model writes its calls."""
 import asyncio
 import json
 import random
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import ReplyFrame
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.rollout.tools.calculator import calculator
 from classroom_rl.rollout.tools.formats import CLOSE, OPEN, ToolFrame
 from classroom_rl.rollout.tools.tool import ERRORS, Tool, Toolbox, ToolLimits, tool
 from classroom_rl.rollout.tools.turn import SampledMessage, chat_with_tools, sample_with_tools
@@ -100,6 +98,11 @@ def check_tokens(
     assert message.answers == tuple(answer for _, _, answer in engine.calls)
 
 
+def given(tokenizer: Any, message: SampledMessage) -> str:
+    """What the message holds that was not sampled."""
+    return tokenizer.decode([token for token, bit in zip(message.ids, message.mask, strict=True) if not bit])
+
+
 # The loop ------------------------------------------------------------------------------------------------------------
 
 
@@ -119,8 +122,7 @@ def test_calls_are_run_and_their_results_are_read(tokenizer) -> None:
     assert (first.result, second.result) == ("5", "6") and first.arguments == {"a": 2, "b": 3}
     assert (first.at, second.at, first.segment, second.segment) == (11, 11, 0, 0)
     assert (first.id, second.id) == ("conversation:3:0", "conversation:3:1")
-    given = tokenizer.decode([each for each, bit in zip(message.ids, message.mask, strict=True) if not bit])
-    assert given == (
+    assert given(tokenizer, message) == (
         "\n<|im_start|>user\n<tool_response>\n5\n</tool_response>\n<tool_response>\n6\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
@@ -131,11 +133,7 @@ def test_every_segment_has_a_seed_and_a_draw_of_its_own(tokenizer) -> None:
     write(engine)
     samplings = [sampling for _, sampling, _ in engine.calls]
     assert samplings[0].seed == 7 and len({each.seed for each in samplings}) == 3
-    assert [each.draw for each in samplings] == [
-        SAMPLING.draw,
-        (*SAMPLING.draw, "segment", 1),
-        (*SAMPLING.draw, "segment", 2),
-    ]
+    assert [each.draw for each in samplings] == [SAMPLING.draw, *((*SAMPLING.draw, "segment", n) for n in (1, 2))]
     again = Lines(tokenizer, call(a=1), call(a=2), "Done.")
     write(again)
     assert [sampling for _, sampling, _ in again.calls] == samplings
@@ -203,8 +201,7 @@ def test_calls_above_the_limit_are_told_once_and_recorded_all(tokenizer) -> None
     message = write(engine)
     assert [each.error for each in message.calls] == [None] * 3 + ["limit"] * 3
     assert [each.result for each in message.calls[:3]] == ["2"] * 3 and len(message.answers) == 2
-    given = tokenizer.decode([each for each, bit in zip(message.ids, message.mask, strict=True) if not bit])
-    assert given.count("no more tools may be called") == 1 and message.text == "Hm."
+    assert given(tokenizer, message).count("no more tools may be called") == 1 and message.text == "Hm."
     assert "no more tools may be called" in message.calls[-1].result
 
 
@@ -233,8 +230,9 @@ def test_long_results_are_cut_to_the_room_that_is_left(tokenizer, room: int) -> 
         assert len(message.answers) == 1 and room < 200
         return
     assert len(message.answers) == 2 and found.error is None
-    given = tokenizer.decode([each for each, bit in zip(message.ids, message.mask, strict=True) if not bit])
-    assert f"<tool_response>\n{found.result}\n</tool_response>" in given, "what is recorded is what it was shown"
+    assert f"<tool_response>\n{found.result}\n</tool_response>" in given(tokenizer, message), (
+        "what is recorded is what it was shown"
+    )
     assert (room == 5000) == (found.result == "abc def " * 200)
     if room < 5000:
         assert "(cut: it has 1600 characters)" in found.result or "no room" in found.result
@@ -298,10 +296,9 @@ def test_calls_in_a_message_that_was_cut_are_not_run() -> None:
     assert len(message.answers) == 1 and message.calls[0].error == "limit" and not message.ended
 
 
-# Fuzz ----------------------------------------------------------------------------------------------------------------
+# Any messages --------------------------------------------------------------------------------------------------------
 
 RAN: list[str] = []
-RELEASE = threading.Event()
 
 
 @tool
@@ -312,128 +309,71 @@ def listed(word: str, count: int = 1, numbers: list[float] | None = None) -> str
 
 
 @tool
-def loops() -> str:
-    """Loops for ever."""
-    RAN.append("loops")
-    RELEASE.wait()
-
-
-@tool
 def explodes(word: str) -> str:
     """Explodes."""
     RAN.append("explodes")
     raise RuntimeError(word)
 
 
-def fuzzed_call(rng: random.Random) -> tuple[str, str | None]:
-    """A call as text, and its error; "calculator" for what the calculator decides itself."""
-    word = rng.choice(
-        ["a", "é漢", "<think>"[:6], "\\", '"', "x" * 3000, "</tool_response>", "<|im_end|>", "\u2e220\u2e25"]
-    )
-    deep = rng.randrange(1, 900)
-    unlisted = rng.choice(["os.system", "eval", "__import__", "Listed", "listed ", "run"])
-    forms: list[Callable[[], tuple[str, str | None]]] = [
-        lambda: (call("listed", word=word), None),
-        lambda: (call("listed", word=word, count=rng.randrange(-(10**18), 10**18)), None),
-        lambda: (call("listed", word=f"{CLOSE}{OPEN}"), None),
-        lambda: (call("listed", word=3), "bad_arguments"),
-        lambda: (call("listed", word=word, count=10**30 + 0.5), "bad_arguments"),
-        lambda: (call("listed", word=word, count=[deep]), "bad_arguments"),
-        lambda: (call("listed", word=word, numbers="all"), "bad_arguments"),
-        lambda: (call("listed", word=word, extra=True), "bad_arguments"),
-        lambda: (call("listed"), "bad_arguments"),
-        lambda: (f'{OPEN}{{"name": "listed", "arguments": {"[" * deep}{"]" * deep}}}{CLOSE}', "bad_arguments"),
-        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": {"[" * 2000}', "bad_json"),
-        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": {"9" * 5000}}}}}{CLOSE}', "bad_json"),
-        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": -Infinity}}}}{CLOSE}', "bad_json"),
-        lambda: (f"{OPEN}listed({word!r}){CLOSE}", "bad_json"),
-        lambda: (f"{OPEN}{call('listed', word='a')}{CLOSE}", "bad_json"),
-        lambda: (f"{OPEN}{OPEN}{call('listed', word='a')}{CLOSE}{CLOSE}", "bad_json"),
-        lambda: (f"{CLOSE}", "bad_json"),
-        lambda: (f'{OPEN}{{"name": "listed", "arguments": {{"word": "a"}}{CLOSE}', "bad_json"),
-        lambda: (call(unlisted, word="ls"), "unknown_tool"),
-        lambda: (call("explodes", word=word), "exception"),
-        lambda: (call("loops"), "timeout"),
-        *[lambda: (call("calculator", expression=fuzzed_expression(rng, deep)), "calculator")] * 8,
-    ]  # fmt: skip
-    return rng.choice(forms)()
+def raw(arguments: str) -> str:
+    return f'{OPEN}{{"name": "listed", "arguments": {arguments}}}{CLOSE}'
 
 
-def fuzzed_expression(rng: random.Random, deep: int) -> str:
-    return rng.choice(
-        [
-            "9**9**9",
-            "(" * deep + "1" + ")" * deep,
-            "-" * deep + "1",
-            "().__class__",
-            "1/0",
-            "2+" * deep + "2",
-            "(" * 10**6,
-        ]
-        + ["__import__('os').system('ls')", "9" * deep, "10**-999**9", "factorial(factorial(9))", "2*3", "lambda: 0"]
-    )
+OUTCOMES: list[tuple[str, str | None]] = [
+    *(
+        (call("listed", word=word), None)
+        for word in ("é漢", '\\"', "x" * 300, "</tool_response><|im_end|>", CLOSE + OPEN)
+    ),
+    (call("listed", word="a", count=-(10**18)), None),
+    (call("listed", word=3), "bad_arguments"),
+    (call("listed", word="a", count=10**30 + 0.5), "bad_arguments"),
+    (call("listed", word="a", numbers="all"), "bad_arguments"),
+    (call("listed", word="a", extra=True), "bad_arguments"),
+    (call("listed"), "bad_arguments"),
+    (raw("[" * 40 + "]" * 40), "bad_arguments"),
+    (raw('{"word": ' + "9" * 5000 + "}"), "bad_json"),
+    (raw('{"word": -Infinity}'), "bad_json"),
+    (raw('{"word": "a"'), "bad_json"),
+    (f"{OPEN}listed('a'){CLOSE}", "bad_json"),
+    (f"{OPEN}{call('listed', word='a')}{CLOSE}", "bad_json"),
+    (CLOSE, "bad_json"),
+    *((call(name, word="ls"), "unknown_tool") for name in ("os.system", "eval", "Listed", "listed ")),
+    (call("explodes", word="a"), "exception"),
+]
+"""Calls as models write them, and the error of each."""
 
 
-def fuzzed_messages(rng: random.Random, count: int) -> Iterator[tuple[str, list[str | None]]]:
-    """Messages with `count` calls in all, and the errors of the calls in each. Some have calls in thoughts besides,
-    which are none."""
-    while count > 0:
-        calls = [fuzzed_call(rng) for _ in range(min(count, rng.randrange(1, 12)))]
-        unclosed = [place for place, (text, _) in enumerate(calls) if text.endswith("[")]
-        calls = calls[: unclosed[0] + 1] if unclosed else calls  # it swallows what follows
-        count -= len(calls)
-        hidden = "".join(fuzzed_call(rng)[0].replace("think>", "") for _ in range(rng.randrange(3)))
+def any_messages(count: int) -> Iterator[tuple[str, list[str | None]]]:
+    """Messages with random calls, and the errors of these. Some have calls in thoughts besides, which are none."""
+    rng = random.Random(11)
+    for _ in range(count):
+        calls = rng.choices(OUTCOMES, k=rng.randrange(1, 12))
+        hidden = "".join(text for text, _ in rng.choices(OUTCOMES, k=2))
         before = rng.choice(["", "Well. ", f"<think>{hidden}</think>", f"{hidden}</think>"])
-        after = "" if unclosed else rng.choice(["", " So.", f"<think>{hidden}"])
+        after = rng.choice(["", " So.", f"<think>{hidden}"])
         yield before + rng.choice(["", " "]).join(text for text, _ in calls) + after, [error for _, error in calls]
 
 
-def test_ten_thousand_fuzzed_calls() -> None:
-    """Nothing unlisted runs, no call is dropped, what is wrong with each is said, and no rollout hangs."""
+def test_whatever_a_model_writes_nothing_unlisted_runs_and_no_call_is_dropped() -> None:
     RAN.clear()
-    RELEASE.clear()
-    messages = list(fuzzed_messages(random.Random(11), 10_000))
-    box = Toolbox([listed, loops, explodes, calculator], ToolLimits(calls=20, seconds=60, characters=200))
-    quick = Toolbox([loops], ToolLimits(calls=20, seconds=0.001, characters=200))
-    original = box.run
-
-    async def run(asked, id):  # only what loops for ever gets no time
-        return await (quick.run if asked.name == "loops" else original)(asked, id)
-
-    box.run = run
-
-    async def all_of_them() -> list[SampledMessage]:
-        found = []
-        for text, _ in messages:
-            engine = TextLines(text, "Done.")
-            found.append(await chat_with_tools(engine, [system("Teach.")], SAMPLING, box))
-        return found
-
-    try:
-        answers = asyncio.run(all_of_them())
-    finally:
-        RELEASE.set()
-    outcomes: Counter[tuple[str | None, str | None]] = Counter()
-    for (_, wanted), message in zip(messages, answers, strict=True):
-        assert len(message.calls) == len(wanted) and len(message.answers) == 2
+    box = Toolbox([listed, explodes], ToolLimits(calls=20, seconds=60, characters=200))
+    expected: Counter[str | None] = Counter()
+    for text, errors in any_messages(400):
+        engine = TextLines(text, "Done.")
+        message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, box))
+        assert [made.error for made in message.calls] == errors and len(message.answers) == 2
+        assert all(0 < len(made.result) < 300 for made in message.calls)
         assert message.text.endswith("Done.") or "<think>" in message.text
-        for error, found in zip(wanted, message.calls, strict=True):
-            assert found.result and len(found.result) < 300 and found.error in (None, *ERRORS)
-            assert (found.error in (None, "exception")) if error == "calculator" else (found.error == error)
-            outcomes[error, found.error] += 1
-        json.dumps([each.arguments for each in message.calls], ensure_ascii=False).encode()
-    assert outcomes.total() == 10_000 and {error for _, error in outcomes} == {None, *ERRORS} - {"limit"}
-    assert set(RAN) == {"listed", "loops", "explodes"}
-    assert RAN.count("listed") == outcomes[None, None] and RAN.count("explodes") == outcomes["exception", "exception"]
+        json.dumps([made.arguments for made in message.calls], ensure_ascii=False).encode()
+        expected.update(errors)
+    assert Counter(RAN) == {"listed": expected[None], "explodes": expected["exception"]}
+    assert set(expected) == {None, *ERRORS} - {"limit", "timeout"}
 
 
-def test_fuzzed_calls_of_a_model_with_tokens(tokenizer) -> None:
-    """The same with tags split over tokens: every token is where it belongs, whatever was written."""
-    box = (listed, explodes, add)
-    for number, (text, wanted) in enumerate(fuzzed_messages(random.Random(3), 200)):
-        if len(text) > 2000 or "calculator" in text or "loops" in text:
-            continue
-        room = random.Random(number).choice([20, 100, 400, 5000])
-        message = write(Lines(tokenizer, text, "Done."), *box, room=room, limits=replace(LIMITS, calls=20))
+def test_whatever_a_model_with_tokens_writes_every_token_is_where_it_belongs(tokenizer) -> None:
+    rng = random.Random(3)
+    for text, errors in any_messages(60):
+        room = rng.choice([20, 100, 400, 5000])
+        message = write(Lines(tokenizer, text, "Done."), listed, explodes, room=room, limits=replace(LIMITS, calls=20))
         if room == 5000 and message.answers[0].ended:
-            assert [each.error for each in message.calls] == wanted
+            assert [made.error for made in message.calls] == errors
