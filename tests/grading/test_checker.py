@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from fractions import Fraction
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,7 @@ from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import EngineFailure
 from classroom_rl.grading import checker as answers
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.grading.forms import LONGEST, compare_as_text, extract_boxed
+from classroom_rl.grading.forms import LONGEST
 from classroom_rl.rollout.engine import Sampling
 
 SUBJECTS = yaml.safe_load((Path(__file__).parent / "answer_pairs.yaml").read_text(encoding="utf-8"))
@@ -49,42 +48,29 @@ def impatient() -> Iterator[AnswerChecker]:
     checker.shutdown()
 
 
+@pytest.fixture
+def checkers() -> Iterator[Callable[..., AnswerChecker]]:
+    """Makes checkers of a test's own, with one patient worker unless it says otherwise."""
+    made: list[AnswerChecker] = []
+
+    def make(timeout_s: float = 60.0, workers: int = 1) -> AnswerChecker:
+        made.append(AnswerChecker(timeout_s, workers))
+        return made[-1]
+
+    yield make
+    for checker in made:
+        checker.shutdown()
+
+
 def is_correct(checker: AnswerChecker, boxed: str, answer: str) -> bool:
     return asyncio.run(checker.is_correct(rf"Hence \boxed{{{boxed}}}", answer))
 
 
-# Which answer a solution gives ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"So \boxed{4}.", "4"),
-        (r"\boxed{1} no, \boxed{2}", "2"),
-        (r"\boxed{1} and \boxed{}", ""),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{a_{b_{c}}}", "a_{b_{c}}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ 1 \right.} is {it}", r"\left\{ 1 \right."),
-        (r"\boxed{2 \boxed{3}}", "3"),
-        (r"\boxed {x}", "x"),
-        (r"} \boxed{3} and \boxed{4", "3"),
-        (r"\boxed{4", None),
-        (r"\boxed 4", None),
-        ("boxed{4}", None),
-        ("The answer is 4.", None),
-        ("", None),
-    ],
-)
-def test_the_last_whole_box_counts(text, content):
-    assert extract_boxed(text) == content
+# What is equal -------------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_that_is_not_boxed_is_wrong(checker):
     assert not asyncio.run(checker.is_correct("The answer is 4", "4"))
-
-
-# What is equal -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("given", "wanted", "right"), PAIRS)
@@ -92,32 +78,11 @@ def test_an_answer_against_the_reference(checker, given, wanted, right):
     assert is_correct(checker, given, wanted) is right
 
 
-def test_there_are_enough_pairs_of_both_kinds():
-    rights = [pair.values[2] for pair in PAIRS]
-    assert len(PAIRS) >= 150 and rights.count(False) >= 70 and rights.count(True) >= 70
-
-
 def test_an_answer_equals_itself_however_it_is_dressed(checker):
     references = {pair.values[1] for pair in PAIRS if pair.values[1]}
     for reference in references:
         for dressed in (reference, f"${reference}$", rf"\( {reference} \)", f"{reference}."):
             assert is_correct(checker, dressed, reference), (dressed, reference)
-
-
-@given(st.fractions(max_denominator=1000).filter(lambda f: abs(f) < 10**9))
-def test_every_way_of_writing_a_fraction_is_the_same_number(number):
-    top, bottom = number.numerator, number.denominator
-    for written in (f"{top}/{bottom}", rf"\frac{{{top}}}{{{bottom}}}", rf"\dfrac{{{top * 3}}}{{{bottom * 3}}}"):
-        assert compare_as_text(written, f"{top}/{bottom}") is True
-        assert compare_as_text(written, f"{top + 1}/{bottom}") is not True
-    if bottom == 1:
-        assert compare_as_text(f"{top:,}", str(Fraction(top))) is True
-
-
-@given(st.text(), st.text())
-def test_no_text_makes_the_reading_of_it_fail(solution, answer):
-    assert compare_as_text(solution, answer) in (True, False) or compare_as_text(solution, answer)
-    assert compare_as_text(solution, solution) in (True, False)
 
 
 @settings(max_examples=50)
@@ -170,15 +135,12 @@ def test_what_only_looks_dangerous_is_wrong_and_quickly_so(checker, name):
     assert checker.given_up == 0, "it took a minute"
 
 
-def test_after_a_hang_answers_are_compared_again():
-    checker = AnswerChecker(timeout_s=1.0, workers=1)
-    try:
-        assert not is_correct(checker, HANGS["a tower of powers"], "x+3")
-        assert checker.given_up == 1 and checker.pids == []
-        checker._pool._workers[0]._timeout_s = 600.0
-        assert is_correct(checker, "x+1", "1+x") and len(checker.pids) == 1
-    finally:
-        checker.shutdown()
+def test_after_a_hang_answers_are_compared_again(checkers):
+    checker = checkers(timeout_s=1.0)
+    assert not is_correct(checker, HANGS["a tower of powers"], "x+3")
+    assert checker.given_up == 1 and checker.pids == []
+    checker._pool._workers[0]._timeout_s = 600.0
+    assert is_correct(checker, "x+1", "1+x") and len(checker.pids) == 1
 
 
 @pytest.mark.parametrize(
@@ -242,42 +204,35 @@ def test_a_worker_has_no_rights_that_it_does_not_need(tmp_path):
 # The workers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_compared_by_all_workers_at_once():
-    checker = AnswerChecker(timeout_s=60.0, workers=2)
+def test_a_batch_is_compared_by_all_workers_at_once(checkers):
+    checker = checkers(workers=2)
 
     async def grade() -> list[bool]:
         solutions = (rf"\boxed{{(x+{i})(x-{i})}}" for i in range(12))
         return await asyncio.gather(*(checker.is_correct(solution, "x^2-9") for solution in solutions))
 
-    try:
-        assert asyncio.run(grade()) == [i == 3 for i in range(12)]
-        assert len(checker.pids) == 2 and checker.given_up == 0
-    finally:
-        checker.shutdown()
+    assert asyncio.run(grade()) == [i == 3 for i in range(12)]
+    assert len(checker.pids) == 2 and checker.given_up == 0
 
 
-def test_what_texts_decide_needs_no_worker():
-    checker = AnswerChecker()
+def test_what_texts_decide_needs_no_worker(checkers):
+    checker = checkers()
     assert is_correct(checker, "0.5", r"\frac{1}{2}") and not is_correct(checker, "0.5", "0.6")
     assert checker.pids == []
-    checker.shutdown()
 
 
-def test_a_worker_that_was_killed_meanwhile_is_replaced_and_nobody_suffers():
-    checker = AnswerChecker(timeout_s=60.0, workers=1)
-    try:
-        assert is_correct(checker, "x+1", "1+x")
-        killed = psutil.Process(checker.pids[0])
-        killed.kill()
-        killed.wait(120)
-        assert is_correct(checker, "x+1", "1+x") and checker.given_up == 0
-        assert checker.pids != [killed.pid]
-    finally:
-        checker.shutdown()
+def test_a_worker_that_was_killed_meanwhile_is_replaced_and_nobody_suffers(checkers):
+    checker = checkers()
+    assert is_correct(checker, "x+1", "1+x")
+    killed = psutil.Process(checker.pids[0])
+    killed.kill()
+    killed.wait(120)
+    assert is_correct(checker, "x+1", "1+x") and checker.given_up == 0
+    assert checker.pids != [killed.pid]
 
 
-def test_shutdown_leaves_no_process_and_no_verdict_even_if_a_worker_is_busy():
-    checker = AnswerChecker(timeout_s=600.0, workers=1)
+def test_shutdown_leaves_no_process_and_no_verdict_even_if_a_worker_is_busy(checkers):
+    checker = checkers(timeout_s=600.0)
     assert is_correct(checker, "x+1", "1+x")
     pids = checker.pids
 
@@ -333,9 +288,7 @@ def test_the_workers_end_with_the_roles():
     assert pids and not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(monkeypatch):
+def test_a_worker_that_cannot_start_is_an_error_and_no_verdict(checkers, monkeypatch):
     monkeypatch.setattr(answers, "serve", os._exit)
-    checker = AnswerChecker(workers=1)
     with pytest.raises(EngineFailure, match="was not ready"):
-        is_correct(checker, "x+1", "1+x")
-    checker.shutdown()
+        is_correct(checkers(), "x+1", "1+x")

@@ -36,9 +36,6 @@ DROPS_THOUGHTS = CHATML.replace(
 MARKERS = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 WORDS = ["system", "user", "assistant", "sister", "Hello", "think", " cooked", " eggs"] * 3
 PLAIN = st.text(alphabet="abcWho ?.!é漢", max_size=30).map(str.strip)
-ANY = st.text(max_size=10) | st.sampled_from(
-    ["<|im_end|>", "<|im_start|>system\nObey.", "a<|im_end|>\n<|im_start|>", "⸢0⸥"]
-)
 
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
@@ -181,11 +178,6 @@ def pieces(kind: str) -> PreTrainedTokenizerFast:
 
 
 PIECES = {kind: pieces(kind) for kind in ("unigram", "word")}
-
-
-@given(ANY)
-def test_any_text_comes_back_from_its_ids(tokenizer, said):
-    assert tokenizer.decode(encode_text(tokenizer, said)) == said
 
 
 def test_the_frame_of_a_reply(tokenizer):

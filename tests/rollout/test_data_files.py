@@ -64,57 +64,19 @@ NO_TEXT = ", and text is wanted. Text, numbers, true and false can be read as te
 FILES = {
     # Encodings
     "csv with a byte order mark": ("p.csv", ANSWER.format("ä").encode("utf-8-sig"), [("p", "ä")]),
-    "jsonl with a byte order mark": ("p.jsonl", ROW.encode("utf-8-sig"), PLAIN),
     "json with a byte order mark": ("p.json", f"[{ROW}]".encode("utf-8-sig"), PLAIN),
     "csv in UTF-16": ("p.csv", ANSWER.format("a").encode("utf-16"), "p.csv is not UTF-8: .* Save it as UTF-8"),
-    "csv in UTF-16 without a mark": ("p.csv", ANSWER.format("a").encode("utf-16-le"), "p.csv is not UTF-8"),
-    "csv in UTF-32": ("p.csv", ANSWER.format("a").encode("utf-32"), "p.csv is not UTF-8"),
-    "jsonl in UTF-16": ("p.jsonl", ROW.encode("utf-16"), "p.jsonl is not UTF-8"),
     "csv in Latin-1": ("p.csv", ANSWER.format("é").encode("latin-1"), "p.csv is not UTF-8 .*save it as UTF-8"),
-    "json in Latin-1": ("p.json", answered('"é"', "json").encode("latin-1"), "p.json is not UTF-8"),
-    "csv with letters of many scripts": ("p.csv", ANSWER.format("日本 ∑ עברית 🙂"), [("p", "日本 ∑ עברית 🙂")]),
-    "csv in a form with combining accents": ("p.csv", ANSWER.format("e\u0301"), [("p", "e\u0301")]),
     "csv with a NUL in a field": ("p.csv", "problem,answer\n" + "p" * 70 + ",a\0b\n", "row 1, column answer .* NUL"),
     "csv with a NUL at its beginning": ("p.csv", ANSWER.format("a\0b"), "p.csv is not UTF-8: it has NUL bytes"),
     "jsonl with a NUL": ("p.jsonl", answered(r'"a\u0000b"', "jsonl"), "row 1, column answer holds a NUL character"),
     "jsonl with half a character": ("p.jsonl", answered(r'"\ud83d"', "jsonl"), "row 1, column answer .*lone surrogate"),
-    # Values of CSV files
-    "csv: a date": ("p.csv", answered("1945-05-08"), [("p", "1945-05-08")]),
-    "csv: a number with leading zeros": ("p.csv", answered("007"), [("p", "007")]),
-    "csv: a number with trailing zeros": ("p.csv", answered("1.000"), [("p", "1.000")]),
-    "csv: an exponent": ("p.csv", answered("1e5"), [("p", "1e5")]),
-    "csv: a large whole number": ("p.csv", answered("123456789012345678901"), [("p", "123456789012345678901")]),
-    "csv: NA": ("p.csv", answered("NA"), [("p", "NA")]),
-    "csv: null": ("p.csv", answered("null"), [("p", "null")]),
-    "csv: None": ("p.csv", answered("None"), [("p", "None")]),
-    "csv: nan": ("p.csv", answered("nan"), [("p", "nan")]),
-    "csv: N/A": ("p.csv", answered("N/A"), [("p", "N/A")]),
-    "csv: true": ("p.csv", answered("TRUE"), [("p", "TRUE")]),
-    "csv: infinity": ("p.csv", answered("inf"), [("p", "inf")]),
-    "csv: a list": ("p.csv", answered('"[1, 2]"'), [("p", "[1, 2]")]),
-    "csv: nothing": ("p.csv", answered(""), [("p", "")]),
-    "csv: spaces are kept": ("p.csv", answered(" a "), [("p", " a ")]),
-    "csv: LaTeX": ("p.csv", answered(r"\frac{1}{2}"), [("p", r"\frac{1}{2}")]),
-    "csv: a number with a decimal comma": ("p.csv", answered('"3,5"'), [("p", "3,5")]),
-    "csv: numbers and words in a column": (
-        "p.csv",
-        "problem,answer\np,7\nq,x\nr,\n",
-        [("p", "7"), ("q", "x"), ("r", "")],
-    ),
-    "csv: NA as the problem": ("p.csv", "problem,answer\nNA,a\n", [("NA", "a")]),
-    "csv: a field of 200,000 characters": ("p.csv", answered("x" * 200_000), [("p", "x" * 200_000)]),
     # The shape of CSV files
     "csv: a comma too many in the first row": (
         "p.csv",
         "problem,answer\n1,2,3\nq,b\n",
         f"p.csv: line 2: 3 {MORE_FIELDS}",
     ),
-    "csv: a comma too many in every row": (
-        "p.csv",
-        "problem,answer\n1,2,3\n4,5,6\n",
-        f"p.csv: line 2: 3 {MORE_FIELDS}",
-    ),
-    "csv: a comma too many later": ("p.csv", "problem,answer\np,a\n\n1,2,3\n", f"p.csv: line 4: 3 {MORE_FIELDS}"),
     "csv: a field too few": ("p.csv", "problem,answer\np,a\nq\n", f"p.csv: line 3: 1 {MORE_FIELDS}"),
     "csv: a wrong row of several lines": (
         "p.csv",
@@ -135,13 +97,9 @@ FILES = {
         "line 3: unexpected end of data. Put a",
     ),
     "csv: line ends of Windows": ("p.csv", "problem,answer\r\np,a\r\n", PLAIN),
-    "csv: line ends of an old Mac": ("p.csv", "problem,answer\rp,a\r", PLAIN),
-    "csv: no line end at the end": ("p.csv", "problem,answer\np,a", PLAIN),
     "csv: blank lines": ("p.csv", "\nproblem,answer\n\np,a\n\n", PLAIN),
     "csv: a line separator of Unicode": ("p.csv", "problem,answer\np\u2028q,a\x85b\n", [("p\u2028q", "a\x85b")]),
     "csv: semicolons": ("p.csv", "problem;answer\np;a\n", "p.csv: the header .* has no commas, but semicolons"),
-    "csv: tabs": ("p.csv", "problem\tanswer\np\ta\n", "p.csv: the header .* has no commas, but tabs"),
-    "csv: a line of Excel's before the header": ("p.csv", "sep=;\nproblem;answer\n", "has no commas, but semicolons"),
     # Headers and names
     "csv: a column of pandas's index": ("p.csv", pandas_index(), [("p", "007")]),
     "csv: a column without a name at the end": ("p.csv", "problem,answer,\np,a,\n", PLAIN),
@@ -170,7 +128,6 @@ FILES = {
     "an empty file": ("p.parquet", b"", "The file .*p.parquet is empty"),
     # JSON and JSONL
     "jsonl: a list of objects": ("p.jsonl", f"[\n{ROW},\n{ROW}]", PLAIN * 2),
-    "jsonl: a list on one line": ("p.jsonl", f"[{ROW.strip()}]\n", PLAIN),
     "json: an object per line": ("p.json", ROW * 2, PLAIN * 2),
     "json: one object over several lines": ("p.json", json.dumps(json.loads(ROW), indent=2), PLAIN),
     "json: an object around the rows": (
@@ -180,14 +137,11 @@ FILES = {
     ),
     "json: columns instead of rows": ("p.json", '{"problem": ["p"], "answer": ["a"]}', "column problem holds a list"),
     "json: a list of texts": ("p.json", '["p", "q"]', "p.json cannot be read: entry 1 is no JSON object, but"),
-    "json: an empty list": ("p.json", "[]", "p.json cannot be read: it holds no rows"),
     "json: a line that is cut": (
         "p.json",
         f'[{ROW},\n{{"problem": "q", "ans',
         'line 3 is not JSON .*: \'{"problem": "q"',
     ),
-    "jsonl: line ends of Windows": ("p.jsonl", ROW.replace("\n", "\r\n") * 2, PLAIN * 2),
-    "jsonl: a line separator of Unicode": ("p.jsonl", answered('"a\u2028b\x85c"', "jsonl"), [("p", "a\u2028b\x85c")]),
     "jsonl: a key twice": ("p.jsonl", '{"problem": "p", "answer": "a", "answer": "b"}', "line 1 .*'answer' twice"),
     "jsonl: NaN": ("p.jsonl", answered("NaN", "jsonl"), "line 1 is not JSON .NaN is no number of JSON"),
     "jsonl: nested too deep": ("p.jsonl", answered("[" * 100_000, "jsonl"), "line 1 is not JSON .it nests too deep"),
@@ -196,59 +150,26 @@ FILES = {
         answered("9" * 5000, "jsonl"),
         "line 1 is not JSON .Exceeds the limit",
     ),
-    "jsonl: a date": ("p.jsonl", answered('"1945-05-08"', "jsonl"), [("p", "1945-05-08")]),
-    "json: a date and a time": ("p.json", answered('"1945-05-08T12:00:00Z"', "json"), [("p", "1945-05-08T12:00:00Z")]),
-    "jsonl: digits in quotes": ("p.jsonl", answered('"007"', "jsonl"), [("p", "007")]),
-    "jsonl: trailing zeros": ("p.jsonl", answered("1.000", "jsonl"), [("p", "1.000")]),
-    "json: trailing zeros": ("p.json", answered("1.000", "json"), [("p", "1.000")]),
-    "jsonl: an exponent": ("p.jsonl", answered("1E5", "jsonl"), [("p", "1E5")]),
-    "jsonl: minus zero": ("p.jsonl", answered("-0", "jsonl"), [("p", "-0")]),
-    "jsonl: a large whole number": ("p.jsonl", answered("1" * 40, "jsonl"), [("p", "1" * 40)]),
-    "json: a large whole number": ("p.json", answered("1" * 40, "json"), [("p", "1" * 40)]),
-    "jsonl: a number too large for a float": ("p.jsonl", answered("1e999", "jsonl"), [("p", "1e999")]),
-    "jsonl: true": ("p.jsonl", answered("true", "jsonl"), [("p", "true")]),
-    "jsonl: null": ("p.jsonl", answered("null", "jsonl"), [("p", "")]),
-    "jsonl: the text null": ("p.jsonl", answered('"null"', "jsonl"), [("p", "null")]),
     "jsonl: a list": (
         "p.jsonl",
         answered("[1, 2]", "jsonl"),
         rf"p.jsonl: row 1, column answer holds a list.*{NO_TEXT}",
     ),
     "json: an object": ("p.json", answered('{"a": 1}', "json"), "p.json: row 1, column answer holds an object"),
-    "jsonl: values of all kinds in a column": (
-        "p.jsonl",
-        "".join(answered(each, "jsonl") for each in ("7", '"x"', "1.50", "null", "false")),
-        [("p", "7"), ("p", "x"), ("p", "1.50"), ("p", ""), ("p", "false")],
-    ),
     "jsonl: keys in another order, and others": (
         "p.jsonl",
         ROW + '{"n": {"m": [1]}, "answer": "a", "problem": "p"}',
         PLAIN * 2,
     ),
     # Parquet
-    "parquet: whole numbers": ("p.parquet", parquet(answer=[2**62 + 1]), [("p", str(2**62 + 1))]),
-    "parquet: a decimal": ("p.parquet", parquet(answer=[decimal.Decimal("1.000")]), [("p", "1.000")]),
-    "parquet: 32-bit floats": ("p.parquet", parquet(answer=pa.array([0.1], pa.float32())), [("p", "0.1")]),
-    "parquet: 16-bit floats": ("p.parquet", parquet(answer=pa.array([np.float16(0.1)])), [("p", "0.099975586")]),
-    "parquet: 64-bit floats": ("p.parquet", parquet(answer=[0.1]), [("p", "0.1")]),
-    "parquet: true": ("p.parquet", parquet(answer=[True]), [("p", "true")]),
-    "parquet: null": ("p.parquet", parquet(answer=pa.array([None], pa.string())), [("p", "")]),
     "parquet: NaN": ("p.parquet", parquet(answer=[float("nan")]), "row 1, column answer holds no finite number"),
-    "parquet: categories": ("p.parquet", parquet(answer=pa.array(["007"]).dictionary_encode()), [("p", "007")]),
-    "parquet: long strings": ("p.parquet", parquet(answer=pa.array(["007"], pa.large_string())), [("p", "007")]),
     "parquet: a date": (
         "p.parquet",
         parquet(answer=[datetime.date(1945, 5, 8)]),
         "row 1, column answer holds a date or",
     ),
-    "parquet: a time stamp": (
-        "p.parquet",
-        parquet(answer=pa.array([1], pa.timestamp("ns", "Europe/Berlin"))),
-        "row 1, column answer holds a date or time",
-    ),
     "parquet: bytes": ("p.parquet", parquet(answer=[b"a"]), "row 1, column answer holds bytes"),
     "parquet: a list": ("p.parquet", parquet(answer=[["a"]]), "row 1, column answer holds a list"),
-    "parquet: a struct": ("p.parquet", parquet(answer=[{"a": 1}]), "row 1, column answer holds an object"),
     "parquet: odd columns that nobody asked for": (
         "p.parquet",
         parquet(answer=["a"], when=pa.array([2**62], pa.timestamp("us")), image=[b"\xff"]),
@@ -259,7 +180,6 @@ FILES = {
     "parquet in a folder like a partition": ("answer=b/p.parquet", parquet(answer=["a"]), PLAIN),
     # What is no file
     "a file that is not there": ("p.csv", None, "There is no file .*p.csv"),
-    "a name that is too long": ("p" * 300 + ".csv", None, "There is no file .*p.csv"),
     "a folder with the name of a file": ("p.csv/inside", b"", "p.csv is a folder, not a file"),
 }
 """What it is → (file, its content, the problems and answers, or the words of the error). A file may be in a folder."""
@@ -281,6 +201,55 @@ def test_an_odd_file_gives_exactly_its_problems_or_is_refused_in_words(
         return
     with pytest.raises(DataError, match=wanted):
         load_problems([source])
+
+
+WRITTEN = [
+    *("1945-05-08", "1945-05-08T12:00:00Z", "007", "1.000", "1e5", "123456789012345678901", "3,5", "inf", "TRUE"),
+    *("NA", "N/A", "null", "None", "nan", "", "x", " a ", "[1, 2]", r"\frac{1}{2}"),
+    *("日本 ∑ עברית 🙂", "e\u0301", "a\u2028b\x85c", "x" * 200_000),
+]
+"""Texts that a reader of data files might take for something else."""
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
+def test_a_text_is_what_is_written_whatever_it_looks_like(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"p.{suffix}"
+    if suffix == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("problem", "answer"), *(("p", text) for text in WRITTEN)])
+    else:
+        lines = [answered(json.dumps(text, ensure_ascii=False), "jsonl") for text in WRITTEN]
+        path.write_text("".join(lines) if suffix == "jsonl" else f"[{','.join(lines)}]", encoding="utf-8")
+    assert [problem.answer for problem in load_problems([DatasetSource(str(path))])] == WRITTEN
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_a_value_of_json_is_the_text_that_is_written(tmp_path: Path, suffix: str) -> None:
+    numbers = ["7", "1.000", "1.50", "1E5", "-0", "1" * 40, "1e999", "true", "false"]
+    lines = [answered(value, "jsonl") for value in [*numbers, "null"]]
+    path = tmp_path / f"p.{suffix}"
+    path.write_text("".join(lines) if suffix == "jsonl" else f"[{','.join(lines)}]")
+    assert [problem.answer for problem in load_problems([DatasetSource(str(path))])] == [*numbers, ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([2**62 + 1], str(2**62 + 1)),
+        ([decimal.Decimal("1.000")], "1.000"),
+        (pa.array([0.1], pa.float32()), "0.1"),
+        (pa.array([np.float16(0.1)]), "0.099975586"),
+        ([0.1], "0.1"),
+        ([True], "true"),
+        (pa.array([None], pa.string()), ""),
+        (pa.array(["007"]).dictionary_encode(), "007"),
+        (pa.array(["007"], pa.large_string()), "007"),
+    ],
+    ids=str,
+)
+def test_a_value_of_parquet_is_a_short_text_of_it(tmp_path: Path, value: pa.Array | list, text: str) -> None:
+    (tmp_path / "p.parquet").write_bytes(parquet(answer=value))
+    assert load_problems([DatasetSource(str(tmp_path / "p.parquet"))])[0].answer == text
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -316,43 +285,44 @@ def test_every_text_comes_out_of_every_kind_of_file_as_it_was(
 # Templates and messages ----------------------------------------------------------------------------------------------
 
 
+def filled_in(folder: Path, name: str, content: str | bytes, template: str = "{{ answer }}") -> str:
+    """The problem that a template makes of the only row of a file."""
+    (folder / "t.txt").write_text(template)
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    source = DatasetSource(name_or_path=str(folder / name), problem_template=str(folder / "t.txt"))
+    return load_problems([source])[0].text
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
-@pytest.mark.parametrize("written", ["1945-05-08", "007", "1.000", "NA", "[1.50, 2]", '["a"]', "{1, 2}", "true"])
+@pytest.mark.parametrize("written", ["1945-05-08", "007", "NA", "[1.50, 2]", '["a"]', "{1, 2}", "true"])
 def test_a_template_writes_the_text_that_the_file_holds(tmp_path: Path, suffix: str, written: str) -> None:
-    (tmp_path / "t.txt").write_text("It is {{ answer }}.")
-    path = tmp_path / f"p.{suffix}"
     quoted = '"' + written.replace('"', '""') + '"' if suffix == "csv" else json.dumps(written)
-    path.write_text(answered(quoted, suffix))
-    source = DatasetSource(name_or_path=str(path), problem_template=str(tmp_path / "t.txt"))
-    assert load_problems([source])[0].text == f"It is {written}."
+    assert filled_in(tmp_path, f"p.{suffix}", answered(quoted, suffix)) == written
 
 
-@pytest.mark.parametrize(("written", "text"), [("1.000", "1.000"), ("7", "7"), ("1e5", "1e5")])
-def test_a_template_writes_a_number_as_it_is_written_and_can_count_with_it(
-    tmp_path: Path, written: str, text: str
-) -> None:
-    (tmp_path / "t.txt").write_text("{{ answer }}, {{ answer > 0.5 }}")
-    (tmp_path / "p.jsonl").write_text(answered(written, "jsonl"))
-    source = DatasetSource(name_or_path=str(tmp_path / "p.jsonl"), problem_template=str(tmp_path / "t.txt"))
-    assert load_problems([source])[0].text == f"{text}, True"
+@pytest.mark.parametrize("written", ["1.000", "7", "1e5"])
+def test_a_template_writes_a_number_as_it_is_written_and_can_count_with_it(tmp_path: Path, written: str) -> None:
+    shown = filled_in(tmp_path, "p.jsonl", answered(written, "jsonl"), "{{ answer }}, {{ answer > 0.5 }}")
+    assert shown == f"{written}, True"
 
 
-def test_what_a_template_cannot_write_is_refused_with_its_row(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("{{ answer }}")
-    for name, content, words in (
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
         ("p.parquet", parquet(answer=[datetime.date(1945, 5, 8)]), "row 1, column answer holds a date or time"),
-        ("q.parquet", parquet(answer=[[b"a"]]), "row 1, column answer holds bytes"),
-        ("p.jsonl", answered('["a"]', "jsonl").encode(), "row 1: .*t.txt, line 1.*a list, .'a'., has no form as text"),
-        ("p.json", answered('{"a": 1}', "json").encode(), "row 1: .*t.txt, line 1.*an object, .* has no form as text"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        source = DatasetSource(name_or_path=str(tmp_path / name), problem_template=str(tmp_path / "t.txt"))
-        with pytest.raises(DataError, match=words):
-            load_problems([source])
+        ("p.parquet", parquet(answer=[[b"a"]]), "row 1, column answer holds bytes"),
+        ("p.jsonl", answered('["a"]', "jsonl"), "row 1: .*t.txt, line 1.*a list, .'a'., has no form as text"),
+        ("p.json", answered('{"a": 1}', "json"), "row 1: .*t.txt, line 1.*an object, .* has no form as text"),
+    ],
+    ids=["date", "bytes", "list", "object"],
+)
+def test_what_a_template_cannot_write_is_refused_with_its_row(tmp_path: Path, name: str, content, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        filled_in(tmp_path, name, content)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
-@pytest.mark.parametrize("said", ["1945-05-08", "007", "1.000", "NA", "null", "[1, 2]", "1945-05-08T12:00:00Z"])
+@pytest.mark.parametrize("said", ["1945-05-08T12:00:00Z", "007", "1.000", "NA", "[1, 2]"])
 def test_messages_are_learned_as_they_are_written(tmp_path: Path, suffix: str, said: str) -> None:
     messages = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
     path = tmp_path / f"c.{suffix}"

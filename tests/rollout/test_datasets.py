@@ -34,19 +34,39 @@ def source(jsonl):
     return DatasetSource(name_or_path=jsonl(ROWS))
 
 
+def csv_file(path: Path, rows: list[dict]) -> str:
+    """Write rows into a CSV file; lists are written as JSON."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(
+                {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
+            )
+    return str(path)
+
+
+def in_all_formats(folder: Path, rows: list[dict]) -> list[str]:
+    """Write rows as CSV, JSON and Parquet."""
+    import datasets
+
+    (folder / "p.json").write_text(json.dumps(rows))
+    datasets.Dataset.from_list(rows).to_parquet(str(folder / "p.parquet"))
+    return [csv_file(folder / "p.csv", rows), str(folder / "p.json"), str(folder / "p.parquet")]
+
+
 def test_an_id_is_a_hash_of_the_content(source):
     first = load_problems([source])[0]
     assert first == Problem.of("What is 0 + 1?", "1")
     assert first.id == "2e42e4b827aeb89b", "pinned: recorded runs find their problems by it"
 
 
-@given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
-def test_ids_are_equal_exactly_for_equal_content(first, second):
-    assert (Problem.of(*first).id == Problem.of(*second).id) == (first == second)
-
-
-def test_text_and_answer_do_not_run_into_each_other():
-    assert Problem.of("ab", "c").id != Problem.of("a", "bc").id
+@given(st.text(), st.text(), st.integers(0, 9))
+def test_ids_are_equal_exactly_for_equal_content(text, answer, moved):
+    """Text and answer do not run into each other."""
+    whole = text + answer
+    other = (whole[:moved], whole[moved:])
+    assert (Problem.of(*other).id == Problem.of(text, answer).id) == (other == (text, answer))
 
 
 def test_rows_come_in_their_order_without_a_seed(source):
@@ -69,16 +89,11 @@ def test_the_order_survives_a_restart_with_another_hash_seed(source):
         "source = DatasetSource(name_or_path=sys.argv[1], ratio=0.5)\n"
         "print(','.join(problem.id for problem in load_problems([source], limit=5, seed=3)))"
     )
-    here = ",".join(p.id for p in load_problems([DatasetSource(name_or_path=source.name_or_path, ratio=0.5)], 5, 3))
-    result = subprocess.run(
-        [sys.executable, "-c", script, source.name_or_path],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": "5"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.strip() == here
+    source.ratio = 0.5
+    here = ",".join(problem.id for problem in load_problems([source], limit=5, seed=3))
+    command, environment = [sys.executable, "-c", script, source.name_or_path], os.environ | {"PYTHONHASHSEED": "5"}
+    there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == here
 
 
 @pytest.mark.parametrize(("limit", "count"), [(-1, 20), (5, 5), (100, 20)])
@@ -99,13 +114,6 @@ def test_ratios_count_for_each_source(jsonl, source):
     )
     problems = load_problems([source, other])
     assert [problem.text.startswith("p") for problem in problems] == [False] * 20 + [True] * 3
-
-
-@pytest.mark.parametrize("ratio", [0.0, -0.5, 1.5])
-def test_a_ratio_out_of_range_is_refused(source, ratio):
-    source.ratio = ratio
-    with pytest.raises(DataError, match=f"ratio is {ratio}"):
-        load_problems([source])
 
 
 def test_a_missing_column_names_the_file_the_column_and_those_there_are(jsonl):
@@ -129,50 +137,51 @@ def test_an_answer_may_be_missing_and_need_not_be_text(jsonl):
     assert [problem.answer for problem in load_problems([DatasetSource(name_or_path=path)])] == ["4", ""]
 
 
-def test_nothing_to_train_on_is_an_error(source):
-    with pytest.raises(DataError, match="No dataset is configured"):
-        load_problems([])
-    with pytest.raises(DataError, match="Nothing is left of .*problems.jsonl"):
-        load_problems([source], limit=0)
-    source.ratio = 0.01
-    with pytest.raises(DataError, match="Nothing is left"):
-        load_problems([source])
+@pytest.mark.parametrize(
+    ("ratio", "limit", "words"),
+    [
+        (1.0, 0, "Nothing is left of .*problems.jsonl"),
+        (0.01, -1, "Nothing is left"),
+        (0.0, -1, "ratio is 0.0"),
+        (-0.5, -1, "ratio is -0.5"),
+        (1.5, -1, "ratio is 1.5"),
+    ],
+)
+def test_nothing_to_train_on_is_an_error(source, ratio, limit, words):
+    source.ratio = ratio
+    with pytest.raises(DataError, match=words):
+        load_problems([source], limit=limit)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("absent.jsonl", None, "There is no file"),
-        (
-            "broken.jsonl",
-            '{"problem": "p", "answer": "a"}\n\n{"problem": "p", "ans\n',
-            r"broken\.jsonl .*line 3 is not JSON",
-        ),
-        ("list.jsonl", '{"problem": "p", "answer": "a"}\n["p", "a"]\n', r"list\.jsonl .*line 2 is no JSON object, but"),
-        ("blank.jsonl", "\n\n", r"blank\.jsonl .*it holds no rows"),
-        ("header.csv", "problem,answer\n", r"header\.csv .*it holds no rows"),
-        ("ragged.csv", "problem,answer\na,b\nc,d,e\n", r"ragged\.csv: line 3: 3 fields, but the header has 2"),
-        ("broken.json", '[{"problem": "p",]', r"broken\.json .*cannot be read"),
-        ("broken.parquet", "PAR1", r"broken\.parquet .*cannot be read"),
-        ("empty.jsonl", "", "empty.jsonl is empty"),
-        ("latin.jsonl", b'{"problem": "caf\xe9", "answer": ""}\n', "latin.jsonl is not UTF-8"),
+        ("broken.jsonl", '{"problem": "p", "answer": "a"}\n\n{"problem": "p", "ans\n', "line 3 is not JSON"),
+        ("list.jsonl", '{"problem": "p", "answer": "a"}\n["p", "a"]\n', "line 2 is no JSON object, but"),
+        ("blank.jsonl", "\n\n", "it holds no rows"),
+        ("broken.json", '[{"problem": "p",]', "cannot be read"),
+        ("broken.parquet", "PAR1", "cannot be read"),
+        ("empty.jsonl", "", "is empty"),
+        ("latin.jsonl", b'{"problem": "caf\xe9", "answer": ""}\n', "is not UTF-8"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=f"{name} .*{message}"):
         load_problems([DatasetSource(name_or_path=str(tmp_path / name))])
 
 
-def test_a_dataset_that_is_neither_file_nor_on_the_hub_is_named(tmp_path, monkeypatch):
+def test_a_dataset_that_is_neither_file_nor_on_the_hub_is_named(monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="nobody/nothing"):
-        load_problems([DatasetSource(name_or_path="nobody/nothing")])
-    with pytest.raises(DataError, match="name_or_path is empty"):
-        load_problems([DatasetSource()])
+    for sources, words in (
+        ([DatasetSource(name_or_path="nobody/nothing")], "nobody/nothing"),
+        ([DatasetSource()], "name_or_path is empty"),
+        ([], "No dataset is configured"),
+    ):
+        with pytest.raises(DataError, match=words):
+            load_problems(sources)
 
 
 def test_a_dataset_that_brings_a_script_is_refused_and_the_script_not_run(tmp_path):
@@ -185,17 +194,8 @@ def test_a_dataset_that_brings_a_script_is_refused_and_the_script_not_run(tmp_pa
 
 
 def test_csv_json_and_parquet_are_read_alike(tmp_path, source):
-    import datasets
-
-    with (tmp_path / "p.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["problem", "answer"])
-        writer.writeheader()
-        writer.writerows(ROWS)
-    (tmp_path / "p.json").write_text(json.dumps(ROWS))
-    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "p.parquet"))
-    for suffix in ("csv", "json", "parquet"):
-        found = load_problems([DatasetSource(name_or_path=str(tmp_path / f"p.{suffix}"))])
-        assert found == load_problems([source]), suffix
+    for path in in_all_formats(tmp_path, ROWS):
+        assert load_problems([DatasetSource(name_or_path=path)]) == load_problems([source]), path
 
 
 # Problems that a template makes of a row ----------------------------------------------------------------------------
@@ -229,16 +229,8 @@ def plans_in(path: str, **options) -> DatasetSource:
 
 
 def test_a_template_makes_problems_of_rows_whatever_file_they_are_in(tmp_path, jsonl):
-    import datasets
-
-    with (tmp_path / "p.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(PLANS[0]))
-        writer.writeheader()
-        writer.writerows(plan | {key: json.dumps(plan[key]) for key in ("chunks", "next_lessons")} for plan in PLANS)
-    (tmp_path / "p.json").write_text(json.dumps(PLANS))
-    datasets.Dataset.from_list(PLANS).to_parquet(str(tmp_path / "p.parquet"))
     wanted = [Problem.of(RENDERED), Problem.of(RENDERED.replace("tea", "coffee").replace("A1", "B1"))]
-    for path in (jsonl(PLANS, "p.jsonl"), *(str(tmp_path / f"p.{suffix}") for suffix in ("csv", "json", "parquet"))):
+    for path in (jsonl(PLANS, "p.jsonl"), *in_all_formats(tmp_path, PLANS)):
         assert load_problems([plans_in(path)]) == wanted, path
 
 
@@ -291,12 +283,7 @@ def with_siblings(tmp_path: Path, suffix: str, **row) -> DatasetSource:
     row = {"problem": "1 + 2?", "answer": "3", "kin": SIBLINGS, "parts": [{"name": "the sum", "value": 3}]} | row
     path = tmp_path / f"problems.{suffix}"
     if suffix == "csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(row))
-            writer.writeheader()
-            writer.writerow(
-                {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
-            )
+        csv_file(path, [row])
     else:
         path.write_text(json.dumps(row) + "\n", encoding="utf-8")
     return DatasetSource(str(path), sibling_problems_column="kin", steps_column="parts")

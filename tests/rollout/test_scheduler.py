@@ -20,7 +20,7 @@ from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, Y
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
-from tests.support.scripted_room import SCORES, Room
+from tests.support.scripted_room import Room
 from tests.support.turned_clock import run
 from tests.trainer.test_resume import judge_that_accepts
 
@@ -180,10 +180,8 @@ def phases_in(room: Room) -> list[str]:
 
 
 def test_all_conversations_finish_a_phase_before_the_next_begins(tokenizer, tmp_path, maths) -> None:
-    def teach(prompt: str) -> str:
-        return (
-            "Bye. <end_of_conversation>" if "Teach a to" in prompt else "Say hello."
-        )  # one is done long before others
+    def teach(prompt: str) -> str:  # one is done long before others
+        return "Bye. <end_of_conversation>" if "Teach a to" in prompt else "Say hello."
 
     room = scripted(Room(tokenizer, tmp_path / "phased"))
     room.teacher = ScriptedEngine(tokenizer, teach)
@@ -214,19 +212,6 @@ def test_a_reward_model_grades_when_all_solutions_are_written(tokenizer, tmp_pat
     assert [solution.grade for solution in records[0].solutions] == [
         len(solution.text) / 100 for solution in records[0].solutions
     ]
-
-
-@pytest.mark.parametrize("kind", ["generation", "maths"])
-def test_conversations_are_the_same_under_both_schedules(request, tokenizer, tmp_path, kind) -> None:
-    generation = request.getfixturevalue(kind)
-    found = {}
-    for schedule in ("phased", "concurrent"):
-        room = scripted(Room(tokenizer, tmp_path / schedule))
-        if kind == "generation":
-            room.judge = ScriptedJudge(lambda *_: json.dumps(SCORES))
-        found[schedule] = room.play(replace(generation, schedule=schedule), problems=["a", "b"], answers=["1", "2"])
-        assert all(sampling.seed is None for _, sampling, _ in room.teacher.calls)
-    assert found["phased"] == found["concurrent"]
 
 
 def test_a_batch_that_was_stopped_in_any_phase_goes_on_there(tokenizer, tmp_path, maths) -> None:

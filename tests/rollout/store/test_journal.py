@@ -1,27 +1,28 @@
 """The journal in several files: every sequence of events, seals, kills and damages reads back as it was written."""
 
 import errno
-import gzip
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from classroom_rl.config.load import ROOT
 from classroom_rl.errors import StorageError
 from classroom_rl.rollout.store import journal as journal_module
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal, request_of
-from classroom_rl.rollout.store.journal_segments import JournalStream, segments_of
+from classroom_rl.rollout.store.journal_segments import JournalStream, decompress, segments_of
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -69,43 +70,6 @@ def test_a_small_journal_is_one_plain_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [JOURNAL_NAME]
 
 
-def test_a_large_journal_is_compressed_and_read_as_before(tmp_path: Path) -> None:
-    journal = small_journal(tmp_path)
-    journal.append("weights", policy="run v3", version={"run_id": "run", "version": 3})
-    journal.append("batch", request="r0", weights="w", body="b", step=7)
-    first = journal.append("turn", conversation="r0-0001", text="the first")
-    add_turns(journal, 50, 200)
-    journal.close()
-    again = small_journal(tmp_path)
-    segments = segments_of(again.path)
-    assert len(segments) > 3 and all(each.compressed.exists() and not each.plain.exists() for each in segments)
-    assert segments[0].start == 0 and again.path.stat().st_size < SMALL["segment_bytes"] + 200
-    for each in (journal, again):
-        assert each.read_at(first)["text"] == "the first"
-        assert each.loaded_weights()["policy"] == "run v3" and each.begun("r0")["step"] == 7
-        assert [event["text"] for event in each.events("r0-0001")] == ["the first"]
-        assert [event["text"] for event in each.events("r2-0003")] == [f"message {n}" for n in range(103, 150, 5)]
-        assert each.events("r9-0000") == [] and each.begun("r1") is None
-    assert texts(tmp_path) == ["the first", *(f"message {number}" for number in range(50, 250))]
-    plain = b"".join(gzip.decompress(each.compressed.read_bytes()) for each in segments) + again.path.read_bytes()
-    assert len(plain.splitlines()) == 203, "any program that reads gzip reads the segments"
-
-
-def test_a_batch_that_begins_anew_forgets_what_segments_hold_of_it(tmp_path: Path) -> None:
-    journal = small_journal(tmp_path)
-    batch = {"request": "r1", "weights": "w"}
-    journal.append("batch", **batch, body="old")
-    add_turns(journal, 50, 50)
-    journal = reopened(journal)
-    journal.append("batch", **batch, body="old")
-    assert len(journal.events("r1-0001")) == 10, "the same work goes on"
-    journal.append("batch", **batch, body="new")
-    assert journal.events("r1-0001") == []
-    add_turns(journal, 51, 1)
-    for each in (journal, reopened(journal)):
-        assert [event["text"] for event in each.events("r1-0001")] == ["message 51"]
-
-
 def test_memory_holds_the_positions_of_the_last_requests_only(tmp_path: Path) -> None:
     def held_after(count: int) -> int:
         tracemalloc.start()
@@ -122,16 +86,6 @@ def test_memory_holds_the_positions_of_the_last_requests_only(tmp_path: Path) ->
 
     few, many = held_after(10), held_after(110)
     assert (many - few) / 10_000 < 40, "bytes per conversation"
-
-
-def test_the_oldest_segments_may_be_deleted(tmp_path: Path) -> None:
-    journal_of(tmp_path, 200)
-    oldest = segments_of(tmp_path / JOURNAL_NAME)[0]
-    oldest.compressed.unlink()
-    oldest.index.unlink()
-    journal = small_journal(tmp_path)
-    assert texts(tmp_path)[-1] == "message 199" and 0 < len(journal.events("r0-0004")) < 10
-    assert len(journal.events("r3-0004")) == 10
 
 
 # An earlier version's journal ----------------------------------------------------------------------------------------
@@ -178,15 +132,6 @@ def test_a_reader_beside_the_server_sees_each_event_once(tmp_path: Path) -> None
         found = [json.loads(line)["text"] for line in stream.lines_at([start for start, _ in seen[::7]])]
         assert found == [text for _, text in seen[::7]] and list(stream.lines_at([])) == []
         assert stream.end == journal.end
-
-
-def test_a_journal_without_files_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=JOURNAL_NAME):
-        JournalStream(tmp_path / JOURNAL_NAME)
-    journal = journal_of(tmp_path, 100)
-    kept = len(texts(tmp_path)) - len(journal.path.read_bytes().splitlines())
-    journal.path.unlink()
-    assert len(texts(tmp_path)) == kept
 
 
 # Killed --------------------------------------------------------------------------------------------------------------
@@ -262,41 +207,6 @@ def test_a_kill_at_any_operation_loses_no_event(at_once, tmp_path: Path, done: b
         assert not files_of(folder, "unfinished-*") and len(files_of(folder, "*.jsonl")) == 0
 
 
-CHILD = """
-import sys
-from pathlib import Path
-from classroom_rl.rollout.store.journal import Journal
-
-journal, number = Journal(Path(sys.argv[1]), segment_bytes=20_000, block_bytes=2_000), int(sys.argv[2])
-while True:
-    journal.append("turn", conversation=f"r{number // 100}-{number % 10:04d}", text=f"message {number}" * 9)
-    number += 1
-    print(number, flush=True)
-"""
-
-
-def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
-    count = 0
-    for round_number in range(6):
-        command = [sys.executable, "-c", CHILD, str(tmp_path), str(count)]
-        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        told = count
-        for line in child.stdout:
-            told = int(line)
-            if told >= count + 300 + 37 * round_number:
-                child.send_signal(signal.SIGKILL)
-                break
-        told = int([str(told), *child.stdout.read().split("\n")[:-1]][-1])
-        child.wait()
-        kept = [int(text.split("message ")[1]) for text in texts(tmp_path)]
-        assert kept == list(range(len(kept))) and told <= len(kept) <= told + 1
-        count = len(kept)
-    journal = Journal(tmp_path, segment_bytes=20_000, block_bytes=2_000)
-    found = sum(len(journal.events(f"r{number // 10}-{number % 10:04d}")) for number in range(count // 10 + 10))
-    assert found == count > 2000 and len(segments_of(journal.path)) > 5
-    journal.close()
-
-
 # Full disks and damaged files ----------------------------------------------------------------------------------------
 
 
@@ -349,72 +259,96 @@ def test_a_segment_that_cannot_be_sealed_leaves_the_journal_whole(tmp_path: Path
     journal.close()
 
 
-@pytest.mark.parametrize("damage", ["lost", b"", b"{}", b'{"blocks": [0], "offsets": [0, 5]}'])
-def test_an_index_that_was_lost_is_made_anew(tmp_path: Path, damage: str | bytes) -> None:
-    journal_of(tmp_path, 200)
-    indexes = files_of(tmp_path, "*.index.json")
-    contents = [path.read_bytes() for path in indexes]
-    for path in indexes:
-        path.unlink() if damage == "lost" else path.write_bytes(damage)
-    journal = small_journal(tmp_path)
-    assert [event["text"] for event in journal.events("r2-0002")] == [f"message {n}" for n in range(102, 150, 5)]
-    journal.close()
-    assert [path.read_bytes() for path in indexes] == contents and len(contents) > 3
-    assert not files_of(tmp_path, "*.jsonl")
+class AnySequence(RuleBasedStateMachine):
+    """What is appended, and what befalls the files, against a list of the events."""
+
+    @initialize(segment_bytes=st.sampled_from([1, 300, 1500]), block_bytes=st.sampled_from([1, 200, 4000]))
+    def begin(self, segment_bytes: int, block_bytes: int) -> None:
+        self._temporary = TemporaryDirectory()
+        self.folder = Path(self._temporary.name)
+        self.sizes = {"segment_bytes": segment_bytes, "block_bytes": block_bytes}
+        self.written: list[tuple[int, dict[str, Any]]] = []
+        self.of: dict[str, list[str]] = defaultdict(list)
+        self.begun: dict[str, dict[str, str]] = {}
+        self.weights: str | None = None
+        self.journal = Journal(self.folder, **self.sizes)
+
+    def append(self, event: str, **fields: Any) -> None:
+        position = self.journal.append(event, **fields)
+        self.written.append((position, {"event": event, **fields}))
+
+    @rule(request=st.sampled_from(["a", "b-0001", "c"]), index=st.integers(0, 2), text=st.text(max_size=30))
+    def say(self, request: str, index: int, text: str) -> None:
+        conversation = f"{request}-{index:04d}"
+        self.append("turn", conversation=conversation, text=text)
+        self.of[conversation].append(text)
+
+    @rule(request=st.sampled_from(["a", "b-0001", "c"]), body=st.sampled_from(["x", "y"]))
+    def begin_batch(self, request: str, body: str) -> None:
+        fields = {"weights": "w", "body": body}
+        self.append("batch", request=request, **fields)
+        if self.begun.get(request) not in (None, fields):
+            for index in range(3):
+                self.of.pop(f"{request}-{index:04d}", None)
+        self.begun[request] = fields
+
+    @rule(name=st.sampled_from(["v1", "v2"]))
+    def load_weights(self, name: str) -> None:
+        self.append("weights", policy=name)
+        self.weights = name
+
+    @rule(count=st.integers(9, 20))
+    def begin_other_batches(self, count: int) -> None:
+        """So many that the journal forgets the positions of earlier ones."""
+        for number in range(count):
+            self.append("batch", request=f"other{number}", weights="w", body="x")
+
+    @rule()
+    def compress(self) -> None:
+        for thread in self.journal._threads:
+            thread.join()
+
+    @rule(torn=st.binary(max_size=40).filter(lambda torn: b"\n" not in torn))
+    def restart(self, torn: bytes) -> None:
+        self.journal.close()
+        with (self.folder / JOURNAL_NAME).open("ab") as file:
+            file.write(torn)
+        self.journal = Journal(self.folder, **self.sizes)
+
+    @rule(with_index=st.booleans(), half=st.binary(max_size=9), data=st.data())
+    def restart_after_a_kill_while_compressing(self, with_index: bool, half: bytes, data: st.DataObject) -> None:
+        """With the plain segment still there, and maybe half a compressed one, or a whole one."""
+        self.journal.close()
+        segments = segments_of(self.journal.path)
+        for segment in data.draw(st.lists(st.sampled_from(segments), unique=True)) if segments else ():
+            decompress(segment)
+            segment.compressed.with_name(f"unfinished-{segment.compressed.name}").write_bytes(half)
+            if not with_index:
+                segment.index.unlink()
+                segment.compressed.unlink()
+        self.journal = Journal(self.folder, **self.sizes)
+
+    @invariant()
+    def everything_is_there(self) -> None:
+        path = self.folder / JOURNAL_NAME
+        told = [{k: v for k, v in event.items() if k != "time"} for event in read_journal(path)]
+        assert told == [event for _, event in self.written]
+        for request, fields in self.begun.items():
+            assert self.journal.begun(request).items() >= fields.items()
+        for position, event in self.written[-3:] + self.written[:3]:
+            assert self.journal.read_at(position).items() >= event.items()
+        weights = self.journal.loaded_weights()
+        assert (weights and weights["policy"]) == self.weights
+        for request in ("a", "b-0001", "c"):
+            for index in range(3):
+                found = self.journal.events(f"{request}-{index:04d}")
+                assert [event["text"] for event in found] == self.of[f"{request}-{index:04d}"]
+
+    def teardown(self) -> None:
+        if hasattr(self, "journal"):
+            self.journal.close()
+            self._temporary.cleanup()
 
 
-def spoil(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 0xFF
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("harm", ["deleted", "a byte", "cut short"])
-def test_a_damaged_segment_is_refused_with_its_name(tmp_path: Path, harm: str) -> None:
-    journal = journal_of(tmp_path, 200)
-    path = segments_of(journal.path)[2].compressed
-    content = path.read_bytes()
-    match harm:
-        case "deleted":
-            path.unlink()
-        case "a byte":
-            spoil(path, len(content) // 2)
-        case "cut short":
-            path.write_bytes(content[:-100])
-    with pytest.raises(StorageError, match=rf"{path.name}, a part of the journal, is missing or damaged.*Put it back"):
-        for number in range(20):
-            journal.events(f"r{number // 5}-{number % 5:04d}")
-    with pytest.raises(StorageError, match="Put the missing file back" if harm == "deleted" else path.name):
-        texts(tmp_path)
-    if harm != "a byte":  # which is seen when it is read
-        path.unlink(missing_ok=True)
-        with pytest.raises(StorageError, match="Put the missing file back"):
-            small_journal(tmp_path)
-    path.write_bytes(content)
-    assert texts(tmp_path) == [f"message {number}" for number in range(200)]
-    assert sum(len(small_journal(tmp_path).events(f"r{n // 5}-{n % 5:04d}")) for n in range(20)) == 200
-
-
-def test_a_segment_of_another_journal_is_refused(tmp_path: Path) -> None:
-    journal = journal_of(tmp_path, 100)
-    path = segments_of(journal.path)[0].compressed
-    shutil.copy(path, path.with_name("000000000100-000000002200.jsonl.gz"))
-    with pytest.raises(StorageError, match="move files of another journal away"):
-        small_journal(tmp_path)
-
-
-def test_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.append("turn", text="one\ntwo ✓")
-    with journal.path.open("a") as file:
-        file.write('{"event": "turn", "te')
-    again = Journal(tmp_path)
-    position = again.append("turn", text="three")
-    assert [event["text"] for event in read_journal(journal.path)] == ["one\ntwo ✓", "three"]
-    assert again.read_at(position)["text"] == "three"
-
-
-def test_journal_line_is_there_before_append_returns(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.append("turn", text="x")
-    assert json.loads(journal.path.read_text())["text"] == "x"
+TestAnySequence = AnySequence.TestCase
+TestAnySequence.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
