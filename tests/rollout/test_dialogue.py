@@ -10,11 +10,13 @@ import pytest
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import DataError
+from classroom_rl.rollout import dialogue
 from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
+from classroom_rl.rollout.tokens import Turn
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
@@ -146,3 +148,11 @@ def test_the_guide_shows_the_game_as_it_is(name: str) -> None:
     path = f"tests/support/guessing/{name}"
     kind = {"py": "python", "yaml": "yaml"}[name.rpartition(".")[2]]
     assert f"```{kind}\n{(ROOT / path).read_text(encoding='utf-8')}```" in guide and f"`{path}`" in guide
+
+
+def test_former_names_forward_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="Dialogue is called DialogueEpisode now"):
+        former = dialogue.Dialogue
+    assert former is dialogue.DialogueEpisode
+    with pytest.warns(FutureWarning, match="said is called messages now"):
+        assert former("r", Problem.of("p"), turns=[Turn("teacher", "Hi."), Turn("program", "No.")]).said == ["Hi."]

@@ -11,7 +11,7 @@ from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
-from classroom_rl.rollout.dialogue import Dialogue
+from classroom_rl.rollout.dialogue import DialogueEpisode
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import ENVIRONMENTS, Play, environment_of
 from classroom_rl.rollout.problem import Problem
@@ -63,7 +63,7 @@ def sampling_of(sample_index: int, answers: int, **changes) -> Sampling:
     request = SampleRequest(
         **{"problems": ["p"], "answers": [""], "request_id": "r", "seed": 1, "step": 2, "fixed_seeds": True} | changes
     )
-    episode = Dialogue("r-0000", Problem.of("p"), turns=[Turn("teacher", "Hi.")] * answers)
+    episode = DialogueEpisode("r-0000", Problem.of("p"), turns=[Turn("teacher", "Hi.")] * answers)
     return Play(episode, request, 0, sample_index, "", False).sampled_with(Sampling(1.0))
 
 

@@ -32,7 +32,7 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.rollout.tokens import Branch, TokenBuffer, Turn
+from classroom_rl.rollout.tokens import AuxSample, TokenBuffer, Turn
 from classroom_rl.rollout.tools.tool import ToolCall
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import GPU_SHARE
@@ -239,7 +239,7 @@ def test_the_buffer_keeps_no_hold_of_the_lists_it_was_given():
 def test_a_message_without_calls_is_written_as_before_there_were_tools():
     fields = "role text persona tokens ended span policy given review drafts replaced".split()
     assert list(to_jsonable_python(Turn("teacher", "Hello."))) == fields
-    assert "mask" not in to_jsonable_python(Branch("draft", 0, 0, (1,)))
+    assert "mask" not in to_jsonable_python(AuxSample("draft", 0, 0, (1,)))
     call = ToolCall("1", "shop", {"item": "tea"}, "raw", "tea", None, 0.5, 3, 1)
     written = to_jsonable_python({"turn": Turn("teacher", "Hello.", tool_calls=(call,))})["turn"]
     assert list(written) == [*fields, "tool_calls"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.rollout.reviews import Draft, Review
-from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.tokens import AuxSample
 from tests.support.replay_server import Batches
 
 
@@ -34,8 +34,8 @@ def _supervised(record: ConversationRecord, corrections: int) -> ConversationRec
             logprobs = tuple(record.logprobs[start:end])
             target = (*(rng.randrange(20, 600) for _ in range(4)), record.completion_ids[end - 1])
             branches += [
-                Branch("draft", place, start, sampled[::-1], logprobs, reward=-0.5, draft=0),
-                Branch("correction", place, start, target, draft=0),
+                AuxSample("draft", place, start, sampled[::-1], logprobs, reward=-0.5, draft=0),
+                AuxSample("correction", place, start, target, draft=0),
             ]
         turns[place] = replace(turns[place], review=Review(True, penalty=0.0) if valid else wrong, drafts=drafts)
     update = {"turns": turns, "branches": branches, "turn_rewards": {"supervisor": penalties}, "supervised": True}

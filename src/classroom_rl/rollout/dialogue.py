@@ -4,6 +4,7 @@ A subclass of `DialogueEnvironment` defines the first messages, the replies and 
 journal, restarts, limits and schedules.
 """
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ _TURN = TypeAdapter(Turn)
 
 
 @dataclass
-class Dialogue:
+class DialogueEpisode:
     """One episode: its messages, and the policy's context as tokens."""
 
     id: str
@@ -52,15 +53,28 @@ class Dialogue:
     @property
     def answers(self) -> int:
         """The number of the policy's messages so far."""
-        return len(self.said)
+        return len(self.messages)
 
     @property
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         """The policy's messages."""
         return [turn.text for turn in self.turns if turn.role == POLICY_ROLE]
 
+    @property
+    def said(self) -> list[str]:
+        """The former name of `messages`."""
+        warnings.warn("said is called messages now; the old name goes with version 0.3", FutureWarning, stacklevel=2)
+        return self.messages
 
-class DialogueEnvironment(Environment[Dialogue, bool]):
+
+def __getattr__(name: str) -> Any:
+    if name != "Dialogue":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Dialogue is called DialogueEpisode now; the old name goes with version 0.3", FutureWarning, 2)
+    return DialogueEpisode
+
+
+class DialogueEnvironment(Environment[DialogueEpisode, bool]):
     """An environment with the policy as its only model, and code that answers it.
 
     Args:
@@ -90,11 +104,11 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         """The messages of the policy's first prompt, in order."""
 
     @abstractmethod
-    def reply(self, dialogue: Dialogue) -> str | None:
-        """The reply to the policy's last message; None ends the episode. It must depend on the dialogue only."""
+    def reply(self, episode: DialogueEpisode) -> str | None:
+        """The reply to the policy's last message; None ends the episode. It must depend on the episode only."""
 
     @abstractmethod
-    def reward(self, name: str, dialogue: Dialogue) -> float:
+    def reward(self, name: str, episode: DialogueEpisode) -> float:
         """One reward of a finished episode."""
 
     # The same for all subclasses ---------------------------------------------------------------------------------
@@ -124,11 +138,11 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         rewards."""
         return (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
 
-    def open(self, id: str, problem: Problem, request: SampleRequest) -> Dialogue:
+    def open(self, id: str, problem: Problem, request: SampleRequest) -> DialogueEpisode:
         """Create an episode, in its state before the policy's first message."""
-        return Dialogue(id, problem)
+        return DialogueEpisode(id, problem)
 
-    def replay(self, episode: Dialogue, events: Iterable[dict[str, Any]], judge_again: bool) -> bool:
+    def replay(self, episode: DialogueEpisode, events: Iterable[dict[str, Any]], judge_again: bool) -> bool:
         """Replay an episode's events; returns whether the journal holds its finished record."""
         recorded = False
         for event in events:
@@ -144,55 +158,55 @@ class DialogueEnvironment(Environment[Dialogue, bool]):
         """Whether the journal holds the finished episode."""
         return replayed
 
-    async def advance(self, play: Play[Dialogue, bool]) -> None:
+    async def advance(self, play: Play[DialogueEpisode, bool]) -> None:
         """Sample the policy's next message, or add the code's reply."""
-        dialogue = play.episode
-        if dialogue.state == POLICY_TURN:
+        episode = play.episode
+        if episode.state == POLICY_TURN:
             await self._policy_turn(play)
             return
-        text = self.reply(dialogue) if self._may_continue(dialogue) else None
+        text = self.reply(episode) if self._may_continue(episode) else None
         if text is None:
-            dialogue.rewards = {name: self.reward(name, dialogue) for name in self._rewards}
-            dialogue.state = END
+            episode.rewards = {name: self.reward(name, episode) for name in self._rewards}
+            episode.state = END
             return
         ids = self.roles.policy.frame.reply(text)
         turn = Turn(PROGRAM, text)
-        self._journal.append("turn", conversation=dialogue.id, turn=turn, ids=ids, logprobs=())
-        dialogue.buffer.append_given(ids)
-        self._add(dialogue, turn)
+        self._journal.append("turn", conversation=episode.id, turn=turn, ids=ids, logprobs=())
+        episode.buffer.append_given(ids)
+        self._add(episode, turn)
 
-    async def _policy_turn(self, play: Play[Dialogue, bool]) -> None:
-        dialogue, policy = play.episode, self.roles.policy
+    async def _policy_turn(self, play: Play[DialogueEpisode, bool]) -> None:
+        episode, policy = play.episode, self.roles.policy
         prompt_field = {}  # the event of the first message holds the prompt, too
-        if dialogue.buffer is None:
-            messages = self.first_messages(dialogue.problem, self.generation)
-            dialogue.buffer = TokenBuffer(encode_chat(policy.tokenizer, messages))
-            prompt_field = {"prompt_ids": dialogue.buffer.prompt_ids}
-        sampling = replace(play.sampled_with(self._sampling), max_tokens=self._room(dialogue))
+        if episode.buffer is None:
+            messages = self.first_messages(episode.problem, self.generation)
+            episode.buffer = TokenBuffer(encode_chat(policy.tokenizer, messages))
+            prompt_field = {"prompt_ids": episode.buffer.prompt_ids}
+        sampling = replace(play.sampled_with(self._sampling), max_tokens=self._room(episode))
         if play.request.greedy:
             sampling = replace(sampling, temperature=0.0)
-        answer = await policy.generate(dialogue.buffer.ids, sampling)
+        answer = await policy.generate(episode.buffer.ids, sampling)
         check_answer(play, answer)
         end = policy.frame.turn_end_id
         missing_end = [] if answer.ids[-1:] == (end,) else [end]  # the policy did not write it itself
-        span = dialogue.buffer.append_sampled(answer.ids, answer.logprobs)
-        dialogue.buffer.append_given(missing_end)
+        span = episode.buffer.append_sampled(answer.ids, answer.logprobs)
+        episode.buffer.append_given(missing_end)
         turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
         ids, logprobs = [*answer.ids, *missing_end], answer.logprobs
-        self._journal.append("turn", conversation=dialogue.id, turn=turn, ids=ids, logprobs=logprobs, **prompt_field)
-        self._add(dialogue, turn)
+        self._journal.append("turn", conversation=episode.id, turn=turn, ids=ids, logprobs=logprobs, **prompt_field)
+        self._add(episode, turn)
 
-    def _add(self, dialogue: Dialogue, turn: Turn) -> None:
-        dialogue.turns.append(turn)
-        dialogue.state = REPLY if turn.role == POLICY_ROLE or self._room(dialogue) < 1 else POLICY_TURN
+    def _add(self, episode: DialogueEpisode, turn: Turn) -> None:
+        episode.turns.append(turn)
+        episode.state = REPLY if turn.role == POLICY_ROLE or self._room(episode) < 1 else POLICY_TURN
 
-    def _room(self, dialogue: Dialogue) -> int:
+    def _room(self, episode: DialogueEpisode) -> int:
         """The token limit of the policy's next message; one token is reserved for an end token that it may omit."""
-        return min(self.generation.max_tokens_per_turn, self._limit - len(dialogue.buffer) - 1)
+        return min(self.generation.max_tokens_per_turn, self._limit - len(episode.buffer) - 1)
 
-    def _may_continue(self, dialogue: Dialogue) -> bool:
-        return len(dialogue.turns) < self.generation.max_turns and self._room(dialogue) >= 1
+    def _may_continue(self, episode: DialogueEpisode) -> bool:
+        return len(episode.turns) < self.generation.max_turns and self._room(episode) >= 1
 
-    def trajectory(self, play: Play[Dialogue, bool], reward: float | None) -> Trajectory:
+    def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""
         return self.Record(**play.common_fields(reward))

@@ -14,7 +14,7 @@ from os.path import commonprefix
 
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.step import WITH_THINKING, Rollout, Step
-from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.tokens import AuxSample
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY, DRAFT, CORRECTION = "policy", "draft", "correction"
@@ -76,7 +76,7 @@ def _policy_role(record: Trajectory) -> str | None:
     return next((turn.role for turn in record.turns if turn.policy is not None), None)
 
 
-def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
+def _row_of(record: Trajectory, branch: AuxSample, number: int) -> TrainingRow:
     prompt, context = context_of(record, branch)
     length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
     mask = list(branch.mask) or [sampled] * length  # a branch without a mask is all sampled, or all target
@@ -95,14 +95,14 @@ def _row_of(record: Trajectory, branch: Branch, number: int) -> TrainingRow:
     )
 
 
-def context_of(record: Trajectory, branch: Branch) -> tuple[list[int], list[int]]:
+def context_of(record: Trajectory, branch: AuxSample) -> tuple[list[int], list[int]]:
     """The prompt of a branch, and the tokens between the prompt and the branch."""
     if branch.prompt_ids:
         return list(branch.prompt_ids), list(branch.hint_ids)
     return record.prompt_ids, [*record.completion_ids[: branch.start], *branch.hint_ids]
 
 
-def sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[float]]:
+def sampled_tokens(record: Trajectory, branch: AuxSample) -> tuple[list[int], list[float]]:
     """The sampled tokens of the message that a correction is about, and their log-probs."""
     message = (branch.turn, branch.draft)
     for other in record.branches:
@@ -112,7 +112,7 @@ def sampled_tokens(record: Trajectory, branch: Branch) -> tuple[list[int], list[
     return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
 
 
-def unchanged_tokens(record: Trajectory, branch: Branch) -> int:
+def unchanged_tokens(record: Trajectory, branch: AuxSample) -> int:
     """How many of a correction's first tokens the policy wrote itself, after the same context; at least one token of a
     correction counts as changed."""
     sampled, thoughts = sampled_tokens(record, branch)[0], list(branch.hint_ids)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, get_args
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.text import left_out_when_empty
-from classroom_rl.rollout.tokens import Branch, Turn
+from classroom_rl.rollout.tokens import AuxSample, Turn
 
 OnInvalid = Literal["observe", "retry", "replace"]
 OBSERVE, RETRY, REPLACE = ON_INVALID = get_args(OnInvalid)
@@ -46,7 +46,7 @@ class SampledDraft:
         given: the tokens that the program adds after them.
         hint_ids: tokens between the episode's context and the message: a critique of an earlier draft.
         review: the supervisor's review; None before it.
-        mask, prompt_ids: as in `Branch`.
+        mask, prompt_ids: as in `AuxSample`.
     """
 
     turn: Turn
@@ -73,13 +73,13 @@ class ReviewedMessage:
         ids: all tokens that it adds to the policy's context; the first `len(logprobs)` of them count as sampled.
         branches: its branches: tokens outside of the context that are trained on.
         in_context: whether the policy sampled it in the episode's own context.
-        mask: as in `Branch`, for the tokens that count as sampled.
+        mask: as in `AuxSample`, for the tokens that count as sampled.
     """
 
     turn: Turn
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    branches: tuple[Branch, ...] = ()
+    branches: tuple[AuxSample, ...] = ()
     in_context: bool = True
     mask: tuple[int, ...] = ()
 
@@ -132,18 +132,20 @@ def settle(
     turn_index, start = position
     *earlier, last = [*drafts[:-1], replace(drafts[-1], review=review)]
 
-    def sampled(kind: str, draft: SampledDraft, index: int) -> Branch:
+    def sampled(kind: str, draft: SampledDraft, index: int) -> AuxSample:
         tokens = (draft.ids, draft.logprobs, draft.hint_ids)
-        return Branch(kind, turn_index, start, *tokens, draft.review.penalty, index, draft.mask, draft.prompt_ids)
+        return AuxSample(kind, turn_index, start, *tokens, draft.review.penalty, index, draft.mask, draft.prompt_ids)
 
     rejected = [*earlier, last] if replaced else earlier
     branches = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
-    targets: dict[tuple, Branch] = {}  # by their tokens, so that equal corrections of two drafts count once
+    targets: dict[tuple, AuxSample] = {}  # by their tokens, so that equal corrections of two drafts count once
     for index, draft in [*enumerate(rejected), *([] if replaced else [(THE_TURN, last)])]:
         encoded = encode(draft, draft.review.correction) if draft.review.correction is not None else None
         if encoded is not None:
             hint, target = encoded
-            branch = Branch("correction", turn_index, start, target, (), hint, None, index, prompt_ids=draft.prompt_ids)
+            branch = AuxSample(
+                "correction", turn_index, start, target, (), hint, None, index, prompt_ids=draft.prompt_ids
+            )
             targets.setdefault(encoded, branch)
     turn = replace(last.turn, review=review, drafts=tuple(draft.rejected for draft in rejected))
     if replaced:

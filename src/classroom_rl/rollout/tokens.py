@@ -5,6 +5,7 @@ sampled them. Tokens that the program adds (the student's message, the chat temp
 that the policy did not write) are appended as given. A transcript is never tokenized again.
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -58,8 +59,9 @@ class Turn:
 
 @left_out_when_empty("mask", "prompt_ids")
 @dataclass(frozen=True)
-class Branch:
-    """Tokens that are trained on in a sample of their own: they branch off from the policy's context.
+class AuxSample:
+    """An auxiliary sample: tokens that are trained on in a sample of their own, since they branch off from the policy's
+    context.
 
     Attributes:
         kind: `draft` (sampled and rejected), `policy` (sampled and accepted, but in another context than the
@@ -88,6 +90,13 @@ class Branch:
     prompt_ids: tuple[int, ...] = ()
 
 
+def __getattr__(name: str) -> Any:
+    if name != "Branch":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Branch is called AuxSample now; the old name goes with version 0.3", FutureWarning, stacklevel=2)
+    return AuxSample
+
+
 def approximate_tokens(text: str) -> int:
     """An estimate of a text's token count, for models whose tokenizer is not available: a quarter of its UTF-8 bytes,
     rounded up. For most languages the real count differs by at most a third, for some by more."""
@@ -98,12 +107,12 @@ class TokenBuffer:
     """The teacher's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
 
     `mask` is 1 for tokens that the policy sampled and 0 for all others; `logprobs` are the engine's, 0.0 where the
-    mask is 0. `branches` are the tokens to train on that branch off from this context.
+    mask is 0. `branches` are the auxiliary samples, which branch off from this context.
     """
 
     def __init__(self, prompt_ids: Sequence[int]):
         self.prompt_ids = list(prompt_ids)
-        self.branches: list[Branch] = []
+        self.branches: list[AuxSample] = []
         self.completion_ids: list[int] = []
         self.mask: list[int] = []
         self.logprobs: list[float] = []
@@ -138,7 +147,7 @@ class TokenBuffer:
         self.mask.extend([mask] * len(ids))
 
 
-_BRANCHES = TypeAdapter(list[Branch])
+_BRANCHES = TypeAdapter(list[AuxSample])
 
 
 def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from classroom_rl.rollout.tokens import Branch, Turn
+from classroom_rl.rollout.tokens import AuxSample, Turn
 
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
 """The largest fields of a trajectory; the journal stores them with the turns instead."""
@@ -32,12 +32,12 @@ class Trajectory(BaseModel):
 
     `turns` are its messages, each with the role that wrote it; `state` is its final state. `prompt_ids` is the policy's
     first prompt. `completion_ids`, `mask` and `logprobs` have equal lengths; mask 1 marks tokens that the policy
-    sampled. All four are empty for a policy without tokens. `branches` holds further tokens to train on, which are not
-    part of this context. `turn_rewards` holds, by name, a value for each of the policy's messages, in order; null for
-    one that was not scored. `rewards` holds the value of each reward, and `reward` their weighted sum; both are null
-    for an episode that could not be scored. This includes every episode with a `failure`: the reason why it could not
-    go on, a model's refusal or a full context. `overflow` says which context was full, also for an episode that ended
-    early for it and was scored all the same. `meta` is the request's entry for the episode.
+    sampled. All four are empty for a policy without tokens. `branches` holds its auxiliary samples: further tokens
+    to train on, which are not part of this context. `turn_rewards` holds, by name, a value for each of the policy's
+    messages, in order; null for one that was not scored. `rewards` holds the value of each reward, and `reward` their
+    weighted sum; both are null for an episode that could not be scored. This includes every episode with a `failure`:
+    the reason why it could not go on, a model's refusal or a full context. `overflow` says which context was full, also
+    for an episode that ended early for it and was scored all the same. `meta` is the request's entry for the episode.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Trajectory(BaseModel):
     completion_ids: list[int]
     mask: list[int]
     logprobs: list[float]
-    branches: list[Branch] = Field(default_factory=list)
+    branches: list[AuxSample] = Field(default_factory=list)
     turn_rewards: dict[str, list[float | None]] = Field(default_factory=dict)
     meta: dict[str, Any]
 

@@ -32,7 +32,7 @@ from classroom_rl.results.corrections import (
     write_corrections,
 )
 from classroom_rl.rollout.rows import CORRECTION, context_of, sampled_tokens, unchanged_tokens
-from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.tokens import AuxSample
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.collective import on_main_process
 
@@ -141,7 +141,7 @@ def corrections_of(record: Trajectory) -> list[Correction]:
     return [_correction(record, branch) for branch in record.branches if branch.kind == CORRECTION]
 
 
-def _correction(record: Trajectory, branch: Branch) -> Correction:
+def _correction(record: Trajectory, branch: AuxSample) -> Correction:
     turn = record.turns[branch.turn]
     review = turn.review if branch.draft < 0 else turn.drafts[branch.draft].review
     prompt, before = context_of(record, branch)

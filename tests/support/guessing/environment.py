@@ -2,7 +2,7 @@
 
 import re
 
-from classroom_rl.rollout.dialogue import Dialogue, DialogueEnvironment
+from classroom_rl.rollout.dialogue import DialogueEnvironment, DialogueEpisode
 from classroom_rl.rollout.problem import Problem
 from tests.support.guessing.config import Generation
 
@@ -16,20 +16,20 @@ class Environment(DialogueEnvironment):
     def first_messages(cls, problem: Problem, generation: Generation) -> list[dict[str, str]]:
         return [{"role": "system", "content": f"Guess a number from 0 to {generation.largest}: {problem.text}"}]
 
-    def reply(self, dialogue: Dialogue) -> str | None:
-        guess, number = self._guesses(dialogue)[-1], int(dialogue.problem.answer)
+    def reply(self, episode: DialogueEpisode) -> str | None:
+        guess, number = self._guesses(episode)[-1], int(episode.problem.answer)
         if guess == number:
             return None
         return "One digit." if guess is None else "Higher." if guess < number else "Lower."
 
-    def reward(self, name: str, dialogue: Dialogue) -> float:
+    def reward(self, name: str, episode: DialogueEpisode) -> float:
         """`found`: 1 if the last guess is right. `in_range`: the share of messages that are a number in the range."""
-        guesses = self._guesses(dialogue)
+        guesses = self._guesses(episode)
         if name == "found":
-            return float(guesses[-1] == int(dialogue.problem.answer))
+            return float(guesses[-1] == int(episode.problem.answer))
         return sum(guess is not None for guess in guesses) / len(guesses)
 
-    def _guesses(self, dialogue: Dialogue) -> list[int | None]:
-        read = [_NUMBER.fullmatch(said) for said in dialogue.said]
-        numbers = [int(found[1]) if found else None for found in read]
-        return [each if each is not None and each <= self.generation.largest else None for each in numbers]
+    def _guesses(self, episode: DialogueEpisode) -> list[int | None]:
+        matches = [_NUMBER.fullmatch(message) for message in episode.messages]
+        numbers = [int(match[1]) if match else None for match in matches]
+        return [number if number is not None and number <= self.generation.largest else None for number in numbers]
