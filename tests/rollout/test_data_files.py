@@ -62,136 +62,87 @@ def zipped() -> bytes:
 MORE_FIELDS = "fields, but the header has 2. Put a field with commas, quotes or line breaks in double quotes"
 NO_TEXT = ", and text is wanted. Text, numbers, true and false can be read as text"
 FILES = {
-    # Encodings
-    "csv with a byte order mark": ("p.csv", ANSWER.format("ä").encode("utf-8-sig"), [("p", "ä")]),
-    "json with a byte order mark": ("p.json", f"[{ROW}]".encode("utf-8-sig"), PLAIN),
-    "csv in UTF-16": ("p.csv", ANSWER.format("a").encode("utf-16"), "p.csv is not UTF-8: .* Save it as UTF-8"),
-    "csv in Latin-1": ("p.csv", ANSWER.format("é").encode("latin-1"), "p.csv is not UTF-8 .*save it as UTF-8"),
-    "csv with a NUL in a field": ("p.csv", "problem,answer\n" + "p" * 70 + ",a\0b\n", "row 1, column answer .* NUL"),
-    "csv with a NUL at its beginning": ("p.csv", ANSWER.format("a\0b"), "p.csv is not UTF-8: it has NUL bytes"),
-    "jsonl with a NUL": ("p.jsonl", answered(r'"a\u0000b"', "jsonl"), "row 1, column answer holds a NUL character"),
-    "jsonl with half a character": ("p.jsonl", answered(r'"\ud83d"', "jsonl"), "row 1, column answer .*lone surrogate"),
-    # The shape of CSV files
-    "csv: a comma too many in the first row": (
-        "p.csv",
-        "problem,answer\n1,2,3\nq,b\n",
-        f"p.csv: line 2: 3 {MORE_FIELDS}",
-    ),
-    "csv: a field too few": ("p.csv", "problem,answer\np,a\nq\n", f"p.csv: line 3: 1 {MORE_FIELDS}"),
-    "csv: a wrong row of several lines": (
-        "p.csv",
-        'problem,answer\n"p\nq",a,b\n',
-        f"p.csv: lines 2 to 3: 3 {MORE_FIELDS}",
-    ),
-    "csv: line breaks in quotes": ("p.csv", 'problem,answer\n"p\nq\r\nr",a\n', [("p\nq\r\nr", "a")]),
-    "csv: quotes in quotes": ("p.csv", 'problem,answer\n"say ""p""",a\n', [('say "p"', "a")]),
-    "csv: a quote inside a field": ("p.csv", 'problem,answer\na 5" pipe,a\n', [('a 5" pipe', "a")]),
-    "csv: quotes with backslashes": (
-        "p.csv",
-        'problem,answer\n"say \\"p\\"",a\n',
-        "line 2: .*write a quote in it twice",
-    ),
-    "csv: a quote that is not closed": (
-        "p.csv",
-        'problem,answer\n"p,a\nq,b\n',
-        "line 3: unexpected end of data. Put a",
-    ),
-    "csv: line ends of Windows": ("p.csv", "problem,answer\r\np,a\r\n", PLAIN),
-    "csv: blank lines": ("p.csv", "\nproblem,answer\n\np,a\n\n", PLAIN),
-    "csv: a line separator of Unicode": ("p.csv", "problem,answer\np\u2028q,a\x85b\n", [("p\u2028q", "a\x85b")]),
-    "csv: semicolons": ("p.csv", "problem;answer\np;a\n", "p.csv: the header .* has no commas, but semicolons"),
-    # Headers and names
-    "csv: a column of pandas's index": ("p.csv", pandas_index(), [("p", "007")]),
-    "csv: a column without a name at the end": ("p.csv", "problem,answer,\np,a,\n", PLAIN),
-    "csv: two columns of a name": ("p.csv", "problem,answer,answer\np,a,b\n", "p.csv has two columns named answer"),
-    "csv: a header without names": ("p.csv", ",\np,a\n", "p.csv has no header"),
-    "csv: no header": ("p.csv", "p,a\nq,b\n", "p.csv has no column problem, answer. It has: p, a"),
-    "csv: a space before a name": ("p.csv", "problem, answer\np,a\n", "has no column answer. It has: problem,  answer"),
-    "csv: a header only": ("p.csv", "problem,answer\n", "p.csv cannot be read: it holds no rows"),
-    "csv: columns that nobody asked for": ("p.csv", "id,problem,when,answer\n1,p,1945-05-08,a\n", PLAIN),
-    "a suffix in capitals": ("P.CSV", ANSWER.format("007"), [("p", "007")]),
-    "spaces and brackets in a name": ("my [1] *ö?.csv", ANSWER.format("a"), PLAIN),
-    "a glob that would match": ("*.jsonl", ROW, PLAIN),
-    "a suffix of another kind": (
-        "p.tsv",
-        "problem\tanswer\np\ta\n",
-        "p.tsv is a file of a kind that is not read. Data",
-    ),
-    "a compressed file": ("p.jsonl.gz", gzip.compress(ROW.encode()), "p.jsonl.gz is a file of a kind that is not read"),
-    # Disguises
-    "csv that is a ZIP archive": ("p.csv", zipped(), "p.csv is not what its name says: it is a ZIP archive"),
-    "jsonl that is compressed": ("p.jsonl", gzip.compress(ROW.encode()), "it is compressed with gzip"),
-    "csv that is Parquet": ("p.csv", parquet(answer=["a"]), "p.csv is not what its name says: it is a Parquet file"),
-    "parquet that is CSV": ("p.parquet", ANSWER.format("a"), "p.parquet cannot be read: .*Parquet magic bytes"),
-    "json that is CSV": ("p.json", ANSWER.format("a"), "p.json cannot be read: line 1 is not JSON"),
-    "a pointer of Git LFS": ("p.csv", "version https://git-lfs.github.com/spec/v1\n", "only a pointer of Git LFS"),
-    "an empty file": ("p.parquet", b"", "The file .*p.parquet is empty"),
-    # JSON and JSONL
-    "jsonl: a list of objects": ("p.jsonl", f"[\n{ROW},\n{ROW}]", PLAIN * 2),
-    "json: an object per line": ("p.json", ROW * 2, PLAIN * 2),
-    "json: one object over several lines": ("p.json", json.dumps(json.loads(ROW), indent=2), PLAIN),
-    "json: an object around the rows": (
-        "p.json",
-        f'{{"data": [{ROW}]}}',
-        "has no column problem, answer. It has: data",
-    ),
-    "json: columns instead of rows": ("p.json", '{"problem": ["p"], "answer": ["a"]}', "column problem holds a list"),
-    "json: a list of texts": ("p.json", '["p", "q"]', "p.json cannot be read: entry 1 is no JSON object, but"),
-    "json: a line that is cut": (
-        "p.json",
-        f'[{ROW},\n{{"problem": "q", "ans',
-        'line 3 is not JSON .*: \'{"problem": "q"',
-    ),
-    "jsonl: a key twice": ("p.jsonl", '{"problem": "p", "answer": "a", "answer": "b"}', "line 1 .*'answer' twice"),
-    "jsonl: NaN": ("p.jsonl", answered("NaN", "jsonl"), "line 1 is not JSON .NaN is no number of JSON"),
-    "jsonl: nested too deep": ("p.jsonl", answered("[" * 100_000, "jsonl"), "line 1 is not JSON .it nests too deep"),
-    "jsonl: a number that is too long": (
-        "p.jsonl",
-        answered("9" * 5000, "jsonl"),
-        "line 1 is not JSON .Exceeds the limit",
-    ),
-    "jsonl: a list": (
-        "p.jsonl",
-        answered("[1, 2]", "jsonl"),
-        rf"p.jsonl: row 1, column answer holds a list.*{NO_TEXT}",
-    ),
-    "json: an object": ("p.json", answered('{"a": 1}', "json"), "p.json: row 1, column answer holds an object"),
-    "jsonl: keys in another order, and others": (
-        "p.jsonl",
-        ROW + '{"n": {"m": [1]}, "answer": "a", "problem": "p"}',
-        PLAIN * 2,
-    ),
-    # Parquet
-    "parquet: NaN": ("p.parquet", parquet(answer=[float("nan")]), "row 1, column answer holds no finite number"),
-    "parquet: a date": (
-        "p.parquet",
-        parquet(answer=[datetime.date(1945, 5, 8)]),
-        "row 1, column answer holds a date or",
-    ),
-    "parquet: bytes": ("p.parquet", parquet(answer=[b"a"]), "row 1, column answer holds bytes"),
-    "parquet: a list": ("p.parquet", parquet(answer=[["a"]]), "row 1, column answer holds a list"),
+    "csv: with a byte order mark": (ANSWER.format("ä").encode("utf-8-sig"), [("p", "ä")]),
+    "json: with a byte order mark": (f"[{ROW}]".encode("utf-8-sig"), PLAIN),
+    "csv: in UTF-16": (ANSWER.format("a").encode("utf-16"), "p.csv is not UTF-8: .* Save it as UTF-8"),
+    "csv: in Latin-1": (ANSWER.format("é").encode("latin-1"), "p.csv is not UTF-8 .*save it as UTF-8"),
+    "csv: with a NUL in a field": ("problem,answer\n" + "p" * 70 + ",a\0b\n", "row 1, column answer .* NUL"),
+    "csv: with a NUL at its beginning": (ANSWER.format("a\0b"), "p.csv is not UTF-8: it has NUL bytes"),
+    "jsonl: with a NUL": (answered(r'"a\u0000b"', "jsonl"), "row 1, column answer holds a NUL character"),
+    "jsonl: with half a character": (answered(r'"\ud83d"', "jsonl"), "row 1, column answer .*lone surrogate"),
+    "csv: a comma too many in the first row": ("problem,answer\n1,2,3\nq,b\n", f"p.csv: line 2: 3 {MORE_FIELDS}"),
+    "csv: a field too few": ("problem,answer\np,a\nq\n", f"p.csv: line 3: 1 {MORE_FIELDS}"),
+    "csv: a wrong row of several lines": ('problem,answer\n"p\nq",a,b\n', f"p.csv: lines 2 to 3: 3 {MORE_FIELDS}"),
+    "csv: line breaks in quotes": ('problem,answer\n"p\nq\r\nr",a\n', [("p\nq\r\nr", "a")]),
+    "csv: quotes in quotes": ('problem,answer\n"say ""p""",a\n', [('say "p"', "a")]),
+    "csv: a quote inside a field": ('problem,answer\na 5" pipe,a\n', [('a 5" pipe', "a")]),
+    "csv: quotes with backslashes": ('problem,answer\n"say \\"p\\"",a\n', "line 2: .*write a quote in it twice"),
+    "csv: a quote that is not closed": ('problem,answer\n"p,a\nq,b\n', "line 3: unexpected end of data. Put a"),
+    "csv: line ends of Windows": ("problem,answer\r\np,a\r\n", PLAIN),
+    "csv: line ends of an old Mac": ("problem,answer\rp,a\r", PLAIN),
+    "csv: no line end at the end": ("problem,answer\np,a", PLAIN),
+    "csv: blank lines": ("\nproblem,answer\n\np,a\n\n", PLAIN),
+    "csv: a line separator of Unicode": ("problem,answer\np\u2028q,a\x85b\n", [("p\u2028q", "a\x85b")]),
+    "csv: semicolons": ("problem;answer\np;a\n", "p.csv: the header .* has no commas, but semicolons"),
+    "csv: tabs": ("problem\tanswer\np\ta\n", "p.csv: the header .* has no commas, but tabs"),
+    "csv: a column of pandas's index": (pandas_index(), [("p", "007")]),
+    "csv: a column without a name at the end": ("problem,answer,\np,a,\n", PLAIN),
+    "csv: two columns of a name": ("problem,answer,answer\np,a,b\n", "p.csv has two columns named answer"),
+    "csv: a header without names": (",\np,a\n", "p.csv has no header"),
+    "csv: no header": ("p,a\nq,b\n", "p.csv has no column problem, answer. It has: p, a"),
+    "csv: a space before a name": ("problem, answer\np,a\n", "has no column answer. It has: problem,  answer"),
+    "csv: a header only": ("problem,answer\n", "p.csv cannot be read: it holds no rows"),
+    "csv: columns that nobody asked for": ("id,problem,when,answer\n1,p,1945-05-08,a\n", PLAIN),
+    "csv: that is a ZIP archive": (zipped(), "p.csv is not what its name says: it is a ZIP archive"),
+    "jsonl: that is compressed": (gzip.compress(ROW.encode()), "it is compressed with gzip"),
+    "csv: that is Parquet": (parquet(answer=["a"]), "p.csv is not what its name says: it is a Parquet file"),
+    "parquet: that is CSV": (ANSWER.format("a"), "p.parquet cannot be read: .*Parquet magic bytes"),
+    "json: that is CSV": (ANSWER.format("a"), "p.json cannot be read: line 1 is not JSON"),
+    "csv: a pointer of Git LFS": ("version https://git-lfs.github.com/spec/v1\n", "only a pointer of Git LFS"),
+    "parquet: nothing": (b"", "The file .*p.parquet is empty"),
+    "jsonl: a list of objects": (f"[\n{ROW},\n{ROW}]", PLAIN * 2),
+    "json: an object per line": (ROW * 2, PLAIN * 2),
+    "json: one object over several lines": (json.dumps(json.loads(ROW), indent=2), PLAIN),
+    "json: an object around the rows": (f'{{"data": [{ROW}]}}', "has no column problem, answer. It has: data"),
+    "json: columns instead of rows": ('{"problem": ["p"], "answer": ["a"]}', "column problem holds a list"),
+    "json: a list of texts": ('["p", "q"]', "p.json cannot be read: entry 1 is no JSON object, but"),
+    "json: a line that is cut": (f'[{ROW},\n{{"problem": "q", "ans', 'line 3 is not JSON .*: \'{"problem": "q"'),
+    "jsonl: line ends of Windows": (ROW.replace("\n", "\r\n") * 2, PLAIN * 2),
+    "jsonl: a key twice": ('{"problem": "p", "answer": "a", "answer": "b"}', "line 1 .*'answer' twice"),
+    "jsonl: NaN": (answered("NaN", "jsonl"), "line 1 is not JSON .NaN is no number of JSON"),
+    "jsonl: nested too deep": (answered("[" * 100_000, "jsonl"), "line 1 is not JSON .it nests too deep"),
+    "jsonl: a number that is too long": (answered("9" * 5000, "jsonl"), "line 1 is not JSON .Exceeds the limit"),
+    "jsonl: a list": (answered("[1, 2]", "jsonl"), rf"p.jsonl: row 1, column answer holds a list.*{NO_TEXT}"),
+    "json: an object": (answered('{"a": 1}', "json"), "p.json: row 1, column answer holds an object"),
+    "jsonl: keys in another order, and others": (ROW + '{"n": {"m": [1]}, "answer": "a", "problem": "p"}', PLAIN * 2),
+    "parquet: NaN": (parquet(answer=[float("nan")]), "row 1, column answer holds no finite number"),
+    "parquet: a date": (parquet(answer=[datetime.date(1945, 5, 8)]), "row 1, column answer holds a date or"),
+    "parquet: bytes": (parquet(answer=[b"a"]), "row 1, column answer holds bytes"),
+    "parquet: a list": (parquet(answer=[["a"]]), "row 1, column answer holds a list"),
+    "parquet: a struct": (parquet(answer=[{"a": 1}]), "row 1, column answer holds an object"),
     "parquet: odd columns that nobody asked for": (
-        "p.parquet",
         parquet(answer=["a"], when=pa.array([2**62], pa.timestamp("us")), image=[b"\xff"]),
         PLAIN,
     ),
-    "parquet: a file that is cut": ("p.parquet", parquet(answer=["a"])[:-4], "p.parquet cannot be read"),
-    "parquet: no rows": ("p.parquet", parquet(problem=pa.array([], pa.string())), "cannot be read: it holds no rows"),
-    "parquet in a folder like a partition": ("answer=b/p.parquet", parquet(answer=["a"]), PLAIN),
-    # What is no file
-    "a file that is not there": ("p.csv", None, "There is no file .*p.csv"),
-    "a folder with the name of a file": ("p.csv/inside", b"", "p.csv is a folder, not a file"),
+    "parquet: a file that is cut": (parquet(answer=["a"])[:-4], "p.parquet cannot be read"),
+    "parquet: no rows": (parquet(problem=pa.array([], pa.string())), "cannot be read: it holds no rows"),
+    "csv: not there": (None, "There is no file .*p.csv"),
 }
-"""What it is → (file, its content, the problems and answers, or the words of the error). A file may be in a folder."""
+"""The kind of a file and what it is → its content, and its problems and answers or the words of the error."""
+NAMES = {
+    "P.CSV": (ANSWER.format("007"), [("p", "007")]),
+    "my [1] *ö?.csv": (ANSWER.format("a"), PLAIN),
+    "*.jsonl": (ROW, PLAIN),
+    "p.tsv": ("problem\tanswer\np\ta\n", "p.tsv is a file of a kind that is not read. Data"),
+    "p.jsonl.gz": (gzip.compress(ROW.encode()), "p.jsonl.gz is a file of a kind that is not read"),
+    "answer=b/p.parquet": (parquet(answer=["a"]), PLAIN),
+    "p.csv/inside": (b"", "p.csv is a folder, not a file"),
+}
+"""The same for names of files."""
 
 
-@pytest.mark.parametrize("odd", FILES)
-def test_an_odd_file_gives_exactly_its_problems_or_is_refused_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
-) -> None:
+def check(path: Path, content: str | bytes | None, wanted: list | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/no cache")  # a file is read without one
-    name, content, wanted = FILES[odd]
-    path = tmp_path / name
     if content is not None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -201,6 +152,16 @@ def test_an_odd_file_gives_exactly_its_problems_or_is_refused_in_words(
         return
     with pytest.raises(DataError, match=wanted):
         load_problems([source])
+
+
+@pytest.mark.parametrize("odd", FILES)
+def test_an_odd_file_gives_exactly_its_problems_or_is_refused_in_words(tmp_path: Path, monkeypatch, odd: str) -> None:
+    check(tmp_path / f"p.{odd.partition(':')[0]}", *FILES[odd], monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_may_have_any_name_with_a_suffix_that_is_read(tmp_path: Path, monkeypatch, name: str) -> None:
+    check(tmp_path / name, *NAMES[name], monkeypatch)
 
 
 WRITTEN = [

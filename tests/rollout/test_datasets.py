@@ -132,11 +132,6 @@ def test_an_empty_problem_is_named_by_its_row(jsonl, text):
         load_problems([DatasetSource(name_or_path=path)])
 
 
-def test_an_answer_may_be_missing_and_need_not_be_text(jsonl):
-    path = jsonl([{"problem": "p", "answer": 4}, {"problem": "q", "answer": None}])
-    assert [problem.answer for problem in load_problems([DatasetSource(name_or_path=path)])] == ["4", ""]
-
-
 @pytest.mark.parametrize(
     ("ratio", "limit", "words"),
     [
@@ -151,24 +146,6 @@ def test_nothing_to_train_on_is_an_error(source, ratio, limit, words):
     source.ratio = ratio
     with pytest.raises(DataError, match=words):
         load_problems([source], limit=limit)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("broken.jsonl", '{"problem": "p", "answer": "a"}\n\n{"problem": "p", "ans\n', "line 3 is not JSON"),
-        ("list.jsonl", '{"problem": "p", "answer": "a"}\n["p", "a"]\n', "line 2 is no JSON object, but"),
-        ("blank.jsonl", "\n\n", "it holds no rows"),
-        ("broken.json", '[{"problem": "p",]', "cannot be read"),
-        ("broken.parquet", "PAR1", "cannot be read"),
-        ("empty.jsonl", "", "is empty"),
-        ("latin.jsonl", b'{"problem": "caf\xe9", "answer": ""}\n', "is not UTF-8"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=f"{name} .*{message}"):
-        load_problems([DatasetSource(name_or_path=str(tmp_path / name))])
 
 
 def test_a_dataset_that_is_neither_file_nor_on_the_hub_is_named(monkeypatch):
@@ -191,11 +168,6 @@ def test_a_dataset_that_brings_a_script_is_refused_and_the_script_not_run(tmp_pa
     with pytest.raises(DataError, match="mine .*scripts are no longer supported"):
         load_problems([DatasetSource(name_or_path=str(folder))])
     assert not (tmp_path / "ran").exists()
-
-
-def test_csv_json_and_parquet_are_read_alike(tmp_path, source):
-    for path in in_all_formats(tmp_path, ROWS):
-        assert load_problems([DatasetSource(name_or_path=path)]) == load_problems([source]), path
 
 
 # Problems that a template makes of a row ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from classroom_rl.config.load import ROOT
 from classroom_rl.errors import DataError
-from classroom_rl.rollout.prompts import render, variables_of
+from classroom_rl.rollout.prompts import GROUP, OF_SUPERVISORS, TRANSCRIPT, check_template, render, variables_of
 
 
 def test_a_template_is_filled_in_and_stripped(template):
@@ -90,3 +90,33 @@ def test_every_shipped_template_can_be_filled_in(path):
         return
     assert render(str(path), **variables)
     assert render(str(path), **variables | {"student_name": None, "include_thinking": True})
+
+
+# Templates tried before a run ----------------------------------------------------------------------------------------
+
+JUDGE = {"problem": "p", "conversation": TRANSCRIPT}
+GROUP_JUDGE = {"problem": "p", "conversations": GROUP}
+
+
+@pytest.mark.parametrize(
+    ("variables", "text", "words"),
+    [
+        ({"problem": "p"}, "{% if false %}{{ studnet }}{% endif %}", r"uses studnet\. It may use: problem"),
+        (JUDGE, "Was the lesson on {{ problem }} a good one?", "never uses conversation.*Write the messages out"),
+        (JUDGE, "{% set conversation = [] %}{{ conversation }}", "never uses conversation"),
+        (JUDGE, "{% if conversation %}{{ conversation | length }} messages.{% endif %}", "does not get into"),
+        (JUDGE, "{{ conversation | map(attribute='role') | join(' ') }}", "does not get into"),
+        (GROUP_JUDGE, "{{ conversations[0] }}{{ conversations[2] }}", "does not show every one of conversations"),
+        (GROUP_JUDGE, "{{ problem }}", "does not show every one of conversations"),
+        (GROUP_JUDGE, "{{ conversations }}{{ conversation }}", "uses conversation. It may use: conversations, problem"),
+        (OF_SUPERVISORS, "{{ conversation }}", "never uses message"),
+    ],
+)
+def test_a_template_that_does_not_show_what_is_asked_about_is_refused(template, variables, text, words):
+    with pytest.raises(DataError, match=f"some.key: .*teacher.txt.*{words}"):
+        check_template("some.key", template(text), variables)
+
+
+@pytest.mark.parametrize("text", ["{{ conversation[1:] }}", "{{ conversation[-1].content }}", "{{ conversation }}"])
+def test_a_judge_may_be_shown_a_part_of_the_lesson(template, text):
+    check_template("some.key", template(text), JUDGE)

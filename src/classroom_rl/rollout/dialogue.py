@@ -164,7 +164,8 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         if episode.state == POLICY_TURN:
             await self._policy_turn(play)
             return
-        text = self.reply(episode) if self._may_continue(episode) else None
+        may_continue = len(episode.turns) < self.generation.max_turns and self._room(episode) >= 1
+        text = self.reply(episode) if may_continue else None
         if text is None:
             episode.rewards = {name: self.reward(name, episode) for name in self._rewards}
             episode.state = END
@@ -203,9 +204,6 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
     def _room(self, episode: DialogueEpisode) -> int:
         """The token limit of the policy's next message; one token is reserved for an end token that it may omit."""
         return min(self.generation.max_tokens_per_turn, self._limit - len(episode.buffer) - 1)
-
-    def _may_continue(self, episode: DialogueEpisode) -> bool:
-        return len(episode.turns) < self.generation.max_turns and self._room(episode) >= 1
 
     def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""

@@ -67,13 +67,9 @@ def rows_of(record: Trajectory) -> list[TrainingRow]:
 def message_numbers(record: Trajectory) -> dict[int, int]:
     """Maps the index of a turn to the number of the policy's message in it, from 0. The turns of other roles, and
     messages from the prompt template, are left out."""
-    policy = _policy_role(record)
+    policy = next((turn.role for turn in record.turns if turn.policy is not None), None)
     policy_turns = [index for index, turn in enumerate(record.turns) if turn.role == policy and not turn.given]
     return {turn_index: number for number, turn_index in enumerate(policy_turns)}
-
-
-def _policy_role(record: Trajectory) -> str | None:
-    return next((turn.role for turn in record.turns if turn.policy is not None), None)
 
 
 def _row_of(record: Trajectory, branch: AuxSample, number: int) -> TrainingRow:

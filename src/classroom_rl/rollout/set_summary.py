@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci, share_interval
-from classroom_rl.rollout.step import BY_STOP, ENDS, ERROR, FAILED, TERMINATED, TRUNCATED, Rollout, Step
+from classroom_rl.rollout.step import BY_STOP, ENDS, ERROR, FAILED, TERMINATED, TRUNCATED, Rollout
 from classroom_rl.system.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def sum_up(rollouts: Sequence[Rollout]) -> RolloutSummary:
         },
         cut=_share(rollouts, lambda rollout: [step.cut for step in rollout.steps]),
         thoughts=dict(sorted(Counter(step.thought_state for step in steps).items())),
-        seconds=_mean(rollouts, lambda rollout: [_seconds(step) for step in rollout.steps]),
+        seconds=_mean(rollouts, lambda rollout: [step.finished - step.started for step in rollout.steps]),
     )
 
 
@@ -123,10 +123,6 @@ def _state(rollout: Rollout) -> str:
 def _reason(rollout: Rollout) -> str:
     end = rollout.end
     return f"{end.reason} ({end.detail})" if end.detail and end.reason in (BY_STOP, ERROR) else end.reason
-
-
-def _seconds(step: Step) -> float:
-    return step.finished - step.started
 
 
 def _extremes(values: Iterable[float]) -> dict[str, float | None]:

@@ -79,42 +79,21 @@ def test_what_fails_only_for_a_nameless_student_is_found(all_prompts, template):
         check_prompts(generation, judge_reads_templates=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("Was the lesson on {{ problem }} a good one?", "never uses conversation"),
-        ("{% set conversation = [] %}{{ conversation }}", "never uses conversation"),
-        ("{% if conversation %}A lesson of {{ conversation | length }} messages.{% endif %}", "does not get into"),
-        ("{{ conversation | map(attribute='role') | join(' ') }}", "does not get into"),
-    ],
-)
-def test_a_judge_that_is_not_shown_the_lesson_is_refused(all_prompts, template, text, message):
+def test_only_a_judge_that_reads_templates_has_to_be_shown_the_lesson(all_prompts, template):
     key = "judges_rules_prompts_paths.does_not_leak_answer"
-    generation = all_prompts(key, template(text, "blind.txt"))
-    with pytest.raises(DataError, match=rf"generation\.{key}: .*blind\.txt.*{message}.*Write the messages out"):
+    generation = all_prompts(key, template("Was the lesson on {{ problem }} a good one?", "blind.txt"))
+    with pytest.raises(DataError, match=rf"generation\.{key}: .*blind\.txt never uses conversation"):
         check_prompts(generation, judge_reads_templates=True)
     check_prompts(generation, judge_reads_templates=False)
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ conversations[0] }}{{ conversations[2] }}", "does not show every one of conversations"),
-        ("{{ problem }}", "does not show every one of conversations"),
-        ("{{ conversations }}{{ conversation }}", "uses conversation. It may use: conversations, problem"),
-    ],
-)
-def test_a_judge_of_groups_that_is_not_shown_every_lesson_is_refused(tmp_path, template, message):
-    (tmp_path / "group.txt").write_text(template)
-    with pytest.raises(DataError, match=f"judge_model.group_prompts_paths.pedagogical_eval: .*{message}"):
-        check_group_prompts({"pedagogical_eval": str(tmp_path / "group.txt")}, ["pedagogical_eval", "another"])
+def test_a_judge_of_groups_has_to_be_shown_every_lesson(template):
+    path = template("{{ conversations[0] }}")
+    with pytest.raises(
+        DataError, match="judge_model.group_prompts_paths.pedagogical_eval: .* every one of conversations"
+    ):
+        check_group_prompts({"pedagogical_eval": path}, ["pedagogical_eval", "another"])
     check_group_prompts(JudgeModelConfig().group_prompts_paths, ["pedagogical_eval", "another"])
-
-
-@pytest.mark.parametrize("text", ["{{ conversation[1:] }}", "{{ conversation[-1].content }}", "{{ conversation }}"])
-def test_a_judge_may_be_shown_a_part_of_the_lesson(all_prompts, template, text):
-    key = "judges_rules_prompts_paths.does_not_leak_answer"
-    check_prompts(all_prompts(key, template(text, "part.txt")), judge_reads_templates=True)
 
 
 def test_a_teacher_that_is_not_told_the_problem_is_warned_about(all_prompts, template, caplog):

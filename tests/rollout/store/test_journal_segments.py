@@ -65,8 +65,7 @@ def test_a_damaged_segment_is_refused_with_its_name(tmp_path: Path, harm: str) -
     if harm == "deleted":
         path.unlink()
     elif harm == "a byte":
-        middle = len(content) // 2
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :])
+        path.write_bytes(content[:-8] + bytes([content[-8] ^ 0xFF]) + content[-7:])  # of the checksum
     else:
         path.write_bytes(content[:-100])
     with pytest.raises(StorageError, match=rf"{path.name}, a part of the journal, is missing or damaged.*Put it back"):
@@ -89,3 +88,17 @@ def test_a_segment_of_another_journal_is_refused(tmp_path: Path) -> None:
     shutil.copy(path, path.with_name("000000000100-000000002200.jsonl.gz"))
     with pytest.raises(StorageError, match="move files of another journal away"):
         small_journal(tmp_path)
+
+
+def test_a_line_that_is_no_json_is_refused_with_its_file(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path, 200)
+    segment = segments_of(journal.path)[1].compressed
+    content = segment.read_bytes()
+    segment.write_bytes(gzip.compress(gzip.decompress(content).replace(b'"text"', b'"te"t"', 1)))
+    with pytest.raises(StorageError, match=f"{segment.name} is damaged: the line at byte"):
+        texts(tmp_path)
+    segment.write_bytes(content)
+    with journal.path.open("a") as file:
+        file.write('{"ev"en\n')
+    with pytest.raises(StorageError, match=f"{JOURNAL_NAME} is damaged: the line at byte"):
+        texts(tmp_path)

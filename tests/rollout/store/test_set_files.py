@@ -39,59 +39,57 @@ CALLS = st.builds(
 POLICIES = st.none() | st.builds(PolicyVersion, TEXT, st.integers(0, 10**6))
 
 
+TOKENS = st.lists(st.tuples(IDS, st.integers(0, 1), FLOATS), max_size=4)
+
+
 @st.composite
 def steps(draw: st.DrawFn, index: int, before: Step | None) -> Step:
     """A step; its messages and prompt often continue those of the step before."""
-    ids = draw(st.lists(st.tuples(IDS, st.integers(0, 1), FLOATS), max_size=4))
     messages, prompt_ids = draw(MESSAGES), draw(st.lists(IDS, max_size=4))
     if before is not None and draw(st.booleans()):
-        cut = draw(st.integers(0, len(before.messages)))
-        messages = [*before.messages[:cut], *messages]
+        messages = [*before.messages[: draw(st.integers(0, len(before.messages)))], *messages]
         whole = before.prompt_ids + before.ids
         prompt_ids = [*whole[: draw(st.integers(0, len(whole)))], *prompt_ids]
-    return Step(
-        index=index,
-        prompt=draw(TEXT),
-        messages=tuple(messages),
-        text=draw(TEXT),
-        content=draw(TEXT),
-        thought=draw(st.none() | TEXT),
-        thought_state=draw(st.sampled_from(["absent", "closed", "opened", "cut"])),
-        prompt_ids=tuple(prompt_ids),
-        ids=tuple(each for each, _, _ in ids),
-        mask=tuple(each for _, each, _ in ids),
-        logprobs=tuple(each for _, _, each in ids),
-        tokens=draw(st.integers(0, 99)),
-        finish_reason=draw(st.sampled_from(["stop", "length"])),
-        policy=draw(POLICIES),
-        seed=draw(SEEDS),
-        started=draw(FLOATS),
-        finished=draw(FLOATS),
-        tool_calls=tuple(draw(st.lists(CALLS, max_size=2))),
+    ids, mask, logprobs = zip(*drawn, strict=True) if (drawn := draw(TOKENS)) else ((), (), ())
+    step = st.builds(
+        Step,
+        index=st.just(index),
+        messages=st.just(tuple(messages)),
+        prompt_ids=st.just(tuple(prompt_ids)),
+        ids=st.just(ids),
+        mask=st.just(mask),
+        logprobs=st.just(logprobs),
+        tokens=st.integers(0, 99),
+        policy=POLICIES,
+        seed=SEEDS,
+        started=FLOATS,
+        finished=FLOATS,
+        tool_calls=st.lists(CALLS, max_size=2).map(tuple),
     )
+    return draw(step)
 
 
 @st.composite
 def rollouts(draw: st.DrawFn) -> Rollout:
-    drawn: list[Step] = []
+    played: list[Step] = []
     for index in range(draw(st.integers(0, 3))):
-        drawn.append(draw(steps(index, drawn[-1] if drawn else None)))
-    return Rollout(
-        id=draw(TEXT),
-        prompt_index=draw(st.integers(0, 99)),
-        copy=draw(st.integers(0, 9)),
-        seed=draw(SEEDS),
-        opening=tuple(draw(MESSAGES)),
-        first_prompt=draw(TEXT),
-        settings=draw(st.sampled_from([SETTINGS, replace(SETTINGS, engine="", temperature=0.1 + 0.2)])),
-        meta=draw(META),
-        notes=draw(META),
-        steps=tuple(drawn),
-        end=draw(st.none() | st.builds(End, st.sampled_from(["terminated", "truncated", "failed"]), TEXT, TEXT)),
-        unanswered=draw(st.none() | TEXT),
-        step_rewards=tuple(draw(st.lists(st.none() | FLOATS, max_size=3))),
-        reward=draw(st.none() | FLOATS),
+        played.append(draw(steps(index, played[-1] if played else None)))
+    rollout = st.builds(
+        Rollout,
+        prompt_index=st.integers(0, 99),
+        copy=st.integers(0, 9),
+        seed=SEEDS,
+        opening=MESSAGES.map(tuple),
+        settings=st.sampled_from([SETTINGS, replace(SETTINGS, engine="", temperature=0.1 + 0.2)]),
+        meta=META,
+        notes=META,
+        steps=st.just(tuple(played)),
+        end=st.none() | st.builds(End),
+        unanswered=st.none() | TEXT,
+        step_rewards=st.lists(st.none() | FLOATS, max_size=3).map(tuple),
+        reward=st.none() | FLOATS,
     )
+    return draw(rollout)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

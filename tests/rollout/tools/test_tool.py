@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import threading
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -159,30 +158,21 @@ def test_what_is_not_listed_is_not_run():
     assert call.result == "error: there is no tool 'os.system'. Tools that you can call: shop."
 
 
-def raises() -> str:
-    """Raises."""
-    raise RuntimeError("no\ud800 luck")
+def raising(error: BaseException) -> Any:
+    def fails() -> str:
+        """Fails."""
+        raise error
+
+    return fails
 
 
-def fails() -> str:
-    """Fails."""
-    raise ToolFailure("give a number")
+def raising_later(error: BaseException) -> Any:
+    async def fails() -> str:
+        """Fails."""
+        await asyncio.sleep(0)
+        raise error
 
-
-def exits() -> str:
-    """Exits."""
-    sys.exit(3)
-
-
-async def raises_later() -> str:
-    """Raises."""
-    await asyncio.sleep(0)
-    raise KeyError("x")
-
-
-async def exits_later() -> str:
-    """Exits."""
-    sys.exit(3)
+    return fails
 
 
 async def cancels_itself() -> str:
@@ -199,11 +189,11 @@ def gives_no_json() -> object:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (raises, "RuntimeError: no\ufffd luck"),
-        (fails, "fails failed: give a number"),
-        (exits, "exits failed: it ended with SystemExit"),
-        (raises_later, "KeyError: 'x'"),
-        (exits_later, "it ended with SystemExit"),
+        (raising(RuntimeError("no\ud800 luck")), "RuntimeError: no\ufffd luck"),
+        (raising(ToolFailure("give a number")), "fails failed: give a number"),
+        (raising(SystemExit(3)), "fails failed: it ended with SystemExit"),
+        (raising_later(KeyError("x")), "KeyError: 'x'"),
+        (raising_later(SystemExit(3)), "it ended with SystemExit"),
         (cancels_itself, "it was cancelled"),
         (gives_no_json, "a object, is no text and no JSON"),
     ],
@@ -215,17 +205,17 @@ def test_an_exception_is_an_answer(function: Any, said: str):
     call.result.encode()
 
 
-def test_results_are_text_and_long_ones_are_cut():
-    def echo(text: str) -> str:
-        """Echoes."""
-        return text
-
-    def nothing() -> None:
-        """Does nothing."""
-
-    assert ask(box_of(echo), "echo", text="é" * 60).result == "é" * 60
-    assert ask(box_of(echo), "echo", text="x" * 61).result == "x" * 60 + "… (cut: it has 61 characters)"
-    assert ask(box_of(nothing), "nothing").result == "null"
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ("é" * 60, "é" * 60),
+        ("x" * 61, "x" * 60 + "… (cut: it has 61 characters)"),
+        (None, "null"),
+        ({"a": [1]}, '{"a": [1]}'),
+    ],
+)
+def test_results_are_text_and_long_ones_are_cut(value: Any, result: str):
+    assert ask(box_of(Tool(lambda: value, "gives", "Gives.")), "gives").result == result
 
 
 # Time ----------------------------------------------------------------------------------------------------------------

@@ -128,18 +128,22 @@ def test_calls_are_run_and_their_results_are_read(tokenizer) -> None:
     )
 
 
-def test_every_segment_has_a_seed_and_a_draw_of_its_own(tokenizer) -> None:
+def samplings_of(tokenizer, sampling: Sampling) -> list[Sampling]:
+    """How the three answers of a message with two calls are sampled."""
     engine = Lines(tokenizer, call(a=1), call(a=2), "Done.")
-    write(engine)
-    samplings = [sampling for _, sampling, _ in engine.calls]
-    assert samplings[0].seed == 7 and len({each.seed for each in samplings}) == 3
-    assert [each.draw for each in samplings] == [SAMPLING.draw, *((*SAMPLING.draw, "segment", n) for n in (1, 2))]
-    again = Lines(tokenizer, call(a=1), call(a=2), "Done.")
-    write(again)
-    assert [sampling for _, sampling, _ in again.calls] == samplings
-    free = Lines(tokenizer, call(a=1), "Done.")
-    message = write(free, sampling=replace(SAMPLING, seed=None, draw=()))
-    assert {sampling.seed for _, sampling, _ in free.calls} == {None} and len(message.calls[0].id) == 32
+    write(engine, sampling=sampling)
+    return [asked for _, asked, _ in engine.calls]
+
+
+def test_every_segment_has_a_seed_and_a_draw_of_its_own(tokenizer) -> None:
+    samplings = samplings_of(tokenizer, SAMPLING)
+    assert samplings[0].seed == 7 and len({sampling.seed for sampling in samplings}) == 3
+    draws = [sampling.draw for sampling in samplings]
+    assert draws == [SAMPLING.draw, *((*SAMPLING.draw, "segment", number) for number in (1, 2))]
+    assert samplings_of(tokenizer, SAMPLING) == samplings
+    free = replace(SAMPLING, seed=None, draw=())
+    assert {sampling.seed for sampling in samplings_of(tokenizer, free)} == {None}
+    assert len(write(Lines(tokenizer, call(a=1), "Done."), sampling=free).calls[0].id) == 32
 
 
 def test_a_model_mends_a_call_that_failed(tokenizer) -> None:

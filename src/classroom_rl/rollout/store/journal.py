@@ -358,5 +358,20 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
         StorageError: if a part of it is missing or damaged.
     """
     with JournalStream(path) as stream:
-        for _, line in stream.lines():
-            yield json.loads(line)
+        for position, line in stream.lines():
+            try:
+                event = json.loads(line)
+            except ValueError as error:  # a damaged segment may be noticed only at its end
+                raise _damaged(path, position, error) from error
+            yield event
+
+
+def _damaged(path: Path, position: int, error: ValueError) -> StorageError:
+    """The error of a line that cannot be parsed; it names the file."""
+    for segment in segments_of(path):
+        if segment.start <= position < segment.end:
+            path = segment.compressed
+    return StorageError(
+        f"{path} is damaged: the line at byte {position} of the journal is no JSON ({error}). Put the file back from a "
+        "copy."
+    )

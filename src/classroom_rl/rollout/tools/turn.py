@@ -98,7 +98,8 @@ async def sample_with_tools(
         left = room - len(ids)
         end = [] if frame.ends(answer.ids) else [frame.turn_end_id]
         # The shortest possible results must fit, with at least one token after them.
-        may_go_on = len(end) + len(frame.results([_NO_ROOM] * _most_results(parsed, draft))) < left
+        most_results = min(len(parsed.calls), draft.calls_left + 1)  # all calls above the limit get one result together
+        may_go_on = len(end) + len(frame.results([_NO_ROOM] * most_results)) < left
         results = await draft.add(answer, parsed, may_go_on)
         if results is None:
             break
@@ -236,11 +237,6 @@ def _without_beginning(parsed: CallsInText, beginning: str) -> CallsInText:
     return replace(
         parsed, text=parsed.text[length:], calls=tuple((asked, max(0, at - length)) for asked, at in parsed.calls)
     )
-
-
-def _most_results(parsed: CallsInText, draft: _Draft) -> int:
-    """The maximum number of results for the calls in an answer: all calls above the limit get one together."""
-    return min(len(parsed.calls), draft.calls_left + 1)
 
 
 def _framed(frame: ToolFrame, results: Sequence[str], target: int, limit: int) -> tuple[list[str], list[int]]:
