@@ -1,11 +1,14 @@
-"""Training samples of rollouts, with the history that the model saw."""
+"""Training samples: of rollouts, with the history that the model saw, and of episodes, with their auxiliary samples."""
 
 from dataclasses import replace
 
 import pytest
 
 from classroom_rl.errors import DataError
-from classroom_rl.rollout.rows import rows_of_rollout
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.rows import rows_of, rows_of_rollout
+from classroom_rl.rollout.tokens import AuxSample, Turn
+from classroom_rl.rollout.trajectory import Trajectory
 from tests.support.played_rollouts import always, echo, made, play
 from tests.support.scripted_chat import ScriptedChat
 from tests.support.scripted_engine import ScriptedEngine
@@ -53,3 +56,91 @@ def test_a_prompt_that_does_not_continue_the_one_before_is_refused() -> None:
     assert len(rows_of_rollout(rollout)) == 1 and rows_of_rollout(replace(rollout, steps=())) == []
     with pytest.raises(DataError, match="step 1 of rollout 0-0 does not continue"):
         rows_of_rollout(broken)
+
+
+# Episodes ------------------------------------------------------------------------------------------------------------
+
+VERSION = PolicyVersion("run", 1)
+
+
+def episode(*aux_samples: AuxSample) -> Trajectory:
+    """Two messages of the policy, the ids 10 11 12 and 13 14, with the student's 90 91 between them."""
+    turns = [
+        Turn("teacher", "Hi.", span=(0, 3), policy=VERSION),
+        Turn("student", "Hello."),
+        Turn("teacher", "Bye.", span=(5, 7), policy=VERSION),
+    ]
+    return Trajectory(
+        id="r-0000",
+        request_id="r",
+        step=0,
+        index=0,
+        problem_id="",
+        problem="",
+        answer="",
+        rewards={},
+        reward=None,
+        turns=turns,
+        prompt_ids=[1, 2],
+        completion_ids=[10, 11, 12, 90, 91, 13, 14],
+        mask=[1, 1, 1, 0, 0, 1, 1],
+        logprobs=[-0.1, -0.2, -0.3, 0.0, 0.0, -0.4, -0.5],
+        branches=list(aux_samples),
+        meta={},
+    )
+
+
+def test_the_whole_conversation_is_one_row_that_knows_whose_token_is_whose() -> None:
+    (row,) = rows_of(episode())
+    assert (row.kind, row.message, row.prompt_ids, row.completion_ids) == (
+        "policy",
+        None,
+        [1, 2],
+        [10, 11, 12, 90, 91, 13, 14],
+    )
+    assert row.messages == [0, 0, 0, -1, -1, 1, 1] and row.mask == [1, 1, 1, 0, 0, 1, 1] and not any(row.target)
+
+
+@pytest.mark.parametrize(
+    ("sample", "row"),
+    [
+        (
+            AuxSample("draft", 2, 5, (20, 21), (-1.0, -2.0), hint_ids=(80,), reward=-0.5, draft=0),
+            {
+                "prompt_ids": [1, 2],
+                "completion_ids": [10, 11, 12, 90, 91, 80, 20, 21],
+                "mask": [0] * 6 + [1, 1],
+                "target": [0] * 8,
+                "logprobs": [0.0] * 6 + [-1.0, -2.0],
+                "messages": [-1] * 6 + [1, 1],
+                "reward": -0.5,
+            },
+        ),
+        (
+            AuxSample("correction", 2, 5, (13, 30)),
+            {
+                "completion_ids": [10, 11, 12, 90, 91, 13, 30],
+                "mask": [0] * 7,
+                "target": [0] * 5 + [1, 1],
+                "logprobs": [0.0] * 7,
+                "reward": None,
+                "unchanged": 1,
+            },
+        ),
+        (
+            AuxSample("policy", 2, 0, (13, 70, 14), (-0.4, 0.0, -0.5), mask=(1, 0, 1), prompt_ids=(5, 6)),
+            {
+                "prompt_ids": [5, 6],
+                "completion_ids": [13, 70, 14],
+                "mask": [1, 0, 1],
+                "logprobs": [-0.4, 0.0, -0.5],
+                "messages": [1, -1, 1],
+            },
+        ),
+    ],
+    ids=["draft", "correction", "own prompt"],
+)
+def test_an_auxiliary_sample_is_a_row_behind_its_context(sample: AuxSample, row: dict) -> None:
+    found = rows_of(episode(sample))[1]
+    assert (found.conversation_id, found.kind, found.message) == ("r-0000", sample.kind, 1)
+    assert {name: getattr(found, name) for name in row} == row

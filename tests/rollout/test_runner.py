@@ -1,10 +1,13 @@
-"""Batches of episodes: the event loop stays free, prompts are encoded once, rewards are known when an episode ends."""
+"""Batches of episodes: the event loop stays free, and the prompt of a group is encoded once."""
 
 import asyncio
 import json
 
+import pytest
+
 from classroom_rl.environments.classroom.teacher import TeacherTools
 from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.runner import weighted_sum
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.turned_clock import run
 
@@ -44,3 +47,15 @@ def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
 
     run(play())
     assert sum(between) == 900 and max(between) <= 16
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "reward"),
+    [
+        ({"right": 1.0, "brief": 0.5}, {"right": 1.0, "brief": 0.5}, 1.25),
+        ({"right": 1.0, "brief": None}, {"right": 2.0}, 2.0),
+        ({"right": 1.0, "brief": None}, {"right": 1.0, "brief": 0.5}, None),
+    ],
+)
+def test_an_episode_is_worth_its_weighted_rewards_if_all_of_them_could_be_scored(rewards, weights, reward):
+    assert weighted_sum(rewards, weights) == reward

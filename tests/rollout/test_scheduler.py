@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import EngineFailure, GpuFull
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule, YieldGate, phase_of
+from classroom_rl.rollout.scheduler import PhasedSchedule, YieldGate, phase_of
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -173,45 +174,58 @@ def scripted(room: Room) -> Room:
 
 def phases_in(room: Room) -> list[str]:
     """The phases as the journal shows them, repetitions taken together."""
-    names = {"turn": "dialogue", "verdict": "judging", "solutions": "solutions", "grades": "rewards"}
-    names["rewards"] = "rewards"
-    found = [names[event["event"]] for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] in names]
-    return [name for i, name in enumerate(found) if i == 0 or found[i - 1] != name]
+    phases = {
+        "turn": "dialogue",
+        "verdict": "judging",
+        "solutions": "solutions",
+        "grades": "rewards",
+        "rewards": "rewards",
+    }
+    events = [event["event"] for event in read_journal(room.folder / JOURNAL_NAME)]
+    return [phase for phase, _ in groupby(phases[event] for event in events if event in phases)]
+
+
+class GradesByLength:
+    """A reward model, which keeps what was awake when it was asked."""
+
+    model_name = "a reward model"
+
+    def __init__(self, room: Room):
+        self.room, self.woken = room, []
+
+    async def score(self, messages: list[dict[str, str]]) -> float:
+        self.woken.append(self.room.woken[-1])
+        return len(messages[-1]["content"]) / 100
+
+
+def uneven(room: Room) -> Room:
+    """One conversation is done long before the others."""
+    room = scripted(room)
+    room.teacher = ScriptedEngine(
+        room.tokenizer, lambda prompt: "Bye. <end_of_conversation>" if "Teach a to" in prompt else "Say hello."
+    )
+    return room
+
+
+PROBLEMS = {"problems": ["a", "bb", "ccc"], "answers": ["1", "2", "3"]}
 
 
 def test_all_conversations_finish_a_phase_before_the_next_begins(tokenizer, tmp_path, maths) -> None:
-    def teach(prompt: str) -> str:  # one is done long before others
-        return "Bye. <end_of_conversation>" if "Teach a to" in prompt else "Say hello."
-
-    room = scripted(Room(tokenizer, tmp_path / "phased"))
-    room.teacher = ScriptedEngine(tokenizer, teach)
-    records = room.play(maths, problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
+    room = uneven(Room(tokenizer, tmp_path))
+    room.reward = GradesByLength(room)
+    records = room.play(maths, **PROBLEMS)
     assert phases_in(room) == ["dialogue", "judging", "solutions", "rewards"]
     assert room.woken[:3] == [JUDGING, SOLUTIONS, REWARDS]
     assert all(record.reward is not None for record in records)
-    together = scripted(Room(tokenizer, tmp_path / "concurrent"))
-    together.teacher = ScriptedEngine(tokenizer, teach)
-    together.play(replace(maths, schedule="concurrent"), problems=["a", "bb", "ccc"], answers=["1", "2", "3"])
-    assert together.woken == [] and len(phases_in(together)) > 4, "without phases they do different things at a time"
+    solutions = [solution for record in records for solution in record.solutions]
+    assert [solution.grade for solution in solutions] == [len(solution.text) / 100 for solution in solutions]
+    assert set(room.reward.woken) == {REWARDS}, "it grades when all solutions are written"
 
 
-def test_a_reward_model_grades_when_all_solutions_are_written(tokenizer, tmp_path, maths) -> None:
-    room = scripted(Room(tokenizer, tmp_path / "run"))
-    woken = []
-
-    class Reward:
-        model_name = "a reward model"
-
-        async def score(self, messages: list[dict[str, str]]) -> float:
-            woken.append(room.woken[-1])
-            return len(messages[-1]["content"]) / 100
-
-    room.reward = Reward()
-    records = room.play(maths, problems=["a", "bb"], answers=["1", "2"])
-    assert woken == [REWARDS] * 4 and room.woken[:3] == [JUDGING, SOLUTIONS, REWARDS]
-    assert [solution.grade for solution in records[0].solutions] == [
-        len(solution.text) / 100 for solution in records[0].solutions
-    ]
+def test_without_phases_conversations_do_different_things_at_a_time(tokenizer, tmp_path, maths) -> None:
+    room = uneven(Room(tokenizer, tmp_path))
+    room.play(replace(maths, schedule="concurrent"), **PROBLEMS)
+    assert room.woken == [] and len(phases_in(room)) > 4
 
 
 def test_a_batch_that_was_stopped_in_any_phase_goes_on_there(tokenizer, tmp_path, maths) -> None:
@@ -338,16 +352,6 @@ def test_a_loan_that_fails_wakes_what_was_awake() -> None:
         with pytest.raises(EngineFailure):
             await engine_sleep.sleep([this_process()])
         assert drain(events) == ["-teacher", "+teacher"] and engines["judge"].asleep
-
-    asyncio.run(scenario())
-
-
-def test_without_phases_nobody_waits() -> None:
-    async def scenario() -> None:
-        with ConcurrentSchedule().register(3) as registration:
-            for state in (State.JUDGE_TURN, State.TEACHER_TURN):
-                await registration.wait_for_phase(state)
-            registration.deregister_one()
 
     asyncio.run(scenario())
 

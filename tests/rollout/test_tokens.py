@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.toy_judge import RubricJudge
+from classroom_rl.rollout import tokens
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
@@ -37,6 +39,7 @@ from classroom_rl.rollout.tools.tool import ToolCall
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import GPU_SHARE
 from tests.server.test_sampling_service import logprob_differences, request_for
+from tests.support.scripted_engine import ScriptedEngine
 
 _FORGETFUL_TEMPLATE = """\
 {%- for message in messages %}
@@ -88,6 +91,16 @@ async def not_cached(engine: VllmEngine, prompt_ids: list[int]) -> int:
     return len(prompt_ids) - output.num_cached_tokens
 
 
+def service_of(config: TrainRLConfig, folder: Path, teacher: Any, student: Any, max_tokens: int) -> SamplingService:
+    """A classroom in which these engines talk."""
+    sampling = Sampling(1.0, max_tokens=max_tokens)
+    roles = Roles(teacher, sampling, student, sampling, RubricJudge(), {"teacher": teacher})
+    weights, journal = reward_weights(config), Journal(folder)
+    rules = classroom_rules(config.generation, weights, 1024, config.reward_model.grades)
+    classroom = Classroom(config.generation, roles, journal, weights, rules)
+    return SamplingService(Runner(classroom, journal, weights), journal)
+
+
 async def play(
     model_folder: Path, run_folder: Path, request: SampleRequest
 ) -> tuple[list[ConversationRecord], list, int, Completion]:
@@ -99,17 +112,10 @@ async def play(
     engine = await VllmEngine.start(model, 5, config.generation)
     try:
         teacher = _Listener(engine)
-        sampling = Sampling(1.0, max_tokens=16)
-        roles = Roles(teacher, sampling, engine, sampling, RubricJudge(), {"teacher": teacher})
-        weights = reward_weights(config)
-        rules = classroom_rules(config.generation, weights, 1024, config.reward_model.grades)
-        journal = Journal(run_folder)
-        service = SamplingService(
-            Runner(Classroom(config.generation, roles, journal, weights, rules), journal, weights), journal
-        )
+        service = service_of(config, run_folder, teacher, engine, max_tokens=16)
         records = (await service.sample(request)).conversations
         longest = max((prompt for prompt, _ in teacher.calls), key=len)
-        said = await engine.chat([{"role": "user", "content": "Say hello."}], sampling)
+        said = await engine.chat([{"role": "user", "content": "Say hello."}], Sampling(1.0, max_tokens=16))
         return records, teacher.calls, await not_cached(engine, longest), said
     finally:
         engine.shutdown()
@@ -160,20 +166,12 @@ def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_pat
 
 def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], tmp_path: Path) -> None:
     """Reads the journal's turns against what the student's prompt may hold; the engine is scripted here."""
-    from tests.support.scripted_engine import ScriptedEngine
-
     tokenizer = AutoTokenizer.from_pretrained(world / "blank")
     lines = iter(["<think>secret plan</think>Say hello.", "Now go.<think>it is the secret", "Fine."])
     teacher = ScriptedEngine(tokenizer, lambda _: next(lines))
     student = ScriptedEngine(tokenizer, lambda _: "Hello.")
     config = load(TrainRLConfig, "train_rl", ["generation.max_turns=5"])
-    weights = reward_weights(config)
-    rules = classroom_rules(config.generation, weights, 1024, graded=False)
-    roles = Roles(teacher, Sampling(1.0, max_tokens=48), student, Sampling(1.0), RubricJudge(), {"teacher": teacher})
-    journal = Journal(tmp_path)
-    service = SamplingService(
-        Runner(Classroom(config.generation, roles, journal, weights, rules), journal, weights), journal
-    )
+    service = service_of(config, tmp_path, teacher, student, max_tokens=48)
     record = asyncio.run(service.sample(request_for(lessons, "hidden", groups=1, size=1))).conversations[0]
     heard = [tokenizer.decode(prompt) for prompt, _, _ in student.calls]
     assert len(heard) == 2 and "Say hello." in heard[0] and "Now go." in heard[1]
@@ -244,3 +242,8 @@ def test_a_message_without_calls_is_written_as_before_there_were_tools():
     written = to_jsonable_python({"turn": Turn("teacher", "Hello.", tool_calls=(call,))})["turn"]
     assert list(written) == [*fields, "tool_calls"]
     assert TypeAdapter(Turn).validate_python(written) == Turn("teacher", "Hello.", tool_calls=(call,))
+
+
+def test_the_former_name_of_auxiliary_samples_forwards_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="Branch is called AuxSample now"):
+        assert tokens.Branch is AuxSample

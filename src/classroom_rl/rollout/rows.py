@@ -5,7 +5,7 @@ corrections are samples of their own. They begin with the episode's prompt, and 
 the completion, with mask 0. So no sample of a batch is longer than a conversation, however the batch is padded.
 
 In an environment with a new prompt for every message, such as a game, each message is a sample with its own prompt. The
-first message is the episode's main sample, the others are branches.
+first message is the episode's main sample, the others are auxiliary samples.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class TrainingRow:
 
 
 def rows_of(record: Trajectory) -> list[TrainingRow]:
-    """The samples of an episode: first that of the whole conversation, then the branches."""
+    """The samples of an episode: first that of the whole conversation, then the auxiliary samples."""
     numbers = message_numbers(record)
     messages = [NO_MESSAGE] * len(record.completion_ids)
     for turn_index, number in numbers.items():
@@ -61,7 +61,7 @@ def rows_of(record: Trajectory) -> list[TrainingRow]:
     target = [0] * len(messages)
     tokens = (record.prompt_ids, record.completion_ids, record.mask, target, record.logprobs, messages)
     whole = TrainingRow(record.id, POLICY, None, *tokens)
-    return [whole, *(_row_of(record, branch, numbers[branch.turn]) for branch in record.branches)]
+    return [whole, *(_row_of(record, sample, numbers[sample.turn]) for sample in record.branches)]
 
 
 def message_numbers(record: Trajectory) -> dict[int, int]:
@@ -72,48 +72,48 @@ def message_numbers(record: Trajectory) -> dict[int, int]:
     return {turn_index: number for number, turn_index in enumerate(policy_turns)}
 
 
-def _row_of(record: Trajectory, branch: AuxSample, number: int) -> TrainingRow:
-    prompt, context = context_of(record, branch)
-    length, before, sampled = len(branch.ids), len(context), int(branch.kind != CORRECTION)
-    mask = list(branch.mask) or [sampled] * length  # a branch without a mask is all sampled, or all target
+def _row_of(record: Trajectory, sample: AuxSample, number: int) -> TrainingRow:
+    prompt, context = context_of(record, sample)
+    length, before, sampled = len(sample.ids), len(context), int(sample.kind != CORRECTION)
+    mask = list(sample.mask) or [sampled] * length  # a sample without a mask is all sampled, or all target
     return TrainingRow(
         record.id,
-        branch.kind,
+        sample.kind,
         number,
         prompt,
-        [*context, *branch.ids],
+        [*context, *sample.ids],
         [0] * before + mask,
         [0] * before + [1 - sampled] * length,
-        [0.0] * before + (list(branch.logprobs) if sampled else [0.0] * length),
+        [0.0] * before + (list(sample.logprobs) if sampled else [0.0] * length),
         [NO_MESSAGE] * before + [number if bit else NO_MESSAGE for bit in mask],
-        branch.reward,
-        0 if sampled else unchanged_tokens(record, branch),
+        sample.reward,
+        0 if sampled else unchanged_tokens(record, sample),
     )
 
 
-def context_of(record: Trajectory, branch: AuxSample) -> tuple[list[int], list[int]]:
-    """The prompt of a branch, and the tokens between the prompt and the branch."""
-    if branch.prompt_ids:
-        return list(branch.prompt_ids), list(branch.hint_ids)
-    return record.prompt_ids, [*record.completion_ids[: branch.start], *branch.hint_ids]
+def context_of(record: Trajectory, sample: AuxSample) -> tuple[list[int], list[int]]:
+    """The prompt of an auxiliary sample, and the tokens between the prompt and the sample."""
+    if sample.prompt_ids:
+        return list(sample.prompt_ids), list(sample.hint_ids)
+    return record.prompt_ids, [*record.completion_ids[: sample.start], *sample.hint_ids]
 
 
-def sampled_tokens(record: Trajectory, branch: AuxSample) -> tuple[list[int], list[float]]:
+def sampled_tokens(record: Trajectory, sample: AuxSample) -> tuple[list[int], list[float]]:
     """The sampled tokens of the message that a correction is about, and their log-probs."""
-    message = (branch.turn, branch.draft)
+    message = (sample.turn, sample.draft)
     for other in record.branches:
         if other.kind != CORRECTION and (other.turn, other.draft) == message:
             return list(other.ids), list(other.logprobs)
-    span = record.turns[branch.turn].span or (0, 0)
+    span = record.turns[sample.turn].span or (0, 0)
     return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
 
 
-def unchanged_tokens(record: Trajectory, branch: AuxSample) -> int:
+def unchanged_tokens(record: Trajectory, sample: AuxSample) -> int:
     """How many of a correction's first tokens the policy wrote itself, after the same context; at least one token of a
     correction counts as changed."""
-    sampled, thoughts = sampled_tokens(record, branch)[0], list(branch.hint_ids)
+    sampled, thoughts = sampled_tokens(record, sample)[0], list(sample.hint_ids)
     after_thoughts = sampled[len(thoughts) :] if sampled[: len(thoughts)] == thoughts else []
-    return min(equal_tokens(after_thoughts, branch.ids), len(branch.ids) - 1)
+    return min(equal_tokens(after_thoughts, sample.ids), len(sample.ids) - 1)
 
 
 def equal_tokens(left: Sequence[int], right: Sequence[int]) -> int:

@@ -1,5 +1,6 @@
 """Supervision of the policy's messages: which episodes are supervised, what a review leads to, and which tokens of a
-reviewed message enter the policy's context or become branches. Pure functions: no model, no tokenizer, no I/O."""
+reviewed message enter the policy's context or become auxiliary samples. Pure functions: no model, no tokenizer, no
+I/O."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ class ReviewedMessage:
     Attributes:
         turn: the message; its `span` is set when its tokens are appended.
         ids: all tokens that it adds to the policy's context; the first `len(logprobs)` of them count as sampled.
-        branches: its branches: tokens outside of the context that are trained on.
+        branches: its auxiliary samples: tokens outside of the context that are trained on.
         in_context: whether the policy sampled it in the episode's own context.
         mask: as in `AuxSample`, for the tokens that count as sampled.
     """
@@ -137,26 +138,26 @@ def settle(
         return AuxSample(kind, turn_index, start, *tokens, draft.review.penalty, index, draft.mask, draft.prompt_ids)
 
     rejected = [*earlier, last] if replaced else earlier
-    branches = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
+    aux_samples = [sampled("draft", draft, index) for index, draft in enumerate(rejected) if draft.ids]
     targets: dict[tuple, AuxSample] = {}  # by their tokens, so that equal corrections of two drafts count once
     for index, draft in [*enumerate(rejected), *([] if replaced else [(THE_TURN, last)])]:
         encoded = encode(draft, draft.review.correction) if draft.review.correction is not None else None
         if encoded is not None:
             hint, target = encoded
-            branch = AuxSample(
+            target_sample = AuxSample(
                 "correction", turn_index, start, target, (), hint, None, index, prompt_ids=draft.prompt_ids
             )
-            targets.setdefault(encoded, branch)
+            targets.setdefault(encoded, target_sample)
     turn = replace(last.turn, review=review, drafts=tuple(draft.rejected for draft in rejected))
     if replaced:
         hint, target = encode(last, review.correction) or ((), ())
         turn = replace(turn, text=review.correction, tokens=0, ended=True, replaced=True, tool_calls=())
-        return ReviewedMessage(turn, (*hint, *target), (), (*branches, *targets.values()), in_context=False)
+        return ReviewedMessage(turn, (*hint, *target), (), (*aux_samples, *targets.values()), in_context=False)
     # Sampled in another context, the message enters the episode's context without a policy gradient (no log-probs), and
-    # is trained on in a branch, behind the context that it was sampled in.
+    # is trained on in an auxiliary sample, behind the context that it was sampled in.
     in_context = not (last.hint_ids or last.prompt_ids)
     if not in_context and last.ids:
-        branches.append(sampled("policy", last, THE_TURN))
+        aux_samples.append(sampled("policy", last, THE_TURN))
     logprobs, mask = (last.logprobs, last.mask) if in_context else ((), ())
-    all_branches = (*branches, *targets.values())
-    return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, all_branches, in_context, mask)
+    aux_samples += targets.values()
+    return ReviewedMessage(turn, (*last.ids, *last.given), logprobs, tuple(aux_samples), in_context, mask)

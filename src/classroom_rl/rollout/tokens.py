@@ -147,7 +147,7 @@ class TokenBuffer:
         self.mask.extend([mask] * len(ids))
 
 
-_BRANCHES = TypeAdapter(list[AuxSample])
+_AUX_SAMPLES = TypeAdapter(list[AuxSample])
 
 
 def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
@@ -166,8 +166,8 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
 
 
 def add_turn(buffer: TokenBuffer, event: dict[str, Any]) -> None:
-    """Append the tokens of a `turn` event, and its branches."""
-    buffer.branches += _BRANCHES.validate_python(event.get("branches", []))
+    """Append the tokens of a `turn` event, and its auxiliary samples."""
+    buffer.branches += _AUX_SAMPLES.validate_python(event.get("branches", []))
     add_tokens(buffer, event["ids"], event["logprobs"], event.get("mask", ()))
 
 

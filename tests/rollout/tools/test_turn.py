@@ -146,14 +146,6 @@ def test_every_segment_has_a_seed_and_a_draw_of_its_own(tokenizer) -> None:
     assert len(write(Lines(tokenizer, call(a=1), "Done."), sampling=free).calls[0].id) == 32
 
 
-def test_a_model_mends_a_call_that_failed(tokenizer) -> None:
-    engine = Lines(tokenizer, call("sum", a=1), call(a="x"), call(a=2), "It is 3.")
-    message = write(engine)
-    assert [each.error for each in message.calls] == ["unknown_tool", "bad_arguments", None]
-    assert "there is no tool 'sum'" in tokenizer.decode(engine.calls[1][0])
-    assert [each.segment for each in message.calls] == [0, 1, 2] and message.text == "It is 3."
-
-
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1"])
 def test_with_a_template_that_knows_tools(name: str) -> None:
     tokenizer = tokenizer_for(name)
