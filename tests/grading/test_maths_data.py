@@ -75,7 +75,7 @@ def test_answers_are_of_many_kinds():
         "matrix": r".*matrix.*",
         "words": r"\\text\{[A-Za-z]+\}",
     }
-    few = {kind for kind, form in kinds.items() if sum(bool(re.fullmatch(form, each)) for each in answers) < 2}
+    few = {kind for kind, form in kinds.items() if sum(bool(re.fullmatch(form, answer)) for answer in answers) < 2}
     assert not few
 
 

@@ -100,7 +100,7 @@ SPELLED = st.lists(st.sampled_from([*THOUGHTS, *MARKERS, "<", "think>", " ", "  
 
 def with_thoughts(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     """The tokenizer with markers that are no special tokens, as reasoning models have, and runs of spaces as one."""
-    tokenizer.add_tokens([AddedToken(each, special=False, normalized=False) for each in THOUGHTS[:-1]])
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in THOUGHTS[:-1]])
     tokenizer.add_tokens([AddedToken("[SEP]", special=False, normalized=True, single_word=True)])
     tokenizer.add_tokens([AddedToken("   ", special=False, normalized=False)])
     tokenizer.chat_template = CHATML.replace("assistant\\n' }}", "assistant\\n<think>\\n[SEP]' }}")
@@ -154,15 +154,15 @@ def test_a_marker_that_the_vocabulary_has_as_an_ordinary_piece_is_split_too(kind
 def pieces(kind: str) -> PreTrainedTokenizerFast:
     """A tokenizer whose model would find the markers in a text even if nobody had added them."""
     spelled = [*THOUGHTS, *MARKERS]
-    letters = sorted({letter for each in [*spelled, " \né⸢"] for letter in each})
+    letters = sorted({letter for piece in [*spelled, " \né⸢"] for letter in piece})
     if kind == "unigram":
         model = models.Unigram(
-            [("?", -9.0), *((each, -5.0) for each in letters), *((each, -1.0) for each in spelled)], 0
+            [("?", -9.0), *((piece, -5.0) for piece in letters), *((piece, -1.0) for piece in spelled)], 0
         )
     else:  # merges that build each marker from the left
-        merges = list(dict.fromkeys((each[:i], each[i]) for each in spelled for i in range(1, len(each))))
-        grown = dict.fromkeys([*letters, *("".join(each) for each in merges)])
-        model = models.BPE({each: number for number, each in enumerate(grown)}, merges)
+        merges = list(dict.fromkeys((piece[:i], piece[i]) for piece in spelled for i in range(1, len(piece))))
+        grown = dict.fromkeys([*letters, *("".join(piece) for piece in merges)])
+        model = models.BPE({piece: number for number, piece in enumerate(grown)}, merges)
     raw = Tokenizer(model)
     raw.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|pad|>")
@@ -290,12 +290,12 @@ def test_a_teacher_s_prompt_stands_before_the_student_s_first_message(template):
 
 
 def test_neighbours_of_one_role_become_one_message_only_where_the_template_wants_that(tokenizer):
-    said = [{"role": "user", "content": text} for text in ("Goodbye.", "Now solve it.")]
-    assert tokenizer.decode(encode_chat(tokenizer, said)).count("<|im_start|>user") == 2
+    messages = [{"role": "user", "content": text} for text in ("Goodbye.", "Now solve it.")]
+    assert tokenizer.decode(encode_chat(tokenizer, messages)).count("<|im_start|>user") == 2
     strict = make_tokenizer(LOSES_A_LONE_SYSTEM)
     text = "<|im_start|>user\nGoodbye.\n\nNow solve it.<|im_end|>\n"
-    assert strict.decode(encode_chat(strict, said)) == text + "<|im_start|>assistant\n"
-    assert strict.decode(encode_dialogue(strict, said)) == text
+    assert strict.decode(encode_chat(strict, messages)) == text + "<|im_start|>assistant\n"
+    assert strict.decode(encode_dialogue(strict, messages)) == text
 
 
 def test_a_chat_that_a_template_takes_in_no_way_is_refused_with_its_own_words():

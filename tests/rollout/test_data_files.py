@@ -235,7 +235,7 @@ def test_every_text_comes_out_of_every_kind_of_file_as_it_was(
     with (folder / "p.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("problem", "answer"), *rows])
     (folder / "p.json").write_text(json.dumps(objects, ensure_ascii=False), encoding="utf-8")
-    lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in objects)
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in objects)
     (folder / "p.jsonl").write_text(lines, encoding="utf-8")
     pq.write_table(pa.table(columns), folder / "p.parquet")
     for suffix in READERS:
@@ -329,5 +329,5 @@ def test_an_empty_field_is_no_material_for_a_post_test(tmp_path: Path) -> None:
     kin = '"[{""problem"": ""3 + 4?"", ""answer"": ""7""}]"'
     path.write_text(f"problem,answer,kin,parts\n1 + 1?,2,,\n2 + 2?,4,{kin},\n")
     source = DatasetSource(str(path), sibling_problems_column="kin", steps_column="parts")
-    found = {problem.text: problem for problem in load_problems([source], -1, None)}
-    assert [len(found[text].material.siblings) for text in ("1 + 1?", "2 + 2?")] == [0, 1]
+    problems = {problem.text: problem for problem in load_problems([source], -1, None)}
+    assert [len(problems[text].material.siblings) for text in ("1 + 1?", "2 + 2?")] == [0, 1]

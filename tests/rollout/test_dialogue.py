@@ -28,9 +28,9 @@ REQUEST = SampleRequest(problems=["odd", "even"], answers=["5", "2"], request_id
 def halving(prompt: str) -> str:
     """Guesses as binary search does: what it is told is in its prompt."""
     low, high = 0, 7
-    for said in re.findall(r"Higher|Lower", prompt):
+    for hint in re.findall(r"Higher|Lower", prompt):
         guess = (low + high) // 2
-        low, high = (guess + 1, high) if said == "Higher" else (low, guess - 1)
+        low, high = (guess + 1, high) if hint == "Higher" else (low, guess - 1)
     return str((low + high) // 2)
 
 
@@ -99,8 +99,8 @@ def test_whatever_line_a_kill_leaves_nothing_is_said_twice(tokenizer, tmp_path: 
     lines = (tmp_path / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
         (tmp_path / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
-        said = [event["turn"] for event in map(json.loads, lines[:count]) if event["event"] == "turn"]
-        known = sum(turn["role"] == "teacher" for turn in said)
+        turns = [event["turn"] for event in map(json.loads, lines[:count]) if event["event"] == "turn"]
+        known = sum(turn["role"] == "teacher" for turn in turns)
         game.engine.calls.clear()
         assert game.play() == wanted
         assert len(game.engine.calls) == asked - known

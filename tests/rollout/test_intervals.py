@@ -31,7 +31,7 @@ def quick(monkeypatch) -> None:
 
 
 def by_lesson(values) -> dict[str, list[float]]:
-    return {str(place): [float(value)] for place, value in enumerate(values)}
+    return {str(index): [float(value)] for index, value in enumerate(values)}
 
 
 # By hand -------------------------------------------------------------------------------------------------------------
@@ -72,19 +72,19 @@ def test_a_share_without_a_hit_is_not_known_to_be_zero() -> None:
 def test_the_order_of_lessons_does_not_matter_and_their_conversations_are_one_draw() -> None:
     rng = np.random.default_rng(1)
     values = {str(i): list(rng.random(3)) for i in range(20)}
-    found, other = mean_with_ci(values), mean_with_ci(dict(reversed(values.items())))
-    assert found["ci95"] == pytest.approx(other["ci95"], abs=1e-12)
-    one = mean_with_ci({name: [each[0]] for name, each in values.items()})["ci95"]
-    repeated = mean_with_ci({name: [each[0]] * 50 for name, each in values.items()})
+    estimate, other = mean_with_ci(values), mean_with_ci(dict(reversed(values.items())))
+    assert estimate["ci95"] == pytest.approx(other["ci95"], abs=1e-12)
+    one = mean_with_ci({name: [conversations[0]] for name, conversations in values.items()})["ci95"]
+    repeated = mean_with_ci({name: [conversations[0]] * 50 for name, conversations in values.items()})
     assert repeated["n"] == 1000 and repeated["ci95"] == pytest.approx(one)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.98, 1.0]), min_size=6, max_size=40))
 def test_an_interval_holds_the_mean_and_stays_within_the_bounds(values: list[float]) -> None:
-    found = mean_with_ci(by_lesson(values))
-    low, high = found["ci95"]
-    assert 0 <= low <= found["mean"] + 1e-9 and found["mean"] - 1e-9 <= high <= 1
+    estimate = mean_with_ci(by_lesson(values))
+    low, high = estimate["ci95"]
+    assert 0 <= low <= estimate["mean"] + 1e-9 and estimate["mean"] - 1e-9 <= high <= 1
     mirrored = mean_with_ci(by_lesson([1 - value for value in values]))["ci95"]
     assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high), abs=0.03)
 
@@ -101,10 +101,10 @@ def test_an_estimate_without_an_interval_is_printed_with_its_n() -> None:
 
 
 def test_other_figures_have_the_wider_ends_of_bootstrap_and_jackknife() -> None:
-    without_each = [0.5 + 0.01 * (-1) ** place for place in range(10)]
+    without_each = [0.5 + 0.01 * (-1) ** index for index in range(10)]
     spread = math.sqrt(9 / 10 * 10 * 0.01**2)
-    found = interval_of_statistic(0.5, [0.48] * 50 + [0.9] * 50, without_each, LEAST_FOR_CORRELATIONS)
-    assert found == pytest.approx([0.5 - student_t(9) * spread, 0.9])
+    interval = interval_of_statistic(0.5, [0.48] * 50 + [0.9] * 50, without_each, LEAST_FOR_CORRELATIONS)
+    assert interval == pytest.approx([0.5 - student_t(9) * spread, 0.9])
     assert interval_of_statistic(0.5, [0.4, 0.6], without_each) is None, "a kappa of ten lessons"
 
 

@@ -139,7 +139,7 @@ def test_a_replay_asks_the_same_questions_with_the_same_seeds_and_settings() -> 
         return rollout.prompt_index == 1 and last.index == 1 and "enough"
 
     done = play(engine, ["a", "b"], always, stop, lambda rollout: 2.0, **options)
-    found = replayed(again, done)
+    repeated = replayed(again, done)
     assert sorted(map(str, again.calls)) == sorted(map(str, engine.calls))
 
     def as_played(rollouts: RolloutSet) -> list:
@@ -149,7 +149,7 @@ def test_a_replay_asks_the_same_questions_with_the_same_seeds_and_settings() -> 
             for rollout in rollouts
         ]
 
-    assert as_played(found) == as_played(done) and [rollout.reward for rollout in found] == [None, None]
+    assert as_played(repeated) == as_played(done) and [rollout.reward for rollout in repeated] == [None, None]
 
 
 def test_a_replay_with_functions_is_played_by_them() -> None:

@@ -141,6 +141,6 @@ def test_the_whole_conversation_is_one_row_that_knows_whose_token_is_whose() -> 
     ids=["draft", "correction", "own prompt"],
 )
 def test_an_auxiliary_sample_is_a_row_behind_its_context(sample: AuxSample, row: dict) -> None:
-    found = rows_of(episode(sample))[1]
-    assert (found.conversation_id, found.kind, found.message) == ("r-0000", sample.kind, 1)
-    assert {name: getattr(found, name) for name in row} == row
+    built = rows_of(episode(sample))[1]
+    assert (built.conversation_id, built.kind, built.message) == ("r-0000", sample.kind, 1)
+    assert {name: getattr(built, name) for name in row} == row

@@ -24,23 +24,23 @@ def test_the_prompt_of_a_group_is_encoded_once(room, generation, monkeypatch):
 
 def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
     """An answer to a request that comes meanwhile waits for a few conversations, and not for all of them."""
-    said, between = 0, []
+    sampled, between = 0, []
 
     def say(_: str) -> str:
-        nonlocal said
-        said += 1
+        nonlocal sampled
+        sampled += 1
         return "Say hello."
 
     async def play() -> None:
-        nonlocal said
+        nonlocal sampled
         room.teacher = ScriptedEngine(room.tokenizer, say)
         request = SampleRequest(problems=["a"] * 300, answers=[""] * 300, request_id="r", seed=1, step=0)
         service = room.open(generation)
         batch = asyncio.create_task(service.sample_as_json(request))
         while not batch.done():
-            said = 0
+            sampled = 0
             await asyncio.sleep(0)
-            between.append(said)
+            between.append(sampled)
         whole = await batch
         assert json.loads(whole) == json.loads((await service.sample(request)).model_dump_json())
         assert whole == (await service.sample(request)).model_dump_json().encode()

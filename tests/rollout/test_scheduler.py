@@ -140,7 +140,7 @@ def test_engines_that_cannot_get_ready_fail_who_waits_for_them_and_are_tried_aga
         watched.failure = GpuFull("no room")
         with pytest.raises(BaseExceptionGroup) as caught:
             await watched.request([State.JUDGE_TURN], [State.JUDGE_TURN])
-        assert all(isinstance(each, GpuFull) for each in caught.value.exceptions)
+        assert all(isinstance(error, GpuFull) for error in caught.value.exceptions)
         while watched.schedule._switch is not None:
             await asyncio.sleep(0.001)
         watched.failure = None

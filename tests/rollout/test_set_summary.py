@@ -14,8 +14,8 @@ from tests.support.played_rollouts import made
 def test_a_summary_counts_what_is_there() -> None:
     cut = made(3, length=4, end=End("truncated", "max_steps"))
     cut = replace(cut, steps=(*cut.steps[:3], replace(cut.steps[3], finish_reason="length", tokens=8)))
-    found = RolloutSet([made(0, 1.0, 1), made(1, 0.0, 1), made(2, 0.5, 2, End("terminated", "stop", "won")), cut])
-    summary = found.summary()
+    rollouts = RolloutSet([made(0, 1.0, 1), made(1, 0.0, 1), made(2, 0.5, 2, End("terminated", "stop", "won")), cut])
+    summary = rollouts.summary()
     assert (summary.rollouts, summary.prompts, summary.not_scored) == (4, 4, 1)
     assert summary.reasons == {"terminated: stop": 2, "terminated: stop (won)": 1, "truncated: max_steps": 1}
     assert summary.steps["distribution"] == {1: 2, 2: 1, 4: 1}
@@ -37,8 +37,8 @@ def test_a_summary_counts_what_is_there() -> None:
 
 def test_intervals_are_over_prompts_because_copies_resemble_each_other() -> None:
     """Six prompts, ten copies each, three always solved: sixty independent rollouts would give [0.37, 0.63]."""
-    found = RolloutSet(made(number, float(number < 30), prompt=number // 10) for number in range(60))
-    assert found.summary().rewards["ci95"] == pytest.approx([0.13, 0.87], abs=0.03)
+    rollouts = RolloutSet(made(number, float(number < 30), prompt=number // 10) for number in range(60))
+    assert rollouts.summary().rewards["ci95"] == pytest.approx([0.13, 0.87], abs=0.03)
 
 
 def test_a_summary_of_nothing_has_no_means() -> None:
@@ -49,13 +49,13 @@ def test_a_summary_of_nothing_has_no_means() -> None:
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
-    found = RolloutSet(
+    rollouts = RolloutSet(
         [made(0, 1.0), made(1, None, 3, End("truncated", "max_steps")), made(2, None, 0, End("failed", "error"))]
     )
-    paths = found.rescore(lambda rollout: [0.5] * len(rollout.steps)).plot(tmp_path / "plots")
+    paths = rollouts.rescore(lambda rollout: [0.5] * len(rollout.steps)).plot(tmp_path / "plots")
     assert [path.name for path in paths] == ["rewards.png", "steps.png", "ends.png", "by_step.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert [path.name for path in found.rescore(lambda rollout: None).plot(tmp_path / "bare")] == [
+    assert [path.name for path in rollouts.rescore(lambda rollout: None).plot(tmp_path / "bare")] == [
         "steps.png",
         "ends.png",
         "by_step.png",

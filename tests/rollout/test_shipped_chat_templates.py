@@ -41,7 +41,7 @@ SYSTEM, ATTEMPT, FIRST, SECOND, LAST = "Teach Ann.", "She goed.", "What did she 
 
 def of(table: dict, name: str):
     """What a table of patterns says about a template."""
-    return next((found for pattern, found in table.items() if re.fullmatch(pattern, name)), None)
+    return next((entry for pattern, entry in table.items() if re.fullmatch(pattern, name)), None)
 
 
 TAKEN = [name for name in FILES if of(REFUSED, name) is None]
@@ -89,8 +89,13 @@ def test_a_dialogue_has_the_ids_that_the_template_gives_it(name):
         buffer.append_given(frame.reply(answered))
 
     opened = [user(f"{SYSTEM}\n\n{ATTEMPT}")] if re.fullmatch(NO_SYSTEM, name) else [system(SYSTEM), user(ATTEMPT)]
-    said = [{"role": "assistant", "content": FIRST}, user(SECOND), {"role": "assistant", "content": SECOND}, user(LAST)]
-    whole = rendered(tokenizer, opened + said)
+    dialogue = [
+        {"role": "assistant", "content": FIRST},
+        user(SECOND),
+        {"role": "assistant", "content": SECOND},
+        user(LAST),
+    ]
+    whole = rendered(tokenizer, opened + dialogue)
     if difference := of(IN_HISTORY, name):
         for text in (FIRST, SECOND):
             assert difference[0] + text in whole

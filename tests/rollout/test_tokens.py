@@ -115,8 +115,8 @@ async def play(
         service = service_of(config, run_folder, teacher, engine, max_tokens=16)
         records = (await service.sample(request)).conversations
         longest = max((prompt for prompt, _ in teacher.calls), key=len)
-        said = await engine.chat([{"role": "user", "content": "Say hello."}], Sampling(1.0, max_tokens=16))
-        return records, teacher.calls, await not_cached(engine, longest), said
+        spoken = await engine.chat([{"role": "user", "content": "Say hello."}], Sampling(1.0, max_tokens=16))
+        return records, teacher.calls, await not_cached(engine, longest), spoken
     finally:
         engine.shutdown()
 
@@ -126,9 +126,9 @@ async def play(
 def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
     folder = thoughtful_model(world / "blank", tmp_path / "model")
     request = request_for(lessons, "tokens", groups=4, size=6)
-    records, calls, read_again, said = asyncio.run(play(folder, tmp_path / "run", request))
+    records, calls, read_again, spoken = asyncio.run(play(folder, tmp_path / "run", request))
     assert read_again <= 32, "old turns would be read again at each turn"
-    assert said.tokens > 0 and said.logprobs == (), "what nobody trains on costs no log-probs"
+    assert spoken.tokens > 0 and spoken.logprobs == (), "what nobody trains on costs no log-probs"
 
     by_prompt = {(tuple(prompt), completion.ids): completion for prompt, completion in calls}
     turns = 0

@@ -96,12 +96,12 @@ def test_an_old_journal_of_any_size_is_read_and_goes_on(tmp_path: Path) -> None:
     old = list(read_journal(tmp_path / JOURNAL_NAME))
     finished = [event["conversation"] for event in old if event["event"] == "conversation"]
     journal = small_journal(tmp_path)
-    known = {each: journal.events(each) for each in finished}
+    known = {id: journal.events(id) for id in finished}
     journal.append("turn", conversation="r0-0000", text="new")
     assert finished and len(segments_of(journal.path)) == 1
-    for each in (journal, reopened(journal)):
-        assert {name: each.events(name) for name in finished} == known
-        assert each.begun(request_of(finished[0]))["request"] == request_of(finished[0])
+    for opened in (journal, reopened(journal)):
+        assert {name: opened.events(name) for name in finished} == known
+        assert opened.begun(request_of(finished[0]))["request"] == request_of(finished[0])
     *before, last = read_journal(tmp_path / JOURNAL_NAME)
     assert before == old and last["text"] == "new"
 
@@ -129,8 +129,8 @@ def test_a_reader_beside_the_server_sees_each_event_once(tmp_path: Path) -> None
     journal.close()
     assert [text for _, text in seen] == [f"message {number}" for number in range(3000)]
     with JournalStream(journal.path) as stream:
-        found = [json.loads(line)["text"] for line in stream.lines_at([start for start, _ in seen[::7]])]
-        assert found == [text for _, text in seen[::7]] and list(stream.lines_at([])) == []
+        texts_there = [json.loads(line)["text"] for line in stream.lines_at([start for start, _ in seen[::7]])]
+        assert texts_there == [text for _, text in seen[::7]] and list(stream.lines_at([])) == []
         assert stream.end == journal.end
 
 
@@ -155,10 +155,10 @@ class Operations:
             self.count += 1
             if self.count == self._last and not self._done:
                 raise Killed
-            found = operation(*arguments, **named)
+            result = operation(*arguments, **named)
             if self.count == self._last:
                 raise Killed
-            return found
+            return result
 
         return counted
 
@@ -341,8 +341,8 @@ class AnySequence(RuleBasedStateMachine):
         assert (weights and weights["policy"]) == self.weights
         for request in ("a", "b-0001", "c"):
             for index in range(3):
-                found = self.journal.events(f"{request}-{index:04d}")
-                assert [event["text"] for event in found] == self.of[f"{request}-{index:04d}"]
+                events = self.journal.events(f"{request}-{index:04d}")
+                assert [event["text"] for event in events] == self.of[f"{request}-{index:04d}"]
 
     def teardown(self) -> None:
         if hasattr(self, "journal"):

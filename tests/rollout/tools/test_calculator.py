@@ -24,21 +24,21 @@ from tests.rollout.tools.test_calculator_worker import RIGHT, WRONG
 
 @pytest.fixture(scope="module")
 def calculator() -> Iterator[Calculator]:
-    found = Calculator(timeout_s=60, workers=1)
-    yield found
-    found.shutdown()
+    calculator = Calculator(timeout_s=60, workers=1)
+    yield calculator
+    calculator.shutdown()
 
 
 def test_the_worker_gives_the_same_answers_and_stays(calculator: Calculator) -> None:
     async def all_of_them() -> list[object]:
-        asked = (calculator.compute(each) for each in [*RIGHT, *WRONG])
+        asked = (calculator.compute(expression) for expression in [*RIGHT, *WRONG])
         return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(all_of_them())
     (pid,) = calculator.pids
     assert answers[: len(RIGHT)] == list(RIGHT.values())
-    for said, found in zip(WRONG.values(), answers[len(RIGHT) :], strict=True):
-        assert isinstance(found, ToolFailure) and re.search(said, str(found))
+    for words, answer in zip(WRONG.values(), answers[len(RIGHT) :], strict=True):
+        assert isinstance(answer, ToolFailure) and re.search(words, str(answer))
     assert calculator.given_up == 0 and calculator.pids == [pid]
 
 
@@ -62,8 +62,8 @@ def test_random_expressions_have_an_answer_or_a_mistake(calculator: Calculator) 
         return await asyncio.gather(*map(calculator.compute, texts), return_exceptions=True)
 
     answers = asyncio.run(all_of_them())
-    assert all(isinstance(each, str | ToolFailure) for each in answers) and calculator.given_up == 0
-    assert {type(each) for each in answers} == {str, ToolFailure}
+    assert all(isinstance(answer, str | ToolFailure) for answer in answers) and calculator.given_up == 0
+    assert {type(answer) for answer in answers} == {str, ToolFailure}
 
 
 # The process ---------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_worker_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
         "asyncio.run(c.compute('1')); print(*c.pids, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    pids = [int(each) for each in done.stdout.split()]
+    pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 1
     deadline = time.monotonic() + 60
     while not stopped(pids[0]) and time.monotonic() < deadline:

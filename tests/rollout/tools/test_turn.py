@@ -83,17 +83,17 @@ def check_tokens(
     """Sampled tokens are those of the engine, with its log-probs; each answer was sampled after all that is before it
     in the message; given tokens are in no loss; and the limits hold."""
     assert len(message.ids) == len(message.mask) == len(message.logprobs)
-    place = 0
+    position = 0
     for prompt, asked, answer in engine.calls:
-        while place < len(message.ids) and not message.mask[place]:
-            assert message.logprobs[place] == 0.0
-            place += 1
-        assert prompt == [*context, *message.ids[:place]] and asked.max_tokens >= 1
-        end = place + len(answer.ids)
-        assert message.ids[place:end] == answer.ids and message.logprobs[place:end] == answer.logprobs
-        assert set(message.mask[place:end]) == {1}
-        place = end
-    assert place == len(message.ids), "a message ends with what was sampled"
+        while position < len(message.ids) and not message.mask[position]:
+            assert message.logprobs[position] == 0.0
+            position += 1
+        assert prompt == [*context, *message.ids[:position]] and asked.max_tokens >= 1
+        end = position + len(answer.ids)
+        assert message.ids[position:end] == answer.ids and message.logprobs[position:end] == answer.logprobs
+        assert set(message.mask[position:end]) == {1}
+        position = end
+    assert position == len(message.ids), "a message ends with what was sampled"
     assert message.sampled == sum(message.mask) <= sampling.max_tokens and len(message.ids) <= room
     assert message.answers == tuple(answer for _, _, answer in engine.calls)
 
@@ -170,8 +170,8 @@ def test_llama_s_end_of_a_call_gets_no_second_end() -> None:
     engine.generate = ends_with_eom
     message = write(engine)
     end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
-    place = message.mask.index(0)
-    assert message.ids[place - 1] == eom and message.ids[place] != end
+    position = message.mask.index(0)
+    assert message.ids[position - 1] == eom and message.ids[position] != end
 
 
 def test_a_thought_that_the_template_opens_holds_no_call() -> None:
@@ -179,7 +179,7 @@ def test_a_thought_that_the_template_opens_holds_no_call() -> None:
     assert ReplyFrame(tokenizer).opens_thought
     engine = Lines(tokenizer, f"{call(a=1)}</think>So.{call(a=2)}", f"{call(a=3)} hm</think>It is 3.")
     message = write(engine)
-    assert [each.arguments for each in message.calls] == [{"a": 2}]
+    assert [made.arguments for made in message.calls] == [{"a": 2}]
     assert message.text == f"{call(a=1)}</think>So.\n\n<think>\n{call(a=3)} hm</think>It is 3."
     assert visible_text(f"<think>\n{message.text}") == "So.\n\nIt is 3."
     opened = write(Lines(tokenizer, f"x</think>So.{call(a=2)}", "y</think>Well."), opened="<think>\n")
@@ -195,17 +195,17 @@ def test_a_thought_that_the_template_opens_holds_no_call() -> None:
 def test_calls_above_the_limit_are_told_once_and_recorded_all(tokenizer) -> None:
     engine = Lines(tokenizer, call(a=1) * 5, f"Hm.{call(a=9)}")
     message = write(engine)
-    assert [each.error for each in message.calls] == [None] * 3 + ["limit"] * 3
-    assert [each.result for each in message.calls[:3]] == ["2"] * 3 and len(message.answers) == 2
+    assert [made.error for made in message.calls] == [None] * 3 + ["limit"] * 3
+    assert [made.result for made in message.calls[:3]] == ["2"] * 3 and len(message.answers) == 2
     assert given(tokenizer, message).count("no more tools may be called") == 1 and message.text == "Hm."
     assert "no more tools may be called" in message.calls[-1].result
 
 
 def test_a_model_that_calls_for_ever_is_stopped(tokenizer) -> None:
     message = write(Lines(tokenizer, call(a=1)))
-    assert len(message.answers) == 5 and [each.error for each in message.calls] == [None] * 3 + ["limit"] * 2
+    assert len(message.answers) == 5 and [made.error for made in message.calls] == [None] * 3 + ["limit"] * 2
     broken = write(Lines(tokenizer, f"{OPEN}x{CLOSE}"))
-    assert [each.error for each in broken.calls] == ["bad_json"] * 3 + ["limit", "bad_json"]
+    assert [made.error for made in broken.calls] == ["bad_json"] * 3 + ["limit", "bad_json"]
 
 
 @pytest.mark.parametrize("room", [40, 200, 5000])
@@ -249,7 +249,7 @@ def test_a_cut_call_is_recorded_and_not_run(tokenizer) -> None:
         engine = Lines(tokenizer, line, "Done.")
         message = write(engine, watched, sampling=replace(SAMPLING, max_tokens=tokens))
         assert not message.ended and ran == [] and len(message.answers) == 1
-        assert {each.error for each in message.calls} <= {"limit"}
+        assert {made.error for made in message.calls} <= {"limit"}
         assert (OPEN in engine.calls[0][2].text) == bool(message.calls)
     write(Lines(tokenizer, line, "Done."), watched)
     assert ran == [1, 2]
@@ -276,7 +276,7 @@ def test_a_model_behind_an_api_has_the_same_limits(tokens: int) -> None:
     engine = TextLines(call(a=1), tokens=tokens)
     message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, Toolbox([add], LIMITS)))
     assert len(message.answers) == (3 if tokens else 5), "2000 tokens in all"
-    assert message.calls[-1].error == "limit" and all(each.max_tokens >= 1 for _, each in engine.calls)
+    assert message.calls[-1].error == "limit" and all(asked.max_tokens >= 1 for _, asked in engine.calls)
 
 
 def test_calls_in_a_message_that_was_cut_are_not_run() -> None:
