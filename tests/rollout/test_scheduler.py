@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.environment import PHASES
-from classroom_rl.errors import EngineFailure, GpuFull
+from classroom_rl.errors import EngineFailure, GpuFull, ProviderFailure
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.scheduler import PhasedSchedule, YieldGate, phase_of
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
@@ -241,6 +241,29 @@ def test_a_batch_that_was_stopped_in_any_phase_goes_on_there(tokenizer, tmp_path
         assert asyncio.run(room.open(replace(maths, schedule=schedule)).sample(REQUEST)) == wanted, count
         happened = [json.loads(line)["event"] for line in (room.folder / JOURNAL_NAME).read_bytes().splitlines()]
         assert len(happened) - happened.count("batch") == len(lines) - 1, "nothing was done twice"
+
+
+def test_a_request_that_fails_leaves_the_others_and_the_clock_alone(tokenizer, tmp_path, maths) -> None:
+    room = scripted(Room(tokenizer, tmp_path / "run"))
+
+    def judge(rule: str, conversation: list, attempt: int) -> str:
+        if len(failed) < 1:
+            failed.append(rule)
+            raise ProviderFailure("the judge is gone")
+        return judge_that_accepts(rule, conversation, attempt)
+
+    failed: list[str] = []
+    room.judge = ScriptedJudge(judge)
+
+    async def scenario() -> None:
+        service = room.open(maths)
+        requests = [REQUEST.model_copy(update={"request_id": name}) for name in ("a", "b", "c")]
+        outcomes = await asyncio.gather(*map(service.sample, requests), return_exceptions=True)
+        assert sum(isinstance(outcome, ProviderFailure) for outcome in outcomes) == 1
+        again = await asyncio.gather(*map(service.sample, requests))
+        assert all(record.reward is not None for response in again for record in response.conversations)
+
+    run(asyncio.wait_for(scenario(), 60))
 
 
 # Which engines are awake --------------------------------------------------------------------------------------------
