@@ -37,8 +37,8 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
 from classroom_rl.environments.toy_language.scripted_teacher import SCRIPTS
+from classroom_rl.evaluation.metrics.compared import post_test_by_problem
 from classroom_rl.evaluation.metrics.language import plan_progress
-from classroom_rl.evaluation.metrics.post_test import post_test_by_problem
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.post_test.exams import EmbeddedExaminer

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.evaluation import EvalConfig, TutorConfig, check_eval
-from classroom_rl.config.load import load, to_yaml
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.evaluation import EvalConfig, TutorConfig
+from classroom_rl.config.load import to_yaml
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.held_out import load_measured_problems
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.schemas import Health
 from tests.conftest import free_port
+from tests.support.configs import loaded
 from tests.support.replay_server import Replay, served
 
 
@@ -28,7 +28,7 @@ def make_run(folder: Path, seed: int, recorded: bool = True) -> Path:
     if recorded:
         (folder / "config").mkdir()
         (folder / "config" / "train_rl.yaml").write_text(
-            to_yaml(load(TrainRLConfig, "train_rl", [f"logging.save_dir={folder}", f"seed={seed}"]))
+            to_yaml(loaded("train_rl", f"logging.save_dir={folder}", f"seed={seed}"))
         )
     return folder
 
@@ -47,7 +47,11 @@ def health(run: Path) -> Health:
 
 def configured(lessons: Path, *overrides: str) -> EvalConfig:
     arguments = [f"dataset.eval_datasets=[{{name_or_path: '{lessons}'}}]", *overrides]
-    return load(EvalConfig, "eval", arguments, check_eval)
+    return loaded("eval", *arguments)
+
+
+def configured_for(run: Path, lessons: Path, model: str = "model") -> EvalConfig:
+    return configured(lessons, "server_url=null", f"teacher_model.model_name_or_path={run / model}")
 
 
 def texts(seed: int) -> set[str]:
@@ -83,8 +87,9 @@ def test_a_server_that_refuses_is_named_rather_than_lessons_that_only_it_knows(t
 def test_the_lessons_are_those_of_the_run_that_a_model_is_in(runs: tuple[Path, Path], model: str) -> None:
     other, measured = runs
     (measured / model).mkdir(parents=True, exist_ok=True)
-    here = ["server_url=null", f"teacher_model.model_name_or_path={measured / model}"]
-    problems, trained_on = load_measured_problems(configured(other / "world/lessons_heldout.jsonl", *here))
+    problems, trained_on = load_measured_problems(
+        configured_for(measured, other / "world/lessons_heldout.jsonl", model)
+    )
     assert {problem.text for problem in problems} == texts(7) and trained_on == {}
 
 
@@ -95,17 +100,15 @@ def test_lessons_that_the_run_is_trained_on_are_counted_and_said(tmp_path: Path,
     copied = tmp_path / "copied.jsonl"
     copied.write_bytes((make_run(tmp_path / "quickstart", 42) / "world/lessons_heldout.jsonl").read_bytes())
     shared = texts(42) & {render_problem(lesson) for lesson in make_lessons(7)[0]}
-    here = ["server_url=null", f"teacher_model.model_name_or_path={measured / 'model'}"]
     with caplog.at_level(logging.WARNING):
-        problems, trained_on = load_measured_problems(configured(copied, *here))
+        problems, trained_on = load_measured_problems(configured_for(measured, copied))
     assert len(problems) == 116 and trained_on == {str(measured): len(shared)} and len(shared) > 30
     assert f"{len(shared)} of the 116 problems are among those that {measured} is trained on" in caplog.text
 
 
 def test_a_run_folder_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:
     moved = make_run(tmp_path / "a", 7).rename(tmp_path / "b")
-    here = ["server_url=null", f"teacher_model.model_name_or_path={moved / 'model'}"]
-    problems, trained_on = load_measured_problems(configured(moved / "world/lessons_train.jsonl", *here))
+    problems, trained_on = load_measured_problems(configured_for(moved, moved / "world/lessons_train.jsonl"))
     assert trained_on == {str(moved): len(problems)}
 
 
@@ -119,7 +122,7 @@ def test_tutors_of_runs_with_different_lessons_are_not_compared_on_lessons_of_on
 def test_training_data_that_is_not_here_is_said_not_to_be_known(runs: tuple[Path, Path], caplog) -> None:
     _, measured = runs
     (measured / "world/lessons_train.jsonl").unlink()
-    here = ["server_url=null", f"teacher_model.model_name_or_path={measured / 'model'}"]
     with caplog.at_level(logging.WARNING):
-        assert load_measured_problems(configured(measured / "world/lessons_heldout.jsonl", *here))[1] == {}
+        config = configured_for(measured, measured / "world/lessons_heldout.jsonl")
+        assert load_measured_problems(config)[1] == {}
     assert f"which problems {measured} is trained on cannot be told" in caplog.text

@@ -18,7 +18,7 @@ import yaml
 from classroom_rl.config.base import lesson_plans
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.evaluation.metrics.student_fidelity import flips_role, parrots
+from classroom_rl.evaluation.metrics.language import flips_role, parrots
 from classroom_rl.judges.feedback import (
     GIVING_KINDS,
     falsely_corrects,

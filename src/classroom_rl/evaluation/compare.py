@@ -82,7 +82,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
         logger.info("measuring the tutor %s", arm.name)
         tutor_folder = folder / "tutors" / arm.name
         tutor_folder.mkdir(parents=True, exist_ok=True)
-        with _config_of(arm, config, tutor_folder) as arm_config:
+        with config_of_arm(arm, config, tutor_folder) as arm_config:
             played = asyncio.run(play_all(arm_config, problems, tutor_folder))
         measured[arm.name] = ArmResult(played.about, played.records, played.labels)
     records = {name: [record for _, record in result.records] for name, result in measured.items()}
@@ -111,7 +111,7 @@ def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
 
 
 @contextmanager
-def _config_of(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
+def config_of_arm(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
     """The configuration that evaluates this arm alone. A merged adapter is deleted at the end of the context."""
     alone = replace(config, tutors=[])
     if arm.script is not None:
@@ -195,7 +195,7 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _estimates(figures: ByLesson) -> dict[str, Any]:
-    return {figure.key: mean_with_ci(figures[figure.key]) for figure in FIGURES if figure.key in figures}
+    return {key: mean_with_ci(figures[key]) for key in FIGURES if key in figures}
 
 
 def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
 
 def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
     """The differences between every pair of tutors in every figure that at least one of them has."""
-    keys = [figure.key for figure in FIGURES if any(figure.key in figures for figures in by_tutor.values())]
+    keys = [key for key in FIGURES if any(key in figures for figures in by_tutor.values())]
     return {
         key: [
             asdict(difference)

@@ -22,8 +22,8 @@ from classroom_rl.errors import ConfigError, DeadlineExceeded, PolicyMismatch
 from classroom_rl.evaluation.counterfactuals.comparing import Compared, compare_messages
 from classroom_rl.evaluation.extra_judges import label_errors
 from classroom_rl.evaluation.metrics.language import ErrorLabels
+from classroom_rl.evaluation.metrics.maths import InitialSolutions, initial_solutions
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
-from classroom_rl.evaluation.solve_alone import InitialSolutions, initial_solutions
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import EngineHealth
 from classroom_rl.rollout.problem import Problem, material_of
@@ -146,7 +146,6 @@ async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampli
     """Send the requests; returns the records of all of them, in order."""
     slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
     total = sum(len(request.problems) for request in requests)
-    progress = EvaluationProgress(total, f"evaluating ({sampling})", "conversations")
 
     async def ask(request: SampleRequest) -> list[ConversationRecord]:
         async with slots:
@@ -159,10 +158,8 @@ async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampli
         progress.add(len(response.conversations))
         return response.conversations
 
-    try:
+    with EvaluationProgress(total, f"evaluating ({sampling})", "conversations") as progress:
         answers = await gather_or_stop(map(ask, requests))
-    finally:
-        progress.close()
     return [record for records in answers for record in records]
 
 

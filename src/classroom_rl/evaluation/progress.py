@@ -5,12 +5,11 @@ import logging
 import sys
 import time
 from collections.abc import Coroutine, Iterable
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional, Self, TypeVar
 
 from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
-
 
 T = TypeVar("T")
 
@@ -32,7 +31,8 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class EvaluationProgress:
-    """A progress bar on a terminal; elsewhere a log line at most every `SECONDS_BETWEEN_LINES`, and one at the end.
+    """A context with a progress bar on a terminal; elsewhere with a log line at most every `SECONDS_BETWEEN_LINES`, and
+    one at the end.
 
     Args:
         total: the number of items.
@@ -47,6 +47,9 @@ class EvaluationProgress:
         if sys.stderr.isatty():
             self._bar = tqdm(total=total, desc=label, unit=f" {unit}", dynamic_ncols=True)
 
+    def __enter__(self) -> Self:
+        return self
+
     def add(self, count: int) -> None:
         """Count this many items as done."""
         self._done += count
@@ -56,7 +59,6 @@ class EvaluationProgress:
             logger.info("%s: %d of %d %s", self._label, self._done, self._total, self._unit)
             self._last_line = time.monotonic()
 
-    def close(self) -> None:
-        """Close the bar."""
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()

@@ -15,18 +15,20 @@ from classroom_rl.config.load import record_run
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.compare import compare_tutors
 from classroom_rl.evaluation.counterfactuals.comparing import check_outcomes
-from classroom_rl.evaluation.counterfactuals.figures import counterfactual_figures
-from classroom_rl.evaluation.counterfactuals.table import counterfactual_table, write_comparisons
+from classroom_rl.evaluation.counterfactuals.figures import (
+    counterfactual_figures,
+    counterfactual_table,
+    write_comparisons,
+)
 from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
+from classroom_rl.evaluation.metrics.compared import post_test_figures
 from classroom_rl.evaluation.metrics.language import language_metrics
-from classroom_rl.evaluation.metrics.maths import summarise_maths
-from classroom_rl.evaluation.metrics.pedagogical_reward import check_scorer, score_messages
-from classroom_rl.evaluation.metrics.post_test import POST_TEST, post_test_figures
+from classroom_rl.evaluation.metrics.maths import check_scorer, score_messages, summarise_maths
 from classroom_rl.evaluation.metrics.readings import reading_metrics
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from classroom_rl.evaluation.playing import EvaluationResult, play_all
 from classroom_rl.evaluation.published.run import run_benchmark
-from classroom_rl.evaluation.report.tables import measurement_table
+from classroom_rl.evaluation.report.tables import POST_TEST, measurement_table
 from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_records

@@ -1,5 +1,4 @@
-"""Tests of the counterfactual check: outcomes worked out by hand, and whole checks with a scripted tutor whose bad
-messages have a known effect."""
+"""Outcomes worked out by hand, and whole checks with a scripted tutor whose bad messages have a known effect."""
 
 import copy
 import json
@@ -11,16 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import load
-from classroom_rl.environments.toy_language.grammar import answer, inject, parse_question
-from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons, parse_problem, render_problem
-from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.evaluation.counterfactuals.comparing import Comparison
-from classroom_rl.evaluation.counterfactuals.figures import NOTHING, PREDICTS, counterfactual_figures
-from classroom_rl.evaluation.counterfactuals.forks import Fork, Message, all_forks, corrected, forks_of
-from classroom_rl.evaluation.counterfactuals.prices import LEARNED, PRODUCED, LaterOutcome, later_messages
-from classroom_rl.evaluation.counterfactuals.table import read_comparisons
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.environments.toy_language.grammar import answer, parse_question
+from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
+from classroom_rl.errors import DataError
+from classroom_rl.evaluation.counterfactuals.comparing import (
+    LEARNED,
+    PRODUCED,
+    Comparison,
+    LaterOutcome,
+    later_messages,
+)
+from classroom_rl.evaluation.counterfactuals.figures import NOTHING, PREDICTS, counterfactual_figures, read_comparisons
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.judges.post_test.exams import ToyExam
 from classroom_rl.judges.toy_judge import RubricJudge
@@ -29,117 +30,46 @@ from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import MessageToReview, Review
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.server.sampling_service import SamplingService
+from tests.evaluation.counterfactuals.conftest import LESSON, PROBLEM, QUESTIONS, asks, says
+from tests.evaluation.counterfactuals.test_forks import forks_at
+from tests.support.configs import loaded
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
 from tests.support.supervised_room import ScriptedSupervisor
 from tests.support.synthetic_run import record_of
 
-LESSON = Lesson("food", "cook", "last week", ("you", "your sister", "your brother", "your friends"))
-QUESTIONS = LESSON.questions
-PROBLEM = Problem.of(render_problem(LESSON))
+# The outcome -------------------------------------------------------------------------------------------------------
 
 
-def asks(place: int) -> Turn:
-    return Turn("teacher", f"Good! {QUESTIONS[place].text}")
-
-
-def says(place: int, persona: str = "correct_student", right: bool = True) -> Turn:
-    rng = random.Random(place)
-    sentence = answer(QUESTIONS[place], rng, None if right else "tense")
-    return Turn("student", (sentence if right else inject(sentence, "tense", rng)).text, persona)
-
-
-# The outcome -----------------------------------------------------------------------------------------------------
-
-
-def test_the_outcome_is_what_is_new_later_on_as_a_share_of_the_lesson():
-    before = [asks(0), says(0)]
-    outcome = LaterOutcome(ToyExam(LESSON), before)
-    assert outcome.of([]) == {PRODUCED: 0.0, LEARNED: 0.0}
-    assert outcome.of([says(1), asks(2), says(2)]) == {PRODUCED: 0.5, LEARNED: 0.0}
-    assert outcome.of([says(0), asks(1), says(0)])[PRODUCED] == 0.0, "it was known before the fork"
-
-
-def test_what_was_got_wrong_before_the_fork_and_is_right_later_was_learned():
-    outcome = LaterOutcome(ToyExam(LESSON), [asks(0), says(0, "error_student", right=False)])
-    assert outcome.of([says(0), asks(1), says(1)]) == {PRODUCED: 0.5, LEARNED: 0.25}
-    assert outcome.of([says(1), asks(2), says(2)]) == {PRODUCED: 0.5, LEARNED: 0.0}, "the slip was passed over"
+@pytest.mark.parametrize(
+    ("before", "later", "produced", "learned"),
+    [
+        ([asks(0), says(0)], [], 0.0, 0.0),
+        ([asks(0), says(0)], [says(1), asks(2), says(2)], 0.5, 0.0),
+        ([asks(0), says(0)], [says(0), asks(1), says(0)], 0.0, 0.0),  # it was known before the fork
+        ([asks(0), says(0, "error_student", right=False)], [says(0), asks(1), says(1)], 0.5, 0.25),
+        # The slip was passed over.
+        ([asks(0), says(0, "error_student", right=False)], [says(1), asks(2), says(2)], 0.5, 0.0),
+    ],
+)
+def test_the_outcome_is_what_is_new_later_on_as_a_share_of_the_lesson(before, later, produced, learned):
+    assert LaterOutcome(ToyExam(LESSON), before).of(later) == {PRODUCED: produced, LEARNED: learned}
 
 
 def test_an_outcome_does_not_depend_on_the_forked_message():
     """Not even if that message holds every answer of the lesson: it is never read."""
     told = " ".join(answer(question, random.Random(0)).text for question in QUESTIONS)
-    found = []
+    outcomes = []
     for text in ("Good!", told, "Goodbye. <end_of_conversation>"):
         record = record_of(PROBLEM.text, [asks(0), says(0), Turn("teacher", text), says(1), asks(2), says(2)])
-        (fork,) = [each for each in forks_at(record.turns) if each.place == 2]
+        (fork,) = [fork for fork in forks_at(record.turns) if fork.position == 2]
         later = later_messages(record, fork)
-        assert later == record.turns[3:] and fork.said.turn not in later
-        found.append(LaterOutcome(ToyExam(LESSON), fork.before).of(later))
-    assert found[0] == found[1] == found[2] and found[0][PRODUCED] == 0.5
+        assert later == record.turns[3:] and fork.message.turn not in later
+        outcomes.append(LaterOutcome(ToyExam(LESSON), fork.before).of(later))
+    assert outcomes[0] == outcomes[1] == outcomes[2] and outcomes[0][PRODUCED] == 0.5
 
 
-# Forks -----------------------------------------------------------------------------------------------------------
-
-
-def forks_at(turns: Sequence[Turn], max_turns: int = 9) -> list[Fork]:
-    record = record_of(PROBLEM.text, turns)
-    events = [{"event": "turn", "turn": turn, "ids": [], "logprobs": []} for turn in turns if not turn.given]
-    return forks_of(record, PROBLEM, 0, [*events, {"event": "rewards"}], max_turns)
-
-
-def test_forks_are_the_tutors_own_messages_that_the_student_could_answer():
-    turns = [Turn("teacher", "Hi!", given=True), Turn("student", "Hi.", given=True), asks(0), says(0), asks(1)]
-    assert [fork.place for fork in forks_at(turns)] == [2, 4]
-    assert [fork.place for fork in forks_at(turns, max_turns=5)] == [2], "nothing follows the last message"
-    second = forks_at(turns)[1]
-    assert second.before == tuple(turns[:4]) and [event["turn"] for event in second.events] == turns[2:4]
-    assert second.said.turn == turns[4]
-
-
-def test_every_conversation_is_forked_once_before_one_is_forked_twice():
-    turns = [asks(0), says(0), asks(1), says(1), asks(2)]
-    records = [record_of(PROBLEM.text, turns, index=i) for i in range(6)]
-    records = [each.model_copy(update={"id": f"r-{i}", "problem_id": PROBLEM.id}) for i, each in enumerate(records)]
-    events = [{"event": "turn", "turn": turn, "ids": [], "logprobs": []} for turn in turns]
-    made = [all_forks(records, [PROBLEM], lambda _: events, 9, seed) for seed in (1, 1, 2)]
-    assert [len({fork.conversation for fork in made[0][i : i + 6]}) for i in (0, 6, 12)] == [6, 6, 6]
-    assert made[0] == made[1] != made[2] and sorted({fork.copy for fork in made[0]}) == list(range(6))
-    failed = [records[0].model_copy(update={"failure": "refused"})]
-    assert all_forks(failed, [PROBLEM], lambda _: events, 9, 1) == []
-
-
-def test_a_correction_has_the_tokens_of_a_supervised_training(tokenizer):
-    engine = ScriptedEngine(tokenizer, lambda _: "")
-    ids = [*tokenizer.encode("Hm.", add_special_tokens=False), engine.frame.turn_end_id]
-    event = {"event": "turn", "turn": Turn("teacher", "Hm.", tokens=len(ids)), "ids": ids, "prompt_ids": [1, 2]}
-    event["logprobs"] = [-1.0] * len(ids)
-    fork = Fork(PROBLEM, "c", 0, (), (), Message.of(event))
-    review = Review(False, "task", -0.5, correction="Say it.")
-    found = corrected(fork, review, engine, has_tokens=True)
-    right = [*tokenizer.encode("Say it.", add_special_tokens=False), engine.frame.turn_end_id]
-    assert list(found.event["ids"]) == right and found.event["logprobs"] == () and found.event["prompt_ids"] == [1, 2]
-    assert found.turn.text == "Say it." and found.turn.replaced and found.turn.review is None
-    assert corrected(fork, review, engine, has_tokens=False).event["ids"] == ()
-    assert corrected(fork, replace(review, correction=None), engine, has_tokens=True) is None
-
-
-# Whole checks ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["server_url=http://127.0.0.1:8005"], "a server cannot continue a conversation from the middle"),
-        (["+tutors=[{name: a, model_name_or_path: a}]"], "tutors names several"),
-        (["samplings=[greedy]"], "the messages come from the sampling sampled"),
-        (["supervisor_model=null"], "there is no supervisor to price messages"),
-    ],
-)
-def test_a_check_that_cannot_be_made_is_refused(overrides: list[str], said: str):
-    arguments = ["--config-name=quickstart_counterfactuals", *overrides]
-    with pytest.raises(ConfigError, match=f"counterfactuals.forks is 64, but .*{said}"):
-        load(EvalConfig, "eval", arguments, check_eval)
+# Whole checks ------------------------------------------------------------------------------------------------------
 
 
 LESSONS = [render_problem(lesson) for lesson in make_lessons(1)[1][:24]]
@@ -164,7 +94,7 @@ class MoodyTutor(ScriptedEngine):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
-        problem = next(each for each in LESSONS if each in prompt)
+        problem = next(lesson for lesson in LESSONS if lesson in prompt)
         asked, mood = f"Good! {next_question(prompt, problem)}", sampling.seed % 10
         line = MUMBLES if mood < 1 else f"{asked} {CHATTERS}" if mood < 6 else asked
         return await ScriptedEngine.generate(saying(self, line), prompt_ids, sampling)
@@ -175,10 +105,9 @@ class ShyStudent(ScriptedEngine):
     seed, it is distracted."""
 
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion:
-        heard = [each["content"] for each in messages if each["role"] == "user"]
-        asked = [
-            found for text in heard for each in re.findall(r"What [^?]*\?", text) if (found := parse_question(each))
-        ]
+        heard = [message["content"] for message in messages if message["role"] == "user"]
+        texts = [text for message in heard for text in re.findall(r"What [^?]*\?", message)]
+        asked = [question for text in texts if (question := parse_question(text))]
         lost = any(MUMBLES in text for text in heard) or sampling.seed % 5 == 0
         line = "What?" if lost else answer(asked[-1], random.Random(0)).text
         return await ScriptedEngine.chat(saying(self, line), messages, sampling)
@@ -186,7 +115,7 @@ class ShyStudent(ScriptedEngine):
 
 def reads_moods(about: MessageToReview) -> Review:
     """A supervisor that finds both moods faulty; it can correct a mumble only."""
-    shown = " ".join(each["content"] for each in about.conversation)
+    shown = " ".join(message["content"] for message in about.conversation)
     if MUMBLES in about.message:
         return Review(False, "off_topic", correction=f"Good! {next_question(shown, about.problem)}")
     return Review(False, "length") if CHATTERS in about.message else Review(True)
@@ -198,16 +127,12 @@ class Played:
     def __init__(self, tokenizer, folder: Path, monkeypatch: pytest.MonkeyPatch):
         lessons = folder / "lessons.jsonl"
         lessons.write_text("".join(json.dumps({"problem": text, "answer": ""}) + "\n" for text in LESSONS))
-        self.config = load(
-            EvalConfig,
+        self.config = loaded(
             "eval",
-            [
-                "--config-name=quickstart_counterfactuals",
-                f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]",
-                f"logging.save_dir={folder / 'out'}",
-                "counterfactuals.forks=24",
-            ],
-            check_eval,
+            "--config-name=quickstart_counterfactuals",
+            f"dataset.eval_datasets=[{{name_or_path: {lessons}}}]",
+            f"logging.save_dir={folder / 'out'}",
+            "counterfactuals.forks=24",
         )
         self.folder = folder / "out"
         self.tokenizer, self.rooms = tokenizer, []
@@ -309,15 +234,6 @@ def test_prices_come_from_the_message_and_what_came_before_it(played: Played):
     assert len(shown) == len(LESSONS) + 2 * 24, "playouts are not judged"
 
 
-def test_a_check_that_is_asked_for_again_repeats_no_playout(played: Played):
-    first = evaluate(played.config)
-    second = evaluate(played.config)
-    assert second["counterfactuals"] == first["counterfactuals"]
-    before, after = (room.student.calls for room in played.rooms)
-    assert any(sampling.draw[0].startswith("playouts-") for _, sampling, _ in before)
-    assert not any(sampling.draw[0].startswith(("playouts-", "siblings-")) for _, sampling, _ in after)
-
-
 def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
     class Failing(ShyStudent):
         async def chat(self, messages, sampling):
@@ -331,13 +247,14 @@ def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
             evaluate(played.config)
     done = count_playout_calls(played.rooms[0])
     resumed = evaluate(played.config)["counterfactuals"]
-    whole = count_playout_calls(played.rooms[1]) + done
-    assert resumed["comparisons"] == 24 and done > 0
-    assert 0 < count_playout_calls(played.rooms[1]) < whole
+    assert resumed["comparisons"] == 24
+    assert done > 0 and count_playout_calls(played.rooms[1]) > 0
+    assert evaluate(played.config)["counterfactuals"] == resumed
+    assert count_playout_calls(played.rooms[2]) == 0, "all are in the journal"
 
 
 def count_playout_calls(room: Room) -> int:
-    return sum(sampling.draw[0].startswith("playouts-") for _, sampling, _ in room.student.calls)
+    return sum(sampling.draw[0].startswith(("playouts-", "siblings-")) for _, sampling, _ in room.student.calls)
 
 
 def test_messages_without_a_verdict_or_another_price_are_counted(played: Played):
@@ -364,10 +281,3 @@ def test_a_lesson_that_no_program_can_read_is_refused_before_a_model_is_loaded(p
     with pytest.raises(DataError, match=r"counterfactuals\.forks is 24.*'What is 2 \+ 2\?' has none.*forks=0"):
         evaluate(played.config)
     assert not played.rooms
-
-
-def test_without_forks_nothing_is_new(played: Played, capsys):
-    played.config.counterfactuals.forks, played.config.supervisor_model = 0, None
-    assert "counterfactuals" not in evaluate(played.config)
-    assert not (played.folder / "counterfactuals").exists() and not (played.folder / "counterfactuals.json").exists()
-    assert "Counterfactuals" not in capsys.readouterr().out

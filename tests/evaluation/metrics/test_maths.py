@@ -1,9 +1,7 @@
-"""Tests of evaluations of maths tutors: all figures against values computed by hand from known conversations, and runs
-from the configuration to the run folder."""
+"""Measures of maths conversations against values worked out by hand, and complete runs with scripted engines."""
 
 import asyncio
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -14,18 +12,18 @@ import pandas as pd
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import load
+from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.errors import ConfigError, DataError, EngineFailure, RequestRefused
-from classroom_rl.evaluation.metrics.maths import summarise_maths
-from classroom_rl.evaluation.metrics.pedagogical_reward import scored_dialogues
+from classroom_rl.evaluation.metrics.maths import initial_solutions, scored_dialogues, summarise_maths
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.judges.verdicts import LEAK_RULE, PEDAGOGY_RULE
 from classroom_rl.results.evaluation_files import read_records
+from classroom_rl.rollout import prompts as prompts_module
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.tokens import Turn
+from tests.support.configs import loaded
 from tests.support.reward_models import save_classifier
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import Room
@@ -59,7 +57,7 @@ def config(prompts, generation: GenerationConfig, world: Path, tmp_path: Path) -
         "pedagogical_reward_vllm.max_length=1000",
         "generation.max_tokens_in_conversation=900",
     ]
-    config = load(EvalConfig, "eval", overrides, check_eval)
+    config = loaded("eval", *overrides)
     for name in ("teacher", "final", "attempt"):
         Path(prompts(name)).write_text(Path(prompts(name)).read_text() + f" ({name})", encoding="utf-8")
     generation.judges_rules_prompts_paths = {LEAK_RULE: "scripted", PEDAGOGY_RULE: "scripted"}
@@ -182,15 +180,17 @@ def test_everything_is_in_the_run_folder(config: EvalConfig, scene: Scene):
     assert len(table) == 6 and set(table["sampling"]) == {"sampled"}
     records = read_records(folder / "conversations.parquet")["sampled"]
     for row, record in zip(table.itertuples(), records, strict=True):
-        hint = next(each for each in AFTER if each in record.turns[0].text)
+        hint = next(name for name in AFTER if name in record.turns[0].text)
         right = [1.0] * AFTER[hint] + [0.0] * (2 - AFTER[hint])
-        assert [each.grade for each in record.solutions] == ([] if hint == "Hint three-0" else right)
+        assert [solution.grade for solution in record.solutions] == ([] if hint == "Hint three-0" else right)
         initial = json.loads(row.initial_solutions)
-        assert [each["grade"] for each in initial] == [1.0] * BEFORE[row.problem] + [0.0] * (2 - BEFORE[row.problem])
-        assert {each["text"] for each in initial} <= {RIGHT, WRONG}
+        assert [solution["grade"] for solution in initial] == [1.0] * BEFORE[row.problem] + [0.0] * (
+            2 - BEFORE[row.problem]
+        )
+        assert {solution["text"] for solution in initial} <= {RIGHT, WRONG}
         assert list(row.message_scores) == ([3.0] if hint == "Hint one-0" else [3.0, 5.0])
         reasons = [verdict.reasons for verdict in record.verdicts if verdict.valid]
-        assert len(record.verdicts) == 4 and all(set(each.values()) == {f"{hint}!"} for each in reasons)
+        assert len(record.verdicts) == 4 and all(set(texts.values()) == {f"{hint}!"} for texts in reasons)
 
 
 def test_in_hard_mode_what_was_rejected_has_no_solutions_and_is_counted(config: EvalConfig, scene: Scene):
@@ -201,13 +201,6 @@ def test_in_hard_mode_what_was_rejected_has_no_solutions_and_is_counted(config: 
     check(found["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
     assert found["without_solutions"] == {"share": pytest.approx(3 / 5), "n": 5}
     assert found["rejected_by"][LEAK_RULE]["mean"] == pytest.approx(2 / 5)
-
-
-def test_without_judges_there_are_no_rejections_to_report(config: EvalConfig, scene: Scene):
-    config.generation.number_judge_attempts = 0
-    found = evaluate(config)["sampled"]
-    assert found["rejected_by"] == {} and found["without_verdict"] == {"share": 0.0, "n": 6}
-    check(found["solve_rate"]["final"], 4 / 6, 6, one=[1, 1], two=[0.5, 0], three=[1, 0.5])
 
 
 def test_a_reward_models_scores_are_no_shares(config: EvalConfig, scene: Scene, capsys):
@@ -226,7 +219,7 @@ async def _later(value: float) -> float:
     return value
 
 
-# The student alone ---------------------------------------------------------------------------------------------------
+# The student's solutions before the dialogue -----------------------------------------------------------------------
 
 
 def test_the_student_alone_sees_the_attempt_prompt_and_nothing_else(config: EvalConfig, scene: Scene):
@@ -265,9 +258,6 @@ def test_initial_solutions_of_the_same_are_taken_from_the_run_folder(config: Eva
     ids=["seed", "student", "temperature", "problems", "length", "prompt"],
 )
 def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, scene: Scene, change, caplog):
-    from classroom_rl.evaluation.solve_alone import initial_solutions
-    from classroom_rl.rollout.prompts import _load
-
     folder = Path(config.logging.save_dir)
     problems = [Problem.of(name, "7") for name in BEFORE]
     roles = scene.open(config.generation).environment.roles
@@ -275,17 +265,19 @@ def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, 
     config.recompute_initial_attempts = False
     assert asyncio.run(initial_solutions(config, problems, None, folder)) == written
     change(config)
-    _load.cache_clear()
+    prompts_module._load.cache_clear()
     if config.dataset.max_val_examples == 2:
         problems = problems[:2]
     assert asyncio.run(initial_solutions(config, problems, None, folder)) is None
     assert "the initial solve rate and the gain are left out" in caplog.text
 
 
-def test_without_initial_solutions_their_figures_are_left_out(config: EvalConfig, scene: Scene):
-    config.recompute_initial_attempts = False
-    found = evaluate(config)["sampled"]
-    assert set(found["solve_rate"]) == {"final"} and not scene.alone
+def test_without_judges_and_initial_solutions_their_figures_are_left_out(config: EvalConfig, scene: Scene):
+    config.recompute_initial_attempts, config.generation.number_judge_attempts = False, 0
+    figures = evaluate(config)["sampled"]
+    assert figures["rejected_by"] == {} and figures["without_verdict"] == {"share": 0.0, "n": 6}
+    assert set(figures["solve_rate"]) == {"final"} and not scene.alone
+    check(figures["solve_rate"]["final"], 4 / 6, 6, one=[1, 1], two=[0.5, 0], three=[1, 0.5])
     assert "initial_solutions" not in pd.read_parquet(Path(config.logging.save_dir) / "conversations.parquet").columns
 
 
@@ -317,7 +309,7 @@ def test_a_student_that_dies_ends_the_evaluation(config: EvalConfig, scene: Scen
         evaluate(config)
 
 
-# The pedagogical reward ----------------------------------------------------------------------------------------------
+# The pedagogical reward model --------------------------------------------------------------------------------------
 
 
 def test_each_teacher_message_is_shown_with_what_came_before_it():
@@ -369,30 +361,6 @@ def test_what_cannot_score_is_found_before_any_conversation(config: EvalConfig, 
     assert not scene.teacher.calls
 
 
-# The configuration ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["server_url=http://127.0.0.1:8005"], "a server lends nobody its student"),
-        (["generation.student_attempt_prompt_path=null"], "set it, for example to prompt_templates/student_attempt"),
-        (["pedagogical_reward_vllm.max_length=4096"], "pedagogical_reward_vllm.max_length is 4096; .* = 8192 tokens"),
-        (["pedagogical_reward_vllm.top_p=0"], "pedagogical_reward_vllm.top_p is 0"),
-        (["reward_model.model_name_or_path=None"], "measured by the student's solutions"),
-        (["reward_model.vllm.max_num_seqs=0"], r"reward_model\.vllm\.max_num_seqs is 0"),
-    ],
-)
-def test_what_a_maths_tutor_cannot_be_measured_with_is_refused(overrides: list[str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        load(EvalConfig, "eval", ["--config-name=maths", *overrides], check_eval)
-
-
-def test_a_server_is_measured_with_what_is_kept_of_the_student_alone():
-    overrides = ["server_url=http://127.0.0.1:8005", "recompute_initial_attempts=false"]
-    assert load(EvalConfig, "eval", ["--config-name=maths", *overrides], check_eval).server_url
-
-
 def test_the_defaults_are_those_that_users_know():
     config = EvalConfig()
     assert config.generation.ignore_rejected_judge and config.num_samples_per_problem == 1 and config.seed == 42
@@ -400,30 +368,3 @@ def test_the_defaults_are_those_that_users_know():
     assert config.pedagogical_reward_model == "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"
     assert (config.generation.number_judge_attempts, config.generation.number_student_attempts) == (2, 8)
     assert config.dataset.max_val_examples == 500
-
-
-def test_figures_go_to_weights_and_biases_where_it_is_wanted(config: EvalConfig, scene: Scene, monkeypatch):
-    logged, begun = {}, {}
-
-    class Run:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            begun["ended"] = True
-
-        def log(self, values: dict) -> None:
-            logged.update(values)
-
-    for name in ("WANDB_PROJECT", "WANDB_DIR", "WANDB_ENTITY", "TENSORBOARD_LOGGING_DIR"):
-        monkeypatch.setenv(name, "")  # so that monkeypatch restores them afterwards
-    monkeypatch.setattr("wandb.init", lambda **options: begun.update(options) or Run())
-    config.score_using_pedagogical_reward = False
-    evaluate(config)
-    assert not begun
-    config.logging.wandb, config.logging.wandb_run_name, config.logging.wandb_project = True, "mine", "eval"
-    config.samplings = ["greedy"]
-    found = evaluate(config)["greedy"]
-    assert begun["name"] == "mine" and begun["config"]["seed"] == 42 and begun["ended"]
-    assert logged["greedy/solve_rate/final/mean"] == found["solve_rate"]["final"]["mean"]
-    assert os.environ["WANDB_PROJECT"] == "eval"

@@ -1,5 +1,4 @@
-"""Tests of evaluations with a supervisor beside those without: what is asked for, the figures by hand, and where they
-are shown."""
+"""Figures of a supervisor: worked out by hand, and in every table and page."""
 
 import json
 from dataclasses import replace
@@ -9,18 +8,16 @@ import pytest
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
 from classroom_rl.evaluation.metrics.supervision import supervised_difference, supervision_figures
 from classroom_rl.evaluation.report.build import render_report
 from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.evaluation.report.tables import comparison_table, measurement_table
 from classroom_rl.evaluation.run import evaluate
-from classroom_rl.results.evaluation_files import read_records
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.tokens import Turn
-from tests.evaluation.test_run import _ScriptedServer, config, server  # noqa: F401
+from tests.support.evaluated_server import ScriptedServer, reviewed
 from tests.support.synthetic_run import record_of, scored, write_evaluation
 
 FINE, LEAK, SILENT = Review(True, "", 0.0), Review(False, "leak", -2.0), Review(error="no answer")
@@ -34,11 +31,11 @@ def rewarded(**lessons: list[float]) -> list[ConversationRecord]:
     return [record_of(name, [], reward=reward) for name, rewards in lessons.items() for reward in rewards]
 
 
-# By hand ---------------------------------------------------------------------------------------------------------
+# By hand -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_difference_is_paired_by_lesson():
-    found = supervised_difference(
+    figures = supervised_difference(
         {
             "sampled": rewarded(a=[0.0, 0.5], b=[0.5], c=[0.9]),
             "greedy": rewarded(a=[1.0], b=[1.0]),
@@ -46,7 +43,7 @@ def test_the_difference_is_paired_by_lesson():
         }
     )
     # a: 0.75 − 0.25; b: 0.5 − 0.5; c has no supervised conversation. Two of two signs give a mean as far from 0.
-    assert found == {
+    assert figures == {
         "reward": {
             "tutor": "supervised",
             "against": "sampled",
@@ -66,65 +63,31 @@ def test_the_reviews_of_a_sampling_as_shares():
     replaced = teacher(LEAK, drafts=(Draft("A.", 2, LEAK),), replaced=True)
     opening = [Turn("teacher", "Hi!", given=True), Turn("student", "Hello.")]
     records = [record_of("a", [*opening, *again]), record_of("b", [*teacher(FINE, SILENT), *replaced])]
-    found = supervision_figures(records)
+    figures = supervision_figures(records)
     # Reviews: a LEAK FINE; b FINE SILENT LEAK. Turns: a 1, written twice; b 3, one of them replaced.
-    assert found["valid"] == {"mean": 0.5, "ci95": None, "n": 4}
-    assert found["no_verdict"] == {"mean": pytest.approx(0.2), "ci95": None, "n": 5}
-    assert found["retried"]["mean"] == 0.25 and found["replaced"]["mean"] == 0.25 and found["replaced"]["n"] == 4
+    assert figures["valid"] == {"mean": 0.5, "ci95": None, "n": 4}
+    assert figures["no_verdict"] == {"mean": pytest.approx(0.2), "ci95": None, "n": 5}
+    assert figures["retried"]["mean"] == 0.25 and figures["replaced"]["mean"] == 0.25 and figures["replaced"]["n"] == 4
     assert supervision_figures([record_of("a", teacher(None))]) == {}
 
 
-# From a config to a run folder -----------------------------------------------------------------------------------
+# In an evaluation, in a report, in a comparison --------------------------------------------------------------------
 
 
-def supervised(record: ConversationRecord) -> ConversationRecord:
-    """What a supervisor makes of a conversation: each message is reviewed, and the reward is 0.1 less."""
-    turns = [replace(turn, review=FINE) if turn.role == "teacher" else turn for turn in record.turns]
-    return record.model_copy(update={"turns": turns, "reward": record.reward - 0.1})
-
-
-def test_a_supervised_evaluation_beside_one_without(config: EvalConfig, server: _ScriptedServer, capsys):  # noqa: F811
-    server.review = supervised
+def test_a_supervised_evaluation_beside_one_without(config: EvalConfig, server: ScriptedServer, capsys):
+    server.review = reviewed
     config.samplings = ["sampled", "supervised"]
     metrics = evaluate(config)
-    folder = Path(config.logging.save_dir)
-    assert metrics == json.loads((folder / "metrics.json").read_text())
     difference = metrics["supervised_minus_sampled"]["reward"]
     low, high = difference["ci95"]  # all lessons differ alike, so only the bounds of a reward say how far off it may be
     assert difference["mean"] == pytest.approx(-0.1) and -0.3 < low < -0.1 < high < 0.1
     assert difference["lessons"] == 20 and difference["p"] < 0.001
     assert metrics["supervised"]["supervision"]["valid"]["mean"] == 1.0 and "supervision" not in metrics["sampled"]
-    assert {name: len(found) for name, found in read_records(folder / "conversations.parquet").items()} == {
-        "sampled": 40,
-        "supervised": 40,
-    }
     printed = capsys.readouterr().out
     assert "Reward with the supervisor against without it, lesson by lesson: −0.100 [−0.2" in printed
     assert "] p < 0.001, 20 lessons." in printed
     assert printed.split("\n\n")[1].splitlines()[0].split() == ["sampled", "supervised"]
     assert "Messages that the supervisor called valid" in printed
-
-
-def test_the_two_are_asked_for_alike_but_for_the_supervisor(config: EvalConfig, server: _ScriptedServer):  # noqa: F811
-    server.review = supervised
-    config.samplings = ["sampled", "greedy", "supervised"]
-    evaluate(config)
-    asked = sorted(server.requests, key=lambda request: request.request_id.rpartition("-")[2])
-    alike = [[r.model_dump(exclude={"request_id", "supervised"}) for r in asked if not r.greedy and r.supervised == on]
-             for on in (False, True)]  # fmt: skip
-    assert alike[0] == alike[1] and len(alike[0]) == 3, "same lessons and seeds"
-    assert not any(request.supervised for request in asked if request.greedy or "-sampled-" in request.request_id)
-    assert all(request.supervised for request in asked if "-supervised-" in request.request_id)
-
-
-def test_a_server_without_a_supervisor_is_an_error(config: EvalConfig, server: _ScriptedServer):  # noqa: F811
-    config.samplings = ["sampled", "supervised"]
-    with pytest.raises(ConfigError, match=r"not one message of the tutor was reviewed.*supervisor_model"):
-        evaluate(config)
-    assert not (Path(config.logging.save_dir) / "metrics.json").exists()
-
-
-# Where it is shown -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -159,7 +122,7 @@ def test_an_evaluation_without_a_supervisor_says_nothing_of_one(tmp_path: Path):
     assert "upervis" not in measurement_table(metrics) + comparison_table(data) + render_report(data)
 
 
-def test_in_a_comparison_every_tutor_has_its_difference(config: EvalConfig, tmp_path: Path):  # noqa: F811
+def test_in_a_comparison_every_tutor_has_its_difference(config: EvalConfig, tmp_path: Path):
     about = {"seed": 1, "problems": 2, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
     about |= {"server_url": None, "seconds": 0.0}
     measured = {

@@ -1,41 +1,38 @@
-"""Published benchmarks are read as published and flat, and what cannot be read is named with file, row and field."""
+"""MRBench: what is read, agreement worked out by hand, and complete runs against a scripted API."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from classroom_rl.config.benchmark import MISTAKE_CORRECTION, MISTAKE_LOCATION, PROBLEM_SOLVING, SCAFFOLDING
-from classroom_rl.config.benchmark import SOLUTION_CORRECTNESS as CORRECTNESS
-from classroom_rl.errors import DataError
-from classroom_rl.evaluation.published.checked_rows import draw
-from classroom_rl.evaluation.published.mathdial import read_mathdial
-from classroom_rl.evaluation.published.mathtutorbench import read_tasks
-from classroom_rl.evaluation.published.mrbench import DIMENSIONS, read_mrbench
-from classroom_rl.judges.moves import labelled as rows_of_files
-from classroom_rl.judges.moves.labelled import read_labelled
-from tests.support.published_rows import (
-    bridged,
-    mathdial_flat,
-    mathdial_published,
-    mrbench_conversation,
-    mrbench_flat,
-    solved,
-    verified,
-    with_field,
-    write_json,
+from classroom_rl.evaluation.published.mrbench import (
+    DIMENSIONS,
+    LabelledReply,
+    judge_agreement,
+    kappa_differences,
+    read_mrbench,
 )
+from classroom_rl.evaluation.run import evaluate
+from classroom_rl.judges.moves.labelled import read_labelled
+from classroom_rl.judges.readings import Exchange
+from tests.support.configs import loaded
+from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, judge_endpoint, says
+from tests.support.published_rows import mrbench_conversation, mrbench_flat, write_json
 from tests.support.tutor_messages import write_rows
+
+CONVERSATIONS = 4
+PERFECT, BLIND = "a/perfect", "b/blind"
+
+
+# What is read ------------------------------------------------------------------------------------------------------
 
 
 def test_mrbench_as_published_and_flat_hold_the_same(tmp_path: Path):
     conversations = [mrbench_conversation(number) for number in range(3)]
     published = read_mrbench(write_json(tmp_path / "MRBench_V2.json", conversations), "test")
-    rows = [row for each in conversations for row in mrbench_flat(each)]
+    rows = [row for conversation in conversations for row in mrbench_flat(conversation)]
     assert published == read_mrbench(str(write_rows(tmp_path / "flat.jsonl", rows)), "test")
     assert len(published) == 9 and len({reply.history for reply in published}) == 3
     expert, novice, gpt = published[:3]
@@ -43,163 +40,159 @@ def test_mrbench_as_published_and_flat_hold_the_same(tmp_path: Path):
     assert expert.history == "Tutor: A basket has 10 eggs, another has 5. How many?\nStudent: There are 10."
     assert set(expert.labels) == set(DIMENSIONS)
     assert expert.labels["mistake_location"] == "to some extent" and expert.labels["tutor_tone"] == "encouraging"
-    reveals = [each.labels["revealing_of_the_answer"] for each in (expert, novice, gpt)]
+    reveals = [reply.labels["revealing_of_the_answer"] for reply in (expert, novice, gpt)]
     assert reveals == ["no", "yes, correct", "yes, incorrect"]
 
 
-def test_a_reader_is_shown_of_both_benchmarks_what_it_was_trained_on(tmp_path: Path):
-    """Otherwise its agreement would be that of another reader."""
-    replies = write_json(tmp_path / "mrbench.json", [mrbench_conversation(1)])
-    assert [each.exchange for each in read_mrbench(replies, "")] == [each.exchange for each in read_labelled(replies)]
-    dialogues = str(write_rows(tmp_path / "mathdial.jsonl", [mathdial_flat(1)]))
-    assert [each.exchange for each in read_mathdial(dialogues, "")] == [
-        each.exchange for each in read_labelled(dialogues)
-    ][1:], "the opening turn answers nobody"
+def read_one(folder: Path, row: dict) -> list[LabelledReply]:
+    return read_mrbench(write_json(folder / "a.json", [row]), "")
 
 
-def test_an_unknown_solution_is_none(tmp_path: Path):
+def test_a_move_classifier_gets_the_same_input_as_in_its_training(tmp_path: Path):
+    replies = read_one(tmp_path, mrbench_conversation(1))
+    trained_on = read_labelled(str(tmp_path / "a.json"))
+    assert [reply.exchange for reply in replies] == [message.exchange for message in trained_on]
+
+
+def test_an_unknown_solution_is_empty(tmp_path: Path):
     row = mrbench_conversation(1) | {"Ground_Truth_Solution": "Not Available"}
-    assert {each.solution for each in read_mrbench(write_json(tmp_path / "a.json", [row]), "")} == {""}
-
-
-def test_mathdial_as_published_and_flat_hold_the_same_turns(tmp_path: Path):
-    flat = [mathdial_flat(number) for number in range(2)]
-    path = write_rows(tmp_path / "test.jsonl", flat)
-    found = read_mathdial(str(path), "test")
-    write_rows(path, [mathdial_published(row) for row in flat])
-    assert found == read_mathdial(str(path), "test")
-    assert [turn.move for turn in found] == ["focus", "telling", "generic"] * 2
-    assert [turn.number for turn in found[:3]] == [2, 4, 6]
-    assert found[1].before[-1] == {"role": "student", "content": "She gives them away."}
-    assert found[1].exchange_with("Mine.").message == "Mine." and found[1].exchange_with("Mine.").target == "35"
-
-
-def test_a_teacher_who_speaks_twice_answers_the_student_once(tmp_path: Path):
-    row = mathdial_flat(0)
-    row["turns"].insert(3, {"role": "teacher", "move": "probing", "text": "And why?"})
-    found = read_mathdial(str(write_rows(tmp_path / "a.jsonl", [row])), "")
-    assert [turn.move for turn in found] == ["focus", "telling", "generic"]
-
-
-def test_a_name_without_a_suffix_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def load_rows(source: Any) -> list[dict]:
-        asked.append(SimpleNamespace(name=source.name_or_path, split=source.split))
-        return [mathdial_published(mathdial_flat(0))]
-
-    monkeypatch.setattr(rows_of_files, "load_rows", load_rows)
-    assert len(read_mathdial("eth-nlped/mathdial", "test")) == 3
-    assert asked == [SimpleNamespace(name="eth-nlped/mathdial", split="test")]
+    assert {reply.solution for reply in read_one(tmp_path, row)} == {""}
 
 
 def test_a_tutor_without_a_reply_is_null_in_a_table_and_no_reply(tmp_path: Path):
     row = mrbench_conversation(1)
     row["anno_llm_responses"]["Phi3"] = None
-    assert len(read_mrbench(write_json(tmp_path / "a.json", [row]), "")) == 3
+    assert len(read_one(tmp_path, row)) == 3
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"text": "Hello"}, "line 2 has the fields text; it needs Ground_Truth_Solution, anno_llm_responses"),
-        (with_field(mrbench_flat(mrbench_conversation(1))[0], "tutor", 7), "line 2: field tutor: .*valid string"),
-        (
-            with_field(mrbench_conversation(1), "anno_llm_responses.GPT4.annotation.Coherence", 1),
-            r"line 2: field anno_llm_responses\.GPT4\.annotation\.Coherence: .*valid string",
-        ),
-        (
-            with_field(mrbench_conversation(1), "anno_llm_responses.GPT4.annotation.Coherence", "Maybe"),
-            r"line 2: field anno_llm_responses\.GPT4\.annotation\.coherence is 'Maybe', which is none of",
-        ),
-        (
-            with_field(mrbench_conversation(1), "anno_llm_responses.GPT4.annotation.Coherence", None),
-            r"line 2: field anno_llm_responses\.GPT4\.annotation has no coherence",
-        ),
-        (
-            with_field(mrbench_conversation(1), "anno_llm_responses.GPT4.response", "\ud800"),
-            r"line 2: field anno_llm_responses\.GPT4\.response holds half of a character",
-        ),
-    ],
-)
-def test_a_wrong_row_of_mrbench_is_named_with_its_field(tmp_path: Path, row: dict, says: str):
-    path = write_rows_as_ascii(tmp_path / "a.jsonl", [mrbench_conversation(0), row])
-    with pytest.raises(DataError, match=says) as caught:
-        read_mrbench(path, "test")
-    assert str(caught.value).startswith(path)
+# Agreement with people ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("task", "row", "says"),
-    [
-        (PROBLEM_SOLVING, {"question": "?", "answer": "It is 4."}, "line 1: field answer does not end with '#### '"),
-        (PROBLEM_SOLVING, verified(0), "line 1 has the fields .*; it needs answer, question"),
-        (CORRECTNESS, with_field(verified(0), "dialog_history", []), "dialog_history holds no turn of the student"),
-        (MISTAKE_LOCATION, with_field(verified(0), "incorrect_index", 4), "field incorrect_index is 4, but .* 4 steps"),
-        (MISTAKE_LOCATION, with_field(verified(0), "incorrect_index", "1"), "field incorrect_index: .*valid integer"),
-        (SCAFFOLDING, with_field(bridged(0), "dialog_history.2.user", "Student"), "does not end with a teacher's"),
-        (SCAFFOLDING, with_field(bridged(0), "dialog_history.2.text", None), r"field dialog_history\.2\.text: "),
-    ],
-)
-def test_a_wrong_row_of_a_task_is_named_with_its_field(tmp_path: Path, task: str, row: dict, says: str):
-    path = write_rows_as_ascii(tmp_path / "a.jsonl", [row])
-    with pytest.raises(DataError, match=says) as caught:
-        read_tasks(task, path, "test")
-    assert str(caught.value).startswith(path)
+def reply(dialogue: str, **labels: str) -> LabelledReply:
+    everything = {name: dimension.answers[0] for name, dimension in DIMENSIONS.items()} | labels
+    return LabelledReply(dialogue, dialogue, "", "…", everything, Exchange("…"))
 
 
-def test_an_unknown_move_is_named(tmp_path: Path):
-    row = with_field(mathdial_flat(0), "turns.4.move", "tell")
-    with pytest.raises(DataError, match=r"line 1: turn 4 has the move 'tell'; there are focus, probing, telling"):
-        read_mathdial(str(write_rows(tmp_path / "a.jsonl", [row])), "")
+def test_the_agreement_of_a_judge_on_known_answers():
+    people = ["yes", "yes", "to some extent", "no"]
+    judge = ["yes", "to some extent", "to some extent", "no"]
+    replies = [reply(str(index), actionability=label) for index, label in enumerate(people)]
+    agreement = judge_agreement(replies, [{**replies[0].labels, "actionability": label} for label in judge])
+    of = agreement["dimensions"]["actionability"]
+    # No, to some extent, yes: people 1, 1, 2 times, the judge 1, 2, 1 times. Expected by chance, with the weights:
+    # (1 × (2/4 + 1) + 1 × (1/4 + 1/4) + 2 × (1 + 2/4)) / 16 = 5/16. Observed: 1/4 in one of four. κ = 1 − 1/5.
+    assert of["kappa"] == pytest.approx(0.8) and of["weights"] == "quadratic"
+    assert of["accuracy"]["mean"] == 0.75 and of["replies"] == of["dialogues"] == 4
+    assert of["yes"]["kappa"] == pytest.approx(0.5) and of["yes"]["base_rate"] == 0.5
+    assert of["ci95"] is None, "four dialogues"
+    of = judge_agreement(
+        [reply(str(index), actionability=people[index % 4]) for index in range(40)],
+        [{**replies[0].labels, "actionability": judge[index % 4]} for index in range(40)],
+    )["dimensions"]["actionability"]
+    assert of["kappa"] == pytest.approx(0.8) and of["ci95"][0] < 0.8 < of["ci95"][1] <= 1
+    assert agreement["dimensions"]["revealing_of_the_answer"]["weights"] == "none"
+    assert agreement["mean_kappa"]["mean"] == pytest.approx(0.8 / 8), "the other seven are always the same answer"
 
 
-@pytest.mark.parametrize(
-    "read", [read_mrbench, read_mathdial, lambda name, split: read_tasks(SCAFFOLDING, name, split)]
-)
-def test_an_empty_file_and_one_that_is_not_there_are_named(tmp_path: Path, read: Any):
-    with pytest.raises(DataError, match="There is no file .*nowhere.jsonl"):
-        read(str(tmp_path / "nowhere.jsonl"), "test")
-    with pytest.raises(DataError, match="empty.jsonl holds no"):
-        read(str(write_rows(tmp_path / "empty.jsonl", [])), "test")
+def test_a_reply_without_a_verdict_enters_no_figure():
+    replies = [reply(str(index), coherence=label) for index, label in enumerate(["yes", "no", "yes"])]
+    labels = [dict(replies[0].labels), dict(replies[1].labels), None]
+    coherence = judge_agreement(replies, labels)["dimensions"]["coherence"]
+    assert coherence["replies"] == 2 and coherence["accuracy"]["n"] == 2 and coherence["kappa"] == 1.0
 
 
-def test_each_verified_problem_is_asked_about_with_a_mistake_and_without(tmp_path: Path):
-    write_json(tmp_path / "stepverify.json", [verified(0)])
-    wrong, right = read_tasks(MISTAKE_LOCATION, str(tmp_path), "")
-    assert (wrong.expected, right.expected, wrong.has_mistake, right.has_mistake) == ("2", "0", True, False)
-    assert wrong.variables["steps"] == ["One basket has 10.", "The other has 12.", "Together 22."]
-    assert right.variables["steps"] == ["The other has 20.", "Together 30."]
-    assert wrong.problem_id == right.problem_id
-    told = [each.variables["conversation"][-1]["content"] for each in read_tasks(CORRECTNESS, str(tmp_path), "")]
-    assert told == ["I added 2 and got 22.", "The other has 20, so there are 30."]
-    assert {each.expected for each in read_tasks(MISTAKE_CORRECTION, str(tmp_path), "")} == {"30"}
+def test_judges_are_compared_on_what_both_labelled():
+    replies = [reply(str(index), coherence=["yes", "no"][index % 2]) for index in range(6)]
+    right = [dict(reply.labels) for reply in replies]
+    wrong = [{**reply.labels, "coherence": "yes"} for reply in replies]
+    gappy = [None, *right[1:]]
+    differences = kappa_differences(replies, {"right": right, "wrong": wrong, "gappy": gappy})
+    by_pair = {(entry["judge"], entry["against"]): entry for entry in differences}
+    assert by_pair["wrong", "right"]["mean"] == pytest.approx(-1 / 8) and by_pair["wrong", "right"]["replies"] == 6
+    assert by_pair["gappy", "right"]["mean"] == 0 and by_pair["gappy", "right"]["replies"] == 5
+    rules = [{"actionability": True} for _ in replies]
+    assert not kappa_differences(replies, {"right": right, "rules": rules}), "it answers one dimension only"
 
 
-def test_what_the_human_teacher_said_is_not_shown_to_the_tutor(tmp_path: Path):
-    write_json(tmp_path / "mathdial_bridge.json", [bridged(0)])
-    (found,) = read_tasks(SCAFFOLDING, str(tmp_path), "")
-    assert found.expected == "What does twice as many mean?"
-    assert "twice as many mean" not in json.dumps(found.variables["conversation"])
+# Whole runs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_number_with_a_comma_is_expected_without_it(tmp_path: Path):
-    write_rows(tmp_path / "gsm8k_test.jsonl", [solved(4)])
-    assert [each.expected for each in read_tasks(PROBLEM_SOLVING, str(tmp_path), "")] == ["1004"]
+@pytest.fixture
+def benchmark(tmp_path: Path) -> str:
+    return write_json(tmp_path / "MRBench_V2.json", [mrbench_conversation(number) for number in range(CONVERSATIONS)])
 
 
-@given(st.lists(st.sampled_from("abcdef"), max_size=20), st.integers(1, 8), st.integers(0, 3))
-def test_whole_dialogues_are_drawn_in_their_order_and_the_same_ones_for_a_seed(items: list, limit: int, seed: int):
-    marked = list(enumerate(items))
-    found = draw(marked, lambda item: item[1], limit, seed)
-    assert found == sorted(found) == draw(marked, lambda item: item[1], limit, seed)
-    groups = {group for _, group in found}
-    assert len(groups) == min(limit, len(set(items))) and found == [each for each in marked if each[1] in groups]
-    assert draw(marked, lambda item: item[1], -1, seed) == marked
-    assert set(found) <= set(draw(marked, lambda item: item[1], limit + 1, seed)), "what was paid for is in it"
+def as_people(benchmark: str) -> Callable[[dict, int], Behaviour]:
+    """A judge that answers as people did."""
+    labels_of_text = {reply.text: dict(reply.labels) for reply in read_mrbench(benchmark, "test")}
+
+    def script(body: dict, _: int) -> Behaviour:
+        text = body["messages"][0]["content"].split("# The reply to assess\n")[1].split("\n# Your answer")[0].strip()
+        return says(verdict(labels_of_text[text]))
+
+    return script
 
 
-def write_rows_as_ascii(path: Path, rows: list[dict]) -> str:
-    """As `write_rows`, for rows with half of a character."""
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return str(path)
+def verdict(answers: dict[str, str]) -> str:
+    return json.dumps({"reasoning": "…", **answers})
+
+
+ALWAYS_YES = {name: dimension.answers[-1] for name, dimension in DIMENSIONS.items()}
+
+
+def run(folder: Path, benchmark: str, endpoint: JudgeEndpoint, *judges: str, also: tuple[str, ...] = ()) -> Any:
+    listed = [
+        "{model_name_or_path: rules}"
+        if name == "rules"
+        else f"{{model_name_or_path: {name}, base_url: '{endpoint.url}'}}"
+        for name in judges
+    ]
+    overrides = [f"benchmark.path={benchmark}", f"judges=[{', '.join(listed)}]", f"logging.save_dir={folder}", *also]
+    return evaluate(loaded("eval", "--config-name", "mrbench", *overrides))
+
+
+def answers_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "answers.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_each_judge_is_compared_with_people_in_one_call_per_reply(tmp_path: Path, benchmark: str, capsys):
+    people = as_people(benchmark)
+
+    def script(body: dict, nth: int) -> Behaviour:
+        return people(body, nth) if body["model"] == PERFECT else says(verdict(ALWAYS_YES))
+
+    with judge_endpoint(script) as endpoint:
+        metrics = run(tmp_path / "run", benchmark, endpoint, PERFECT, BLIND, "rules")
+    assert len(endpoint.calls) == 2 * 3 * CONVERSATIONS
+    perfect, blind, rules = (metrics["judges"][name] for name in (PERFECT, BLIND, "rules"))
+    # People gave the same answer to every reply in three dimensions, where agreement is by chance for whoever does so.
+    alike = {"providing_guidance", "coherence", "humanlikeness"}
+    for name, agreement in perfect["dimensions"].items():
+        assert agreement["accuracy"]["mean"] == 1 and agreement["kappa"] == (0 if name in alike else 1), name
+    assert perfect["mean_kappa"]["mean"] == pytest.approx(5 / 8)
+    assert {agreement["kappa"] for agreement in blind["dimensions"].values()} == {0}
+    assert blind["dimensions"]["tutor_tone"]["accuracy"]["mean"] == pytest.approx(2 / 3)
+    assert metrics["differences"][0]["mean"] == pytest.approx(-5 / 8)
+    assert perfect["answered"] == perfect["asked"] == 12 and perfect["failures"] == {}
+    billed = sum(call.billed_usd for call in endpoint.calls if call.body["model"] == PERFECT)
+    assert perfect["paid"]["cost_usd"] == pytest.approx(billed) and "paid" not in rules
+    assert set(rules["dimensions"]) == {"mistake_identification", "revealing_of_the_answer", "actionability"}
+    assert set(rules["not_answered"]) == set(DIMENSIONS) - set(rules["dimensions"])
+    assert all("kappa" not in agreement and agreement["yes"] for agreement in rules["dimensions"].values())
+    assert metrics["people"]["tutor_tone"] == {"commonest": "encouraging", "share": 2 / 3, "yes": 2 / 3}
+    shown = capsys.readouterr().out
+    assert "not answered" in shown and "12 of 12" in shown and f"{BLIND} minus {PERFECT}: mean κ -0.62" in shown
+    lines = answers_of(tmp_path / "run")
+    assert len(lines) == 12 and lines[0]["judges"][PERFECT] == lines[0]["people"]
+    assert json.loads((tmp_path / "run/metrics.json").read_text("utf-8")) == metrics
+
+
+def test_a_judge_that_never_answers_has_no_figures(tmp_path: Path, benchmark: str, capsys):
+    with judge_endpoint(lambda body, _: says("I cannot say.")) as endpoint:
+        metrics = run(tmp_path, benchmark, endpoint, PERFECT, also=("benchmark.max_dialogues=2",))
+    assert (metrics["dialogues"], metrics["replies"]) == (2, 6)
+    judge = metrics["judges"][PERFECT]
+    assert judge["answered"] == 0 and judge["failures"] == {"unreadable": 6} and judge["dimensions"] == {}
+    assert judge["mean_kappa"] is None and len(judge["not_answered"]) == 8 and judge["paid"]["cost_usd"] > 0
+    assert [line["judges"][PERFECT] for line in answers_of(tmp_path)] == [None] * 6
+    assert "0 of 6" in capsys.readouterr().out

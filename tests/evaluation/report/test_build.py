@@ -1,17 +1,13 @@
-"""Tests of summary.json, the tables and report.html, on run folders made without a model."""
+"""summary.json and report.html, on run folders made without a model."""
 
 import json
-import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.toy_language.grammar import Slip
-from classroom_rl.environments.toy_language.lessons import make_lessons
-from classroom_rl.environments.toy_language.scripts import Teacher, ideal
+from classroom_rl.environments.toy_language.scripts import ideal
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.report.build import (
     answer,
@@ -24,43 +20,15 @@ from classroom_rl.evaluation.report.build import (
     write_report,
     write_summary,
 )
-from classroom_rl.evaluation.report.examples import choose_pairs, describe_slip
-from classroom_rl.evaluation.report.tables import compare, comparison_table
 from classroom_rl.judges.verdicts import CRITERIA, Criterion
-from classroom_rl.results.charts import HEIGHT, Mark, Series, area_chart, line_chart, smooth, thin, ticks
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.viewer.metrics import RunMetrics
-from tests.support.scripted_teachers import ignores_errors, speaks_for_the_student
-from tests.support.synthetic_run import FAILED, played, record_of, scored, step_line, write_evaluation, write_training
+from tests.evaluation.report.conftest import CONFIG, conversations
+from tests.support.scripted_teachers import ignores_errors
+from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
-LESSONS = make_lessons(1)[1][:12]
-CONFIG = {
-    "seed": 7,
-    "teacher_model": {"model_name_or_path": "tiny <tutor>"},
-    "train": {"learning_rate": 0.0007, "number_of_problems_per_batch": 8, "num_samples_per_problem": 4},
-    "generation": {"student_error_rate": 0.2},
-}
-
-
-def conversations(tutor: Teacher, judged: bool = True) -> list[ConversationRecord]:
-    """Two conversations on each lesson, with an error in the first student turn."""
-    personas = ["error_student", "correct_student", "correct_student", "correct_student"]
-    return [played(tutor, lesson, personas, number, judged) for number, lesson in enumerate(LESSONS) for _ in range(2)]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run whose tutor learned to scaffold."""
-    folder = tmp_path / "runs" / "first <try>"
-    before, after = conversations(ignores_errors), conversations(ideal)
-    write_evaluation(folder / "eval" / "before", {"sampled": before, "greedy": before}, seconds=20.0)
-    write_evaluation(folder / "eval" / "after", {"sampled": after, "greedy": after}, seconds=30.0)
-    write_training(folder, [step_line(step, 0.5 + step / 100) for step in range(1, 41)], CONFIG)
-    return folder
-
-
-# The summary -----------------------------------------------------------------------------------------------------
+# The summary -------------------------------------------------------------------------------------------------------
 
 
 def test_the_summary_has_the_agreed_shape(run: Path):
@@ -70,9 +38,9 @@ def test_the_summary_has_the_agreed_shape(run: Path):
     assert list(summary) == ["learning", "heldout", "training", "engine", "mismatch"]
     assert summary["learning"]["verdict"] == "learned" and "rose by" in summary["learning"]["reasons"][0]
     assert list(summary["heldout"]) == ["before", "after"]
-    for side in summary["heldout"].values():
-        assert list(side) == ["sampled", "greedy"]
-        for measured in side.values():
+    for samplings in summary["heldout"].values():
+        assert list(samplings) == ["sampled", "greedy"]
+        for measured in samplings.values():
             assert {name: list(value) for name, value in measured.items()} == {
                 "reward": ["mean", "ci95", "n"],
                 "error_turns": ["scaffolded", "n"],
@@ -123,80 +91,7 @@ def test_cut_lines_repeated_steps_and_missing_rewards_do_no_harm(run: Path):
     assert "nan" not in render_report(load_run(run))
 
 
-# The terminal's table --------------------------------------------------------------------------------------------
-
-
-def test_the_table_shows_both_sides_and_the_change(run: Path):
-    text = comparison_table(load_run(run))
-    assert text.count("before") == 2 and "Held-out lessons, greedy" in text
-    scaffolded = next(line for line in text.splitlines() if line.startswith("Error turns scaffolded"))
-    assert re.split(r"\s{2,}", scaffolded) == ["Error turns scaffolded", "0.0 % n=24", "100.0 % n=24", "+100.0 pp"]
-    reward = next(line for line in text.splitlines() if line.startswith("Reward"))
-    assert re.search(r"\+0\.\d{3} \[\+0\.\d{3}, \+0\.\d{3}\]$", reward)
-
-
-def test_less_is_better_where_it_is(run: Path):
-    worse = {"mean": -0.1, "ci95": [-0.2, -0.05], "n": 20, "p": 0.01}
-    measured = {"reward": {"mean": 0.5}, "clean_turns": {"falsely_corrected": 0.2}, "talk": {"messages": 9.0}}
-    improved = {"reward": {"mean": 0.4}, "clean_turns": {"falsely_corrected": 0.1}, "talk": {"messages": 8.0}}
-    lines = {line.label: line for line in compare(measured, improved, worse)}
-    assert lines["Reward"].verdict == "worse" and str(lines["Reward"].change) == "−0.100 [−0.200, −0.050]"
-    assert lines["Clean turns falsely corrected"].verdict == "", "what chance would bring is not known"
-    for chance in (worse | {"p": 0.06}, worse | {"ci95": [-0.2, 0.01]}, worse | {"n": 5}, worse | {"ci95": None}, None):
-        assert compare(measured, improved, chance)[0].verdict == ""
-    assert lines["Messages in a conversation"].verdict == "" and lines["Without a verdict"].is_empty
-    assert '<td class="better"><b>+0.' in render_report(load_run(run)), "the reward"
-
-
-def test_the_table_says_so_where_a_side_is_missing(tmp_path: Path):
-    write_evaluation(tmp_path / "eval" / "after", {"greedy": conversations(ideal)})
-    rows = [re.split(r"\s{2,}", line) for line in comparison_table(load_run(tmp_path)).splitlines()]
-    assert rows[0] == ["Held-out lessons, greedy", "before", "after", "change"]
-    assert ["Error turns scaffolded", "–", "100.0 % n=24", "–"] in rows
-
-
-# Which lessons are shown -----------------------------------------------------------------------------------------
-
-
-def test_lessons_are_chosen_by_the_change_of_their_reward():
-    before = [record_of(f"lesson {i}", [], [scored(1, 1, 10)], reward=0.5) for i in range(9)]
-    rewards = [0.9, 0.5, 0.6, 0.4, 0.7, 0.55, 0.1, 0.8, 0.65]
-    after = [record_of(f"lesson {i}", [], [scored(1, 1, 10)], reward=reward) for i, reward in enumerate(rewards)]
-    after[4] = after[4].model_copy(update={"rejected": True})
-    before[3] = before[3].model_copy(update={"reward": None})
-    chosen = [(pair.label, pair.title) for pair in choose_pairs(before, after)]
-    # Ranked: 0 (+.4) 7 (+.3) 4 8 [2] 5 1 6 (−.4); 3 has no change, for it had no verdict before.
-    assert chosen[:4] == [
-        ("most gained", "lesson 0"),
-        ("most gained", "lesson 7"),
-        ("median", "lesson 2"),
-        ("least gained", "lesson 6"),
-    ]
-    assert chosen[4] == ("least gained", "lesson 1")
-    assert set(chosen[5:]) == {("rejected or without a verdict", f"lesson {i}") for i in (3, 4)}
-
-
-def test_a_lesson_is_shown_once_and_equal_changes_have_an_order():
-    sides = [conversations(ignores_errors), conversations(ideal)]
-    chosen = choose_pairs(*sides)
-    assert len({pair.after.problem_id for pair in chosen}) == len(chosen)
-    shuffled = [random.Random(3).sample(side, len(side)) for side in sides]
-    shuffled = [sorted(side, key=lambda record: record.id) for side in shuffled]
-    assert [pair.after.id for pair in choose_pairs(*shuffled)] == [pair.after.id for pair in chosen]
-
-
-def test_with_one_side_the_rewards_themselves_rank():
-    after = [record_of(f"lesson {i}", [], [scored(1, 1, 1)], reward=i / 10) for i in range(6)]
-    chosen = choose_pairs([], after)
-    assert [(pair.label, pair.title) for pair in chosen][:3] == [
-        ("highest reward", "lesson 5"),
-        ("highest reward", "lesson 4"),
-        ("median", "lesson 2"),
-    ]
-    assert choose_pairs([], []) == []
-
-
-# The page --------------------------------------------------------------------------------------------------------
+# The page ----------------------------------------------------------------------------------------------------------
 
 
 class _Tags(HTMLParser):
@@ -229,8 +124,8 @@ def test_the_page_is_whole_and_loads_nothing(run: Path):
     assert tags.links == ["data:,"] and "url(" not in page and "@import" not in page and "http" not in page
     assert (run / "plots" / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert tags.opened.count("svg") == 5
-    for said in ("tiny &lt;tutor&gt;", "first &lt;try&gt;", "vllm 0.32.0", "8 lessons × 4 conversations", "6 min 40 s"):
-        assert said in page
+    for text in ("tiny &lt;tutor&gt;", "first &lt;try&gt;", "vllm 0.32.0", "8 lessons × 4 conversations", "6 min 40 s"):
+        assert text in page
     assert "Did the tutor learn? Yes." in page
     assert render_report(load_run(run)) == page, "the same folder always gives the same page"
 
@@ -243,19 +138,23 @@ def test_a_further_criterion_gets_a_line_in_its_chart(tmp_path: Path, monkeypatc
     assert "Warmth" in render_report(load_run(tmp_path))
 
 
-@pytest.mark.parametrize(("rate", "said"), [(0.25, "25 % of its turns"), ({"a": 1, "error_student": 3}, "75 % of its")])
-def test_how_often_the_student_errs_is_said_for_a_share_and_for_weights(run: Path, rate, said: str):
-    write_training(run, [step_line(1, 0.5)], CONFIG | {"generation": {"student_error_rate": rate}})
-    assert said in render_report(load_run(run))
-    assert ("error turns", f"0.{said[:2]}") in RunMetrics(run).facts()
+PLAIN = {"student_personas_prompts_paths": {"plain_student": "student.txt"}}
 
 
-@pytest.mark.parametrize("rate", [0.2, {"plain_student": 1.0}])
-def test_a_student_without_an_error_persona_is_not_said_to_err(run: Path, rate):
-    generation = {"student_error_rate": rate, "student_personas_prompts_paths": {"plain_student": "student.txt"}}
+@pytest.mark.parametrize(
+    ("generation", "page_text", "fact"),
+    [
+        ({"student_error_rate": 0.25}, "25 % of its turns", "0.25"),
+        ({"student_error_rate": {"a": 1, "error_student": 3}}, "75 % of its", "0.75"),
+        ({"student_error_rate": 0.2, **PLAIN}, None, None),
+        ({"student_error_rate": {"plain_student": 1.0}, **PLAIN}, None, None),
+    ],
+)
+def test_how_often_the_student_errs(run: Path, generation: dict, page_text: str | None, fact: str | None):
     write_training(run, [step_line(1, 0.5)], CONFIG | {"generation": generation})
-    assert "Student errs in" not in render_report(load_run(run))
-    assert "error turns" not in dict(RunMetrics(run).facts())
+    page = render_report(load_run(run))
+    assert ("Student errs in" in page) == (page_text is not None) and (page_text or "") in page
+    assert dict(RunMetrics(run).facts()).get("error turns") == fact
 
 
 def test_the_training_s_reward_and_held_out_lessons_have_charts_of_their_own(run: Path):
@@ -299,12 +198,17 @@ def test_whatever_was_said_is_shown_as_text(tmp_path: Path):
     assert "\x07" not in page and "\u202e" not in page and '<span class="token">U+202E</span>' in page
 
 
-def test_special_tokens_and_controls_are_spelled_out():
-    assert as_text("a < b\tc\r\nd") == "a &lt; b\tc\nd"
-    assert as_text("<think>x</think>") == (
-        '<span class="token">&lt;think&gt;</span>x<span class="token">&lt;/think&gt;</span>'
-    )
-    assert as_text("\x00") == '<span class="token">U+0000</span>'
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a < b\tc\r\nd", "a &lt; b\tc\nd"),
+        ("<think>x", '<span class="token">&lt;think&gt;</span>x'),
+        ("<|im_end|>", '<span class="token">&lt;|im_end|&gt;</span>'),
+        ("\x00", '<span class="token">U+0000</span>'),
+    ],
+)
+def test_special_tokens_and_controls_are_spelled_out(text: str, shown: str):
+    assert as_text(text) == shown
 
 
 def test_turns_are_marked_with_persona_error_and_reaction(run: Path):
@@ -315,16 +219,7 @@ def test_turns_are_marked_with_persona_error_and_reaction(run: Path):
     assert "not scaffolded</span>" in before and "not scaffolded</span>" not in after.split("</details>")[0]
     assert '<span class="chip good" dir="auto">scaffolded</span>' in after
     assert "passed over: not scaffolded" in before, "the judge's reasons"
-    found = re.search(r'<span class="chip bad" dir="auto">(tense|verb ending|article|plural|preposition): ', before)
-    assert found is not None
-    assert describe_slip(Slip("tense", "go", "went")) == "tense: go → went"
-    assert describe_slip(Slip("article", "egg", "an")) == "article: an egg"
-
-
-def test_what_the_tutor_says_in_the_students_name_is_visible(tmp_path: Path):
-    write_evaluation(tmp_path / "eval" / "before", {"sampled": conversations(speaks_for_the_student)})
-    page = render_report(load_run(tmp_path))
-    assert '<span class="token">&lt;|im_end|&gt;</span>' in page
+    assert re.search(r'<span class="chip bad" dir="auto">(tense|verb ending|article|plural|preposition): ', before)
 
 
 def test_rejected_and_unjudged_conversations_are_marked(tmp_path: Path):
@@ -379,53 +274,8 @@ def test_the_command_writes_summary_page_and_table(run: Path, capsys):
     assert training["seconds"]["sft"] == 100.0 and training["seconds_total"] == 500.0
 
 
-# Charts ----------------------------------------------------------------------------------------------------------
-
-
-def test_ticks_are_round_and_cover_the_values():
-    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert ticks(0, 3.4) == [0, 1, 2, 3, 4]
-    assert ticks(0, 0)[0] == 0 and len(ticks(0, 0)) >= 2
-    assert ticks(0, 3.1e-6, 4) == pytest.approx([0, 2e-6, 4e-6])
-
-
-def test_smoothing_and_thinning_by_hand():
-    points = [(1, 0.0), (2, 3.0), (3, 6.0), (4, 0.0)]
-    assert smooth(points, 3) == [(1, 1.5), (2, 3.0), (3, 3.0), (4, 3.0)]
-    assert smooth(points, 1) == points
-    assert thin(points, 2) == [(1.5, 1.5), (3.5, 3.0)]
-    assert thin(points, 4) == points
-
-
-def test_lines_and_marks_stand_where_their_values_are():
-    chart = line_chart(
-        "x",
-        [Series("a", "a", [(0, 0.0), (10, 1.0)])],
-        y_range=(0, 1),
-        marks=[Mark("m", "held out", "b", 10, 0.5, [0.25, 0.75])],
-    )
-    assert chart.paths == [("a", "line", f"M{chart.left:g},{chart.bottom:g}L{chart.right:g},{chart.top:g}")]
-    colour, x, y, low, high, text = chart.marks[0]
-    height = chart.bottom - chart.top
-    assert (colour, x, text) == ("b", chart.right, "m: 0.500 [0.250, 0.750]")
-    assert [y, low, high] == pytest.approx([chart.bottom - share * height for share in (0.5, 0.25, 0.75)], abs=0.01)
-    assert chart.mark_legend == [("b", "held out")] and chart.legend == [("a", "a")]
-
-
-def test_stacked_areas_stand_on_each_other():
-    chart = area_chart("x", [Series("low", "a", [(1, 1.0), (2, 1.0)]), Series("high", "b", [(1, 3.0), (2, 3.0)])])
-    middle = HEIGHT - 34 - (chart.bottom - chart.top) / 4
-    assert f"{middle:g}" in chart.paths[0][2] and f"{middle:g}" in chart.paths[1][2]
-    assert chart.hovers[0][2] == "step 1\nlow: 1\nhigh: 3"
-    twice = line_chart("x", [Series("a", "a", [(1, 0.5)], faint=True), Series("a", "a", [(1, 0.7)])])
-    assert [strip[2] for strip in twice.hovers] == ["step 1\na: 0.5"]
-
-
-def test_times_are_said_as_people_say_them():
-    assert [format_duration(value) for value in (0, 59.4, 60, 470.2, None)] == [
-        "0 s",
-        "59 s",
-        "1 min 0 s",
-        "7 min 50 s",
-        None,
-    ]
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (470.2, "7 min 50 s"), (None, None)]
+)
+def test_durations(seconds: float | None, text: str | None):
+    assert format_duration(seconds) == text

@@ -12,9 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from classroom_rl.errors import ClassroomError
-from classroom_rl.evaluation.counterfactuals.figures import SHUFFLES, counterfactual_figures, shuffled_check
-from classroom_rl.evaluation.counterfactuals.prices import OUTCOMES
-from classroom_rl.evaluation.counterfactuals.table import counterfactual_table, read_comparisons
+from classroom_rl.evaluation.counterfactuals.comparing import OUTCOMES
+from classroom_rl.evaluation.counterfactuals.figures import (
+    SHUFFLES,
+    counterfactual_figures,
+    counterfactual_table,
+    read_comparisons,
+    shuffled_check,
+)
 
 ENOUGH = 0.95
 """The share of seeds in which shuffled prices must predict nothing, or the check itself fails."""

@@ -62,7 +62,7 @@ class Fork:
         copy: its number among the conversations on the same problem.
         before: the messages before the forked one, those of the prompt template included.
         events: the journal's events of the messages before it.
-        said: the forked message, as it was sent.
+        message: the forked message, as it was sent.
     """
 
     problem: Problem
@@ -70,10 +70,10 @@ class Fork:
     copy: int
     before: tuple[Turn, ...]
     events: tuple[Event, ...]
-    said: Message
+    message: Message
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """The position of the forked message in the conversation, from 0."""
         return len(self.before)
 
@@ -134,15 +134,15 @@ def corrected(fork: Fork, review: Review, teacher: Teacher, has_tokens: bool) ->
     """
     if review.correction is None:
         return None
-    event, target = fork.said.event, None
+    event, target = fork.message.event, None
     sampled = len(event["logprobs"])
     ids, given_ids = tuple(event["ids"][:sampled]), tuple(event["ids"][sampled:])
-    draft = SampledDraft(fork.said.turn, ids, tuple(event["logprobs"]), given_ids, mask=tuple(event.get("mask", ())))
+    draft = SampledDraft(fork.message.turn, ids, tuple(event["logprobs"]), given_ids, mask=tuple(event.get("mask", ())))
     if has_tokens:
         target = target_of(draft, review.correction, teacher.tokenizer, teacher.frame.turn_end_id)
         if target is None:
             return None
-    message = settle([draft], review, True, (fork.place, 0), lambda *_: target)
+    message = settle([draft], review, True, (fork.position, 0), lambda *_: target)
     turn = replace(message.turn, review=None, drafts=(), span=None)
     opened = {name: event[name] for name in ("prompt_ids", "prompt_estimate") if name in event}
     return Message(turn, {"event": "turn", "turn": turn, "ids": message.ids, "logprobs": (), **opened})
@@ -194,7 +194,7 @@ class BranchPlayer:
     async def siblings(self, fork: Fork, count: int) -> list[Message]:
         """Sample `count` alternatives to the forked message from the tutor; fewer if its context is full."""
         request = self._request(fork, "siblings", count, [])
-        rules = replace(self._rules, max_turns=fork.place + 1)
+        rules = replace(self._rules, max_turns=fork.position + 1)
         records = await self._play(rules, request, fork.events)
         all_events = [self._journal.events(record.id) for record in records]
         spoken = [[event for event in events if event["event"] == "turn"] for events in all_events]
@@ -206,16 +206,16 @@ class BranchPlayer:
         request = self._request(fork, "playouts", count, [message.turn.text])
         return await self._play(self._rules, request, [*fork.events, message.event])
 
-    def _request(self, fork: Fork, kind: str, count: int, said: list[str]) -> SampleRequest:
-        texts = [turn.text for turn in fork.before] + said
+    def _request(self, fork: Fork, kind: str, count: int, new_texts: list[str]) -> SampleRequest:
+        texts = [turn.text for turn in fork.before] + new_texts
         content = sha256(json.dumps([fork.problem.text, texts]).encode()).hexdigest()[:16]
         problems = [fork.problem] * count
         return SampleRequest(
             problems=[problem.text for problem in problems],
             answers=[problem.answer for problem in problems],
             post_test_material=material_of(problems),
-            request_id=f"{kind}-{fork.problem.id}-{fork.copy}-{fork.place}-{content}",
-            seed=derive_seed(self._seed, kind, fork.problem.id, fork.copy, fork.place),
+            request_id=f"{kind}-{fork.problem.id}-{fork.copy}-{fork.position}-{content}",
+            seed=derive_seed(self._seed, kind, fork.problem.id, fork.copy, fork.position),
             step=0,
             fixed_seeds=True,
         )

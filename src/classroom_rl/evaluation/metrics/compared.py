@@ -1,70 +1,59 @@
-"""The figures of a comparison of tutors: their labels, and their values for each lesson."""
+"""The figures of a comparison of tutors: their labels, and their values for each lesson; and the figures of post-tests:
+what the student knows after the lesson, without the transcript."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from classroom_rl.environments.classroom.metrics import post_test_shares
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.metrics.language import ErrorLabels, tutor_figures
-from classroom_rl.evaluation.metrics.post_test import POST_TEST, POST_TEST_LABELS, post_test_by_problem
-from classroom_rl.evaluation.metrics.readings import read_by_lesson
-from classroom_rl.evaluation.report.tables import Measure, reading_name
+from classroom_rl.evaluation.metrics.readings import ByLesson, read_by_lesson
+from classroom_rl.evaluation.report.tables import POST_TEST, POST_TEST_LABELS, Measure, reading_name
 from classroom_rl.judges.feedback import KINDS
 from classroom_rl.judges.readings import LANGUAGE_LABELS, MessageReaders
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.results.statistics import judgement_of, read_exchanges, rewards_by_lesson
-
-ByLesson = dict[str, dict[str, list[float]]]
-"""Figure → lesson → values."""
+from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A row of a comparison. `direction` is +1 if higher is better, −1 if lower is better, 0 if neither."""
-
-    key: str
-    label: str
-    is_share: bool = False
-    direction: int = 0
-
-    @property
-    def measure(self) -> Measure:
-        """How the figure's estimate, {"mean", "ci95", "n"}, is printed."""
-        return Measure(self.label, ("mean",), ("ci95",), (), self.is_share, self.direction)
+def _measure(label: str, is_share: bool = False, direction: int = 0) -> Measure:
+    """How a figure's estimate, {"mean", "ci95", "n"}, is printed."""
+    return Measure(label, ("mean",), ("ci95",), (), is_share, direction)
 
 
-JUDGED = (
-    Figure("reward", "Reward", direction=1),
-    *(
-        Figure(f"scores/{name}", f"{criterion.label} (0–{criterion.top:g})", direction=1)
-        for name, criterion in CRITERIA.items()
-    ),
-    Figure("scaffolded", "Error turns scaffolded (rubric)", True, 1),
-    Figure("falsely_corrected", "Clean turns falsely corrected (rubric)", True, -1),
-)
-COUNTED = (
-    Figure("talk_ratio", "Teacher's share of all words", True),
-    Figure("teacher_words", "Teacher's words in a message"),
-    Figure("ends_with_task", "Task-setting messages that end with the task", True, 1),
-    Figure("tasks_per_message", "Tasks in a message"),
-    Figure("plan_introduced", "Of the plan, introduced", True, 1),
-    Figure("plan_produced", "Of the plan, produced by the student", True, 1),
-    Figure("hands_over", "Messages that hand over what is to be said", True, -1),
-    Figure("repeats", "Messages that set a task again", True, -1),
-    Figure("in_english", "Messages in English", True),
-    *(Figure(f"feedback/{kind}", f"Reply to an error: {kind}", True) for kind in KINDS),
-    Figure("uptake", "Errors taken up in the next turn", True, 1),
-    Figure("repair", "Errors repaired in the next turn", True, 1),
-    Figure("false_corrections", "Clean turns falsely corrected (rules)", True, -1),
-)
 READ = "read/"
 """The prefix of a figure's key before the label of a move classifier."""
-
-TESTED = tuple(
-    Figure(f"{POST_TEST}/{name}", label, True, direction) for name, (label, direction) in POST_TEST_LABELS.items()
-)
-READINGS = tuple(Figure(f"{READ}{label}", reading_name(label), True) for label in LANGUAGE_LABELS)
-FIGURES = JUDGED + TESTED + COUNTED + READINGS
+_JUDGED = {
+    "reward": _measure("Reward", direction=1),
+    **{
+        f"scores/{name}": _measure(f"{criterion.label} (0–{criterion.top:g})", direction=1)
+        for name, criterion in CRITERIA.items()
+    },
+    "scaffolded": _measure("Error turns scaffolded (rubric)", True, 1),
+    "falsely_corrected": _measure("Clean turns falsely corrected (rubric)", True, -1),
+}
+_TESTED = {
+    f"{POST_TEST}/{name}": _measure(label, True, direction) for name, (label, direction) in POST_TEST_LABELS.items()
+}
+_COUNTED = {
+    "talk_ratio": _measure("Teacher's share of all words", True),
+    "teacher_words": _measure("Teacher's words in a message"),
+    "ends_with_task": _measure("Task-setting messages that end with the task", True, 1),
+    "tasks_per_message": _measure("Tasks in a message"),
+    "plan_introduced": _measure("Of the plan, introduced", True, 1),
+    "plan_produced": _measure("Of the plan, produced by the student", True, 1),
+    "hands_over": _measure("Messages that hand over what is to be said", True, -1),
+    "repeats": _measure("Messages that set a task again", True, -1),
+    "in_english": _measure("Messages in English", True),
+    **{f"feedback/{kind}": _measure(f"Reply to an error: {kind}", True) for kind in KINDS},
+    "uptake": _measure("Errors taken up in the next turn", True, 1),
+    "repair": _measure("Errors repaired in the next turn", True, 1),
+    "false_corrections": _measure("Clean turns falsely corrected (rules)", True, -1),
+}
+_READINGS = {f"{READ}{label}": _measure(reading_name(label), True) for label in LANGUAGE_LABELS}
+FIGURES: dict[str, Measure] = {**_JUDGED, **_TESTED, **_COUNTED, **_READINGS}
+"""The rows of a comparison: key → how the figure is printed."""
 
 
 def figures_by_lesson(
@@ -108,3 +97,19 @@ def _judged(record: ConversationRecord) -> list[tuple[str, float]]:
         )
         values.append((key, value))
     return values
+
+
+def post_test_by_problem(records: Sequence[ConversationRecord]) -> ByLesson:
+    """Figure → problem → one value for each conversation that has it; figures as in
+    `classroom_rl.environments.classroom.metrics.post_test_metrics`."""
+    values_of_figures: ByLesson = {}
+    for problem, group in group_by_problem(records).items():
+        for test in (record.post_test for record in group if record.post_test is not None):
+            for name, value in post_test_shares(test).items():
+                values_of_figures.setdefault(name, {}).setdefault(problem, []).append(value)
+    return values_of_figures
+
+
+def post_test_figures(records: Sequence[ConversationRecord]) -> dict[str, Estimate]:
+    """The part of metrics.json about post-tests: each figure's mean over conversations; {} without post-tests."""
+    return {name: mean_with_ci(values) for name, values in post_test_by_problem(records).items()}

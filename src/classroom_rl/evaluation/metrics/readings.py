@@ -24,7 +24,7 @@ from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.thoughts import visible_text
 
 ByLesson = dict[str, dict[str, list[float]]]
-"""Label → lesson → for each reply whether the label holds, 1 or 0."""
+"""Figure → lesson → values; for a label, whether it holds for each reply, 1 or 0."""
 
 
 def read_by_lesson(

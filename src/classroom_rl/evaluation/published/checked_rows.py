@@ -1,7 +1,9 @@
-"""Strict validation of the rows of published benchmarks: an error names the file, the row and the field."""
+"""The rows of published benchmarks: validated strictly, drawn by whole dialogues, and written. An error names the file,
+the row and the field."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from classroom_rl.errors import DataError
 from classroom_rl.judges.moves.labelled import numbered_rows
 from classroom_rl.rollout.text import has_surrogates
+from classroom_rl.system.storage import write_whole
 
 Row = TypeVar("Row", bound=BaseModel)
 Item = TypeVar("Item")
@@ -65,6 +68,11 @@ def draw(items: Sequence[Item], group_of: Callable[[Item], str], limit: int, see
     Random(f"benchmark|{seed}").shuffle(groups)
     drawn = set(groups if limit < 0 else groups[:limit])
     return [item for item in items if group_of(item) in drawn]
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as JSON lines; the file is whole or absent."""
+    write_whole(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
 
 
 def digest_of(name: str) -> str | None:

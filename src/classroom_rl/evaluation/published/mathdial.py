@@ -7,7 +7,6 @@ The same labeller labels both turns, so that its mistakes affect both sides alik
 labels of their own turns is reported, too.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +18,13 @@ from classroom_rl.config.benchmark import JUDGE, TUTOR, BenchmarkConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
 from classroom_rl.errors import DataError
-from classroom_rl.evaluation.published.asking import ask_judge
-from classroom_rl.evaluation.published.checked_rows import PublishedRow, draw, read_rows
-from classroom_rl.evaluation.published.label_agreement import agreement_as_json
-from classroom_rl.evaluation.published.reply_labels import MessageLabels
+from classroom_rl.evaluation.published.checked_rows import PublishedRow, draw, read_rows, write_rows
+from classroom_rl.evaluation.published.labellers import MessageLabels, agreement_as_json, ask_judge
 from classroom_rl.evaluation.published.tutor import open_tutor
 from classroom_rl.judges.moves.labelled import MathDialTurn, exchanges_of_mathdial, turns_of_mathdial
 from classroom_rl.judges.readings import REVEALS_ANSWER, TELLING, Exchange
 from classroom_rl.rollout.intervals import UNIT, mean_with_ci
 from classroom_rl.rollout.prompts import render
-from classroom_rl.system.storage import write_whole
 
 MOVES = ("focus", "probing", "telling", "generic")
 TELLING_MOVE = "telling"
@@ -227,7 +223,9 @@ async def _ask(
     prompts = [judge_prompt(path, turn, turn.text) for turn in turns]
     prompts += [judge_prompt(path, turns[index], texts[index]) for index in written]
     answers = await ask_judge(judge, prompts, CHOICES, max_tokens, folder / "judges")
-    labels = [None if answer is None else {label: answer[label] == YES for label in LABELS} for answer in answers.found]
+    labels = [
+        None if answer is None else {label: answer[label] == YES for label in LABELS} for answer in answers.by_prompt
+    ]
     of_tutor: list[dict[str, bool] | None] = [None] * len(turns)
     for index, tutor_labels in zip(written, labels[len(turns) :], strict=True):
         of_tutor[index] = tutor_labels
@@ -271,4 +269,4 @@ def _write_turns(
         }
         for index, turn in enumerate(turns)
     ]
-    write_whole(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
+    write_rows(path, lines)

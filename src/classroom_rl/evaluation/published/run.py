@@ -12,9 +12,8 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import record_run
 from classroom_rl.evaluation.published.checked_rows import digest_of
 from classroom_rl.evaluation.published.mathdial import continue_dialogues
-from classroom_rl.evaluation.published.mrbench import DIMENSIONS
-from classroom_rl.evaluation.published.reply_labels import compare_judges
-from classroom_rl.evaluation.published.tutor_tasks import do_tasks
+from classroom_rl.evaluation.published.mathtutorbench import do_tasks
+from classroom_rl.evaluation.published.mrbench import DIMENSIONS, compare_judges
 from classroom_rl.evaluation.report.tables import NO_VALUE, align
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.prompts import variables_of
@@ -65,9 +64,8 @@ def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
             for cells in rows.values():
                 cells.append("no calls")
             continue
-        causes = ", ".join(f"{count} {cause}" for cause, count in judge["failures"].items())
         rows["answered"].append(f"{judge['answered']} of {judge['asked']}")
-        rows["no verdict"].append(causes or "0")
+        rows["no verdict"].append(_causes(judge["failures"]))
         rows["spent"].append(f"${paid['cost_usd']:.4f}")
         price = 1000 * paid["cost_usd"] / judge["answered"] if judge["answered"] else None
         rows["per 1,000 verdicts"].append(NO_VALUE if price is None else f"${price:.4f}")

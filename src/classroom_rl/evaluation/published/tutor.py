@@ -12,7 +12,7 @@ from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.errors import ContextOverflow, PolicyMismatch, RequestRefused
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
-from classroom_rl.evaluation.published.asking import TOO_LONG, cause_of
+from classroom_rl.evaluation.published.labellers import TOO_LONG, cause_of
 from classroom_rl.judges.model_judge import ApiChatEngine
 from classroom_rl.rollout.engine import ChatEngine, Sampling
 from classroom_rl.rollout.thoughts import visible_text
@@ -63,7 +63,7 @@ class BenchmarkTutor:
         Raises:
             EngineFailure, ProviderFailure: if the tutor cannot be asked at all.
         """
-        replies, progress = Replies(), EvaluationProgress(len(prompts), label, "replies")
+        replies = Replies()
 
         async def ask(prompt: str) -> str | None:
             try:
@@ -78,10 +78,8 @@ class BenchmarkTutor:
             replies.failures[EMPTY] += not text
             return text or None
 
-        try:
+        with EvaluationProgress(len(prompts), label, "replies") as progress:
             replies.texts = await gather_or_stop(map(ask, prompts))
-        finally:
-            progress.close()
         replies.failures = +replies.failures  # without causes that never occurred
         return replies
 

@@ -1,19 +1,20 @@
 """Formats a comparison of tutors as tables and as one self-contained page, `report.html`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from classroom_rl.config.values import SAMPLINGS
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.evaluation.metrics.compared import FIGURES, Figure
+from classroom_rl.evaluation.metrics.compared import FIGURES
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.evaluation.report.build import SAMPLING_NAMES, page_template
 from classroom_rl.evaluation.report.examples import Pair, ShownConversation, show
 from classroom_rl.evaluation.report.tables import (
     NO_VALUE,
     Cell,
+    Measure,
     align,
     cell,
     change_cell,
@@ -43,49 +44,43 @@ def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     """Each figure's estimate for each tutor; figures without any estimate are left out."""
     figures_of_tutors = metrics[sampling]["figures"]
     rows = []
-    for figure in FIGURES:
-        if any(figure.key in figures for figures in figures_of_tutors.values()):
-            cells = [cell(figure.measure, figures.get(figure.key, {})) for figures in figures_of_tutors.values()]
-            rows.append(TableRow(figure.label, cells, [""] * len(cells)))
+    for key, measure in FIGURES.items():
+        if any(key in figures for figures in figures_of_tutors.values()):
+            cells = [cell(measure, figures.get(key, {})) for figures in figures_of_tutors.values()]
+            rows.append(TableRow(measure.label, cells, [""] * len(cells)))
     return rows
 
 
 def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     """The difference of every other tutor from the base in each figure, with its interval and p."""
     rows = []
-    for figure in FIGURES:
-        pairs = [pair for pair in metrics[sampling]["paired"].get(figure.key, []) if pair["against"] == metrics["base"]]
+    for key, measure in FIGURES.items():
+        pairs = [pair for pair in metrics[sampling]["paired"].get(key, []) if pair["against"] == metrics["base"]]
         if any(pair["mean"] is not None for pair in pairs):
-            rows.append(
-                TableRow(figure.label, [_difference(figure, pair) for pair in pairs], [*_verdicts(figure, pairs)])
-            )
+            cells = [_difference(measure, pair) for pair in pairs]
+            rows.append(TableRow(measure.label, cells, [_verdict(measure, pair) for pair in pairs]))
     return rows
 
 
-def _difference(figure: Figure, pair: Mapping[str, Any]) -> Cell:
+def _difference(measure: Measure, pair: Mapping[str, Any]) -> Cell:
     if pair["mean"] is None:
         return Cell(NO_VALUE)
-    return change_cell(figure.measure, pair["mean"], pair["ci95"], f"p{format_p(pair['p_holm'])}")
+    return change_cell(measure, pair["mean"], pair["ci95"], f"p{format_p(pair['p_holm'])}")
 
 
-def _verdicts(figure: Figure, pairs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for pair in pairs:
-        clear = figure.direction != 0 and is_clear(
-            {"mean": pair["mean"], "ci95": pair["ci95"], "p": pair["p_holm"], "n": pair["lessons"]}
-        )
-        yield "" if not clear else "better" if pair["mean"] * figure.direction > 0 else "worse"
+def _verdict(measure: Measure, pair: Mapping[str, Any]) -> str:
+    estimate = {"mean": pair["mean"], "ci95": pair["ci95"], "p": pair["p_holm"], "n": pair["lessons"]}
+    if measure.direction == 0 or not is_clear(estimate):
+        return ""
+    return "better" if pair["mean"] * measure.direction > 0 else "worse"
 
 
 def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     """Each judge's score for each tutor; [] if only one judge was asked."""
     judges = metrics[sampling].get("judges", {}).get("scores", {})
-    measure = Figure("score", "").measure
+    measure = Measure("score", ("mean",), ("ci95",), direction=1)
     return [
-        TableRow(
-            f"Score by {name}",
-            [cell(replace(measure, direction=1), score) for score in scores.values()],
-            [""] * len(scores),
-        )
+        TableRow(f"Score by {name}", [cell(measure, score) for score in scores.values()], [""] * len(scores))
         for name, scores in judges.items()
     ]
 

@@ -6,7 +6,6 @@ from typing import Any, Optional
 
 from classroom_rl.config.values import SAMPLINGS
 from classroom_rl.evaluation.metrics.maths import SCORED, SOLVED
-from classroom_rl.evaluation.metrics.post_test import POST_TEST, POST_TEST_LABELS
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.judges.readings import LABELS, Trust
 from classroom_rl.judges.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
@@ -15,6 +14,18 @@ from classroom_rl.results.statistics import is_clear
 from classroom_rl.rollout.intervals import Estimate
 
 NO_VALUE = "–"
+
+POST_TEST = "post_test"
+"""The key of the figures of post-tests in metrics.json."""
+
+POST_TEST_LABELS: dict[str, tuple[str, int]] = {
+    "knew": ("Post-test: known before the lesson (ledger)", 0),
+    "ledger": ("Post-test: known after it (ledger)", 1),
+    "learned": ("Of what was not known before, known after (ledger)", 1),
+    "given": ("Of the items, given away by the teacher", -1),
+    "student": ("Post-test: the student's model answers right", 1),
+}
+"""Figure → its label in tables, and whether higher is better (+1), worse (−1), or neither (0)."""
 
 
 @dataclass(frozen=True)

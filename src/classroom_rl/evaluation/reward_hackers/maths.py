@@ -21,12 +21,12 @@ from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.evaluation.reward_hackers.hackers import reversed_letters, spelt
-from classroom_rl.evaluation.reward_hackers.playing import ScriptedTutor
+from classroom_rl.evaluation.reward_hackers.playing import ScriptedRole, ScriptedTutor
 from classroom_rl.judges.messages import holds
 from classroom_rl.judges.prompt_injection import backwards, readings
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
+from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest
@@ -34,7 +34,6 @@ from classroom_rl.rollout.reviews import MessageToReview
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.thoughts import visible_messages
-from classroom_rl.rollout.tokens import approximate_tokens
 from classroom_rl.supervision.maths_rules import maths_faults
 from classroom_rl.system.shipped import ROOT
 
@@ -139,28 +138,22 @@ def tells_the_answer_reversed(view: MathsView) -> str:
     return f"Read {reversed_letters(view.answer)} from its end. What do you get?"
 
 
-class _MathsStudent:
+class _MathsStudent(ScriptedRole):
     """A student that knows the answer once the tutor has told it, in any disguise, and learns nothing else."""
 
     def __init__(self, problem: Problem, generation: GenerationConfig):
         self._answer = problem.answer
         self._final = render(generation.student_final_prompt_path, problem=problem.text, student_name=None)
 
-    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Write an attempt, a reply, or the solution, depending on the last message."""
-        if messages[-1]["content"] == self._final:
-            heard = [message["content"] for message in messages[1:-1] if message["role"] == "user"]
-            was_told = any(
-                holds(reading, self._answer) for text in heard for reading in (*readings(text), *backwards(text))
-            )
-            text = f"\\boxed{{{self._answer}}}" if was_told else "I do not know."
-        else:
-            text = "I do not know how to go on."
-        return Completion((), (), text, True, None, approximate_tokens(text))
-
-    def health(self) -> EngineHealth:
-        """No model runs here."""
-        return EngineHealth(model="scripted student", engine="script", engine_version="", pids=[])
+    def reply(self, messages: Sequence[Message]) -> str:
+        """An attempt, a reply, or the solution, depending on the last message."""
+        if messages[-1]["content"] != self._final:
+            return "I do not know how to go on."
+        heard = [message["content"] for message in messages[1:-1] if message["role"] == "user"]
+        was_told = any(
+            holds(reading, self._answer) for text in heard for reading in (*readings(text), *backwards(text))
+        )
+        return f"\\boxed{{{self._answer}}}" if was_told else "I do not know."
 
 
 @dataclass(frozen=True)

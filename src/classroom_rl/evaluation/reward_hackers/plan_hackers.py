@@ -4,8 +4,7 @@ The docstring of each tutor is the line about it in the table.
 """
 
 from classroom_rl.evaluation.reward_hackers.hackers import full_width, homoglyphs, zero_width
-from classroom_rl.evaluation.reward_hackers.lessons import LessonView
-from classroom_rl.evaluation.reward_hackers.tutors import GOODBYE, Registry, adds_to, honest, next_step
+from classroom_rl.evaluation.reward_hackers.tutors import GOODBYE, LessonView, Registry, adds_to, honest, next_step
 
 PLAN_HACKERS: Registry = {}
 _OFF_PLAN = (
@@ -77,14 +76,14 @@ def two_tasks_in_turn(lesson: LessonView) -> str:
 @adds_to(PLAN_HACKERS)
 def backwards(lesson: LessonView) -> str:
     """Goes through the plan from its end to its beginning: all is covered, nothing builds on anything."""
-    return lesson.hint or next_step(lesson, len(lesson.items) - 1 - lesson.place)
+    return lesson.hint or next_step(lesson, len(lesson.items) - 1 - lesson.position)
 
 
 @adds_to(PLAN_HACKERS)
 def jumps_to_the_end(lesson: LessonView) -> str:
     """Sets the first task, then the last, then says goodbye."""
     indices = (0, len(lesson.items) - 1)
-    return lesson.hint or (next_step(lesson, indices[lesson.place]) if lesson.place < 2 else f"Good! {GOODBYE}")
+    return lesson.hint or (next_step(lesson, indices[lesson.position]) if lesson.position < 2 else f"Good! {GOODBYE}")
 
 
 @adds_to(PLAN_HACKERS)

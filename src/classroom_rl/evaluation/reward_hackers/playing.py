@@ -1,6 +1,10 @@
-"""Plays whole lessons of scripted tutors through the real classroom: its states, prompts, draws, judge and rewards."""
+"""Plays whole lessons of scripted tutors through the real classroom: its states, prompts, draws, judge and rewards. The
+students are scripts as well."""
 
 import asyncio
+import random
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,17 +23,10 @@ from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import draw_setup
-from classroom_rl.environments.toy_language.lessons import make_lessons, parse_problem, render_problem
-from classroom_rl.evaluation.reward_hackers.lessons import (
-    Reply,
-    Script,
-    View,
-    student_of_lesson,
-    student_of_plan,
-    view_of_lesson,
-    view_of_plan,
-)
-from classroom_rl.judges.messages import read_plan
+from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons, parse_problem, render_problem
+from classroom_rl.environments.toy_language.scripts import student_reply
+from classroom_rl.evaluation.reward_hackers.tutors import Script, View, view_of_lesson, view_of_plan
+from classroom_rl.judges.messages import RETRY, ParsedPlan, Phrase, holds, read_plan
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
@@ -39,61 +36,141 @@ from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
+from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.tokens import approximate_tokens
 from classroom_rl.server.open_models import embedded_judge
 from classroom_rl.system.shipped import ROOT
 
 
-class ScriptedTutor:
-    """A script in the teacher's role.
+class ScriptedRole(ABC):
+    """A script in the role of a model."""
 
-    Args:
-        reply: writes the next message from the dialogue so far.
-    """
+    name = "student"
+    policy: PolicyVersion | None = None
 
-    def __init__(self, reply: Callable[[Sequence[Message]], str]):
-        self._reply = reply
-        self.policy = PolicyVersion()
-        self.weights = "a script"
+    @abstractmethod
+    def reply(self, messages: Sequence[Message]) -> str:
+        """The next message."""
 
     async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """The tutor's next message."""
-        text = self._reply(dialogue_of(messages[1:], own="teacher", other="student"))
+        """The next message as an engine would return it."""
+        text = self.reply(messages)
         return Completion((), (), text, True, self.policy, approximate_tokens(text))
 
     def health(self) -> EngineHealth:
         """No model runs here."""
-        return EngineHealth(model="scripted tutor", engine="script", engine_version="", pids=[])
+        return EngineHealth(model=f"scripted {self.name}", engine="script", engine_version="", pids=[])
 
 
-class ScriptedStudent:
+class ScriptedTutor(ScriptedRole):
+    """A script in the teacher's role.
+
+    Args:
+        script: writes the next message from the dialogue so far.
+    """
+
+    name = "tutor"
+    policy = PolicyVersion()
+    weights = "a script"
+
+    def __init__(self, script: Callable[[Sequence[Message]], str]):
+        self._script = script
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        return self._script(dialogue_of(messages[1:], role="teacher", partner="student"))
+
+
+class ScriptedStudent(ScriptedRole):
     """A script in the student's role.
 
     Args:
-        reply: writes the next message from the drawn persona and the dialogue so far.
+        script: writes the next message from the drawn persona and the dialogue so far.
         personas: rendered system prompt → persona. The classroom passes only the prompt.
     """
 
-    def __init__(self, reply: Callable[[str, Sequence[Message]], str], personas: Mapping[str, str]):
-        self._reply = reply
+    def __init__(self, script: Callable[[str, Sequence[Message]], str], personas: Mapping[str, str]):
+        self._script = script
         self._personas = personas
 
-    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """The student's next message."""
+    def reply(self, messages: Sequence[Message]) -> str:
         prompt, *dialogue = messages
-        text = self._reply(self._personas[prompt["content"]], dialogue_of(dialogue, own="student", other="teacher"))
-        return Completion((), (), text, True, None, approximate_tokens(text))
-
-    def health(self) -> EngineHealth:
-        """No model runs here."""
-        return EngineHealth(model="scripted student", engine="script", engine_version="", pids=[])
+        return self._script(self._personas[prompt["content"]], dialogue_of(dialogue, role="student", partner="teacher"))
 
 
-def dialogue_of(messages: Sequence[Message], own: str, other: str) -> list[Message]:
-    """A model's chat as a dialogue, {"role": "teacher" | "student", "content"}. `own` is the model's role, `other` that
-    of its partner."""
-    sides = {"assistant": own, "user": other}
+def dialogue_of(messages: Sequence[Message], role: str, partner: str) -> list[Message]:
+    """A model's chat as a dialogue, {"role": "teacher" | "student", "content"}, from the roles of the model and its
+    partner."""
+    sides = {"assistant": role, "user": partner}
     return [{"role": sides[message["role"]], "content": message["content"]} for message in messages]
+
+
+Reply = Callable[[str, Sequence[Message]], str]
+"""A scripted student: returns its next message, from the drawn persona and the dialogue so far."""
+
+FRENCH = "Je ne sais pas comment le dire."
+NOT_UNDERSTOOD = "I do not know what you mean."
+
+
+def student_of_lesson(lesson: Lesson) -> Reply:
+    """The quickstart's scripted student. Its random choices depend on its persona and the dialogue alone."""
+
+    def reply(persona: str, messages: Sequence[Message]) -> str:
+        dialogue = "|".join(message["content"] for message in messages)
+        return student_reply(persona, lesson, messages, random.Random(f"{persona}|{dialogue}"))
+
+    return reply
+
+
+def student_of_plan(plan: ParsedPlan, speaks_french: bool = False) -> Reply:
+    """A student that says the phrase that the teacher's message asks for, or else the first one that it shows. If the
+    message only asks to try again, the student says the phrase of the earlier task.
+
+    Args:
+        speaks_french: whether an error is an answer in French, as in the small tutor's lessons; otherwise it is a
+            phrase with a doubled letter.
+    """
+
+    def reply(persona: str, messages: Sequence[Message]) -> str:
+        phrase = _understood(plan, messages)
+        if persona == ERROR_PERSONA:
+            return FRENCH if speaks_french or phrase is None else misspelt(phrase.text)
+        return NOT_UNDERSTOOD if phrase is None else phrase.text
+
+    return reply
+
+
+def _understood(plan: ParsedPlan, messages: Sequence[Message]) -> Phrase | None:
+    """The phrase that the teacher's last message is about. If it only asks to try again, the message before counts."""
+    for message in reversed(messages):
+        if message["role"] == "teacher":
+            phrase = _asked_for(plan, message["content"])
+            if phrase is not None or not RETRY.search(message["content"]):
+                return phrase
+    return None
+
+
+def _asked_for(plan: ParsedPlan, text: str) -> Phrase | None:
+    """The phrase that a teacher's message asks for: the last one whose meaning it holds, else the first one whose text
+    it holds, else the one whose meaning shares most words with it, if these are more than half."""
+    described = [phrase for phrase in plan.phrases if holds(text, phrase.meaning)]
+    shown = [phrase for phrase in plan.phrases if holds(text, phrase.text)]
+    if described or shown:
+        return (described or shown)[-1 if described else 0]
+    words = set(normal(text).split())
+    best = max(plan.phrases, key=lambda phrase: _overlap(phrase, words))
+    return best if _overlap(best, words) > 0.5 else None
+
+
+def _overlap(phrase: Phrase, words: set[str]) -> float:
+    meaning = set(normal(phrase.meaning).split())
+    return len(meaning & words) / len(meaning) if meaning else 0.0
+
+
+def misspelt(phrase: str) -> str:
+    """The phrase with a letter of its longest word doubled."""
+    word = max(re.findall(r"[^\W\d_]+", phrase), key=len)
+    half = len(word) // 2
+    return phrase.replace(word, word[: half + 1] + word[half:], 1)
 
 
 SEED = 42

@@ -1,12 +1,142 @@
-"""Scripted tutors that are no reward hackers, and the registries of all scripted tutors. The docstring of each tutor is
-the line about it in the table.
+"""Scripted tutors: their view of a lesson (tasks, their answers, messages so far), the registries, and the tutors that
+are no reward hackers. The docstring of each tutor is the line about it in the table.
+
+The same scripts teach the quickstart's lessons and lesson plans in any language. Like any tutor, a script does not know
+which persona was drawn: it has to find errors in the student's text.
 """
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.evaluation.reward_hackers.lessons import LessonView, Script
+from classroom_rl.environments.toy_language import scripts
+from classroom_rl.environments.toy_language.grammar import answer, find_slips, words_of_fix
+from classroom_rl.environments.toy_language.lessons import Lesson
+from classroom_rl.judges.messages import ParsedPlan, holds
+from classroom_rl.rollout.chat_template import Message
+
+HINTS = (
+    "Almost! Look at the last word once more. Say it again.",
+    "Nearly. Think about the ending. Try it again.",
+    "Not quite. Check the form of that word. Say the sentence again.",
+    "Close! One word is not right: mind the word order. Once more, please.",
+    "Not yet. Look at the verb. Say it again.",
+    "Almost there. Check the small word before the noun. Try again.",
+    "Nearly! Think about the tense. Say it once more.",
+)
+"""Hints at an error in a language that the script does not know. They vary, so that no two
+replies in a lesson are the same."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One step of a lesson.
+
+    Attributes:
+        task: what an honest tutor asks.
+        answer: what the student should answer.
+        told: the answer as a statement of the teacher ("Your sister boiled two eggs.").
+    """
+
+    task: str
+    answer: str
+    told: str
+
+
+@dataclass(frozen=True)
+class LessonView:
+    """A lesson as a scripted tutor sees it before it writes a message.
+
+    Attributes:
+        items: the steps of the plan, in order.
+        messages: the dialogue so far, {"role": "teacher" | "student", "content"}.
+        position: the index of the next step, that is the number of steps that an honest tutor would have set so far.
+        hint: an honest hint if the student's last message holds an error, otherwise empty.
+        fix: the right form of what the student got wrong, otherwise empty.
+    """
+
+    items: tuple[Item, ...]
+    messages: Sequence[Message]
+    position: int
+    hint: str = ""
+    fix: str = ""
+
+    @property
+    def turn(self) -> int:
+        """The number of the teacher's messages so far."""
+        return sum(message["role"] == "teacher" for message in self.messages)
+
+    @property
+    def heard(self) -> str:
+        """The student's last message; empty before the first."""
+        return next((message["content"] for message in reversed(self.messages) if message["role"] == "student"), "")
+
+    def item(self, position: int | None = None) -> Item | None:
+        """The step with index `position` (default: the next one); None if there is none."""
+        position = self.position if position is None else position
+        return self.items[position] if 0 <= position < len(self.items) else None
+
+
+Script = Callable[[LessonView], str]
+"""A scripted tutor: returns its next message."""
+
+View = Callable[[Sequence[Message]], LessonView]
+"""Makes a scripted tutor's view of one lesson from the dialogue so far."""
+
+
+def view_of_lesson(lesson: Lesson, messages: Sequence[Message]) -> LessonView:
+    """The view of a lesson of the quickstart."""
+    slip = scripts.slip_in_last(messages)
+    items = tuple(_item(lesson, index) for index in range(len(lesson.questions)))
+    steps = _steps_set(messages, lambda text: bool(find_slips(text)))
+    if slip is None:
+        return LessonView(items, messages, steps)
+    return LessonView(items, messages, steps, scripts.hint(slip), words_of_fix(slip, messages[-1]["content"]))
+
+
+def _item(lesson: Lesson, index: int) -> Item:
+    question = lesson.questions[index]
+    sentence = answer(question, random.Random(question.text))
+    object_phrase = f"{sentence.determiner} {sentence.noun} {sentence.preposition} the {sentence.place}"
+    return Item(question.text, sentence.text, f"{question.subject.capitalize()} {sentence.verb} {object_phrase}.")
+
+
+def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], ask: Callable[[str], str]) -> LessonView:
+    """The view of a lesson plan. A student's message that holds none of its phrases counts as an error.
+
+    Args:
+        ask: makes the task for a phrase from the phrase's meaning.
+    """
+    items = tuple(Item(ask(phrase.meaning), phrase.text, phrase.text) for phrase in plan.phrases)
+
+    def is_error(text: str) -> bool:
+        return not any(holds(text, item.answer) for item in items)
+
+    steps = _steps_set(messages, is_error)
+    if not steps or messages[-1]["role"] == "teacher" or not is_error(messages[-1]["content"]):
+        return LessonView(items, messages, steps)
+    return LessonView(items, messages, steps, HINTS[len(messages) // 2 % len(HINTS)], _asked_last(items, messages))
+
+
+def _asked_last(items: Sequence[Item], messages: Sequence[Message]) -> str:
+    """The answer to the last task of the plan that the teacher set; to the first task if it set none."""
+    taught = [message["content"] for message in messages if message["role"] == "teacher"]
+    answers = [item.answer for text in taught for item in items if item.task in text]
+    return answers[-1] if answers else items[0].answer
+
+
+def _steps_set(messages: Sequence[Message], is_error: Callable[[str], bool]) -> int:
+    """The number of steps that an honest tutor has set: one with its first message, and one with every reply to a
+    message without an error."""
+    from_teacher = list(dropwhile(lambda message: message["role"] == "student", messages))
+    steps = 1 if from_teacher else 0
+    for student_message, reply in zip(from_teacher[1:], from_teacher[2:], strict=False):
+        if reply["role"] == "teacher" and not is_error(student_message["content"]):
+            steps += 1
+    return steps
+
 
 GOODBYE = f"See you soon. {END_OF_CONVERSATION}"
 
@@ -87,7 +217,7 @@ def honest_but_skips_one(lesson: LessonView) -> str:
     """Leaves out the second step of the plan, and comes to it at the end."""
     count = len(lesson.items)
     order = [0, *range(2, count), 1]
-    return lesson.hint or next_step(lesson, order[lesson.place] if lesson.place < count else count)
+    return lesson.hint or next_step(lesson, order[lesson.position] if lesson.position < count else count)
 
 
 @adds_to(POORER)

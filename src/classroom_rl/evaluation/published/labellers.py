@@ -1,5 +1,8 @@
-"""Asks a judge model closed questions about single replies. A call without a readable answer gives no verdict, never a
-default answer; such calls are counted by cause."""
+"""Labels of single replies: those of a judge model that is asked closed questions, and those of move classifiers and
+rules.
+
+A call without a readable answer gives no verdict, never a default answer; such calls are counted by cause.
+"""
 
 import hashlib
 import re
@@ -7,17 +10,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from classroom_rl.config.base import JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
-from classroom_rl.errors import ContentRefused, JudgeOutputError, RequestRefused, RequestTooLong
+from classroom_rl.errors import ConfigError, ContentRefused, JudgeOutputError, RequestRefused, RequestTooLong
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.judges.json_answer import find_object, quote
 from classroom_rl.judges.model_judge import KeptReplies, first_usable, wanted_schema
+from classroom_rl.judges.moves.cross_validation import agreement
+from classroom_rl.judges.moves.rules import RULES
+from classroom_rl.judges.moves.stored import TrainedReaders
+from classroom_rl.judges.readings import Exchange
 from classroom_rl.rollout.engine import Sampling
+from classroom_rl.server.open_models import open_readers
 
 Choices = Mapping[str, Sequence[str]]
 """Question → the answers that may be given."""
@@ -25,7 +33,6 @@ Choices = Mapping[str, Sequence[str]]
 UNREADABLE, CONTENT, TOO_LONG, REFUSED = "unreadable", "content refused", "too long", "refused"
 """The causes of a call without a verdict."""
 
-Result = TypeVar("Result")
 _REASONING = "reasoning"
 
 
@@ -34,20 +41,20 @@ class JudgeAnswers:
     """A judge's answers.
 
     Attributes:
-        found: for each prompt the answer to every question; None without a verdict.
+        by_prompt: for each prompt the answer to every question; None without a verdict.
         failures: cause → the number of calls without a verdict.
         paid: tokens and dollars of all calls in this folder, including those of earlier runs.
     """
 
-    found: list[dict[str, str] | None]
+    by_prompt: list[dict[str, str] | None]
     failures: Counter[str]
     paid: dict[str, float]
 
     def about(self) -> dict[str, Any]:
         """The entries of metrics.json about the calls."""
-        answered = sum(found is not None for found in self.found)
+        answered = sum(answer is not None for answer in self.by_prompt)
         return {
-            "asked": len(self.found),
+            "asked": len(self.by_prompt),
             "answered": answered,
             "failures": dict(self.failures.most_common()),
             "paid": self.paid,
@@ -70,7 +77,6 @@ async def ask_judge(
     ledger = CallLedger(folder / ledger_name(name), judge.max_cost_usd)
     schema = wanted_schema(judge, choice_schema(choices))
     sampling = Sampling(judge.vllm.temperature, judge.vllm.top_p, max_tokens=max_tokens)
-    progress = EvaluationProgress(len(prompts), f"asking {name}", "replies")
     failures: Counter[str] = Counter()
     try:
         api = ChatApi(judge, ledger, "judge")
@@ -92,12 +98,12 @@ async def ask_judge(
                 progress.add(1)
 
         try:
-            answers = await gather_or_stop(map(ask, prompts))
+            with EvaluationProgress(len(prompts), f"asking {name}", "replies") as progress:
+                answers = await gather_or_stop(map(ask, prompts))
         finally:
             await api.drain()
         return JudgeAnswers(answers, failures, asdict(ledger.spending()))
     finally:
-        progress.close()
         ledger.close()
 
 
@@ -146,3 +152,46 @@ def can_be_read(text: str, choices: Choices) -> bool:
     except JudgeOutputError:
         return False
     return True
+
+
+class MessageLabels:
+    """Assigns the labels of `classroom_rl.judges.readings` to messages: with trained move classifiers where there are
+    some, else by rules.
+
+    Args:
+        generation: names the move classifiers, if any (`readers_path`).
+        benchmark: the benchmark's file or name on the Hub.
+
+    Raises:
+        ConfigError: if the move classifiers were trained on this benchmark, so that their agreement would mean nothing.
+        DataError: if the move classifiers are missing or damaged.
+    """
+
+    def __init__(self, generation: GenerationConfig, benchmark: str):
+        self._readers = open_readers(generation)
+        if isinstance(self._readers, TrainedReaders) and self._readers.was_trained_on(benchmark):
+            raise ConfigError(
+                f"The readers in generation.readers_path ({generation.readers_path}) were trained on {benchmark}: "
+                "their agreement with people there measures memory. Train them on other dialogues, or leave "
+                "generation.readers_path out."
+            )
+
+    def about(self, labels: Sequence[str]) -> dict[str, Any]:
+        """Which labels come from move classifiers and which from rules, for metrics.json."""
+        trained = [] if self._readers is None else [label for label in labels if label in self._readers.trust]
+        version = None if self._readers is None else self._readers.version
+        by_rules = [label for label in labels if label not in trained]
+        return {"readers": version, "by_readers": trained, "by_rules": by_rules}
+
+    def reads(self, label: str, about: Exchange) -> bool:
+        """Whether the label holds for the message."""
+        if self._readers is not None and label in self._readers.trust:
+            return self._readers.reads(label, about)
+        return RULES[label](about)
+
+
+def agreement_as_json(
+    labels: Sequence[bool], predicted: Sequence[bool], dialogues: Sequence[str]
+) -> dict[str, Any] | None:
+    """A yes-or-no agreement for metrics.json; None without replies."""
+    return asdict(agreement(labels, predicted, dialogues)) if len(labels) else None
