@@ -22,8 +22,6 @@ from benchmarks.earlier_server import RestartedEngine, TextLookup, switch_on
 from benchmarks.earlier_trainer import BEFORE_BATCH_S, OTHER_PROCESSES_S, EarlierRollout
 from benchmarks.earlier_ways import ARMS, TOGETHER, report
 from benchmarks.rounds import Round
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
@@ -35,6 +33,7 @@ from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.sample_batch import ClassroomRollout, to_rollout
 from tests.conftest import free_port, quickstart_overrides
 from tests.models.test_policy_folder import save_model
+from tests.support.configs import loaded
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import SCORES, serving
 
@@ -91,7 +90,7 @@ def room(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: li
     monkeypatch.setattr(classroom_rl.server.open_models, "_start_engines", start)
     monkeypatch.setattr(classroom_rl.server.open_models, "embedded_judge", lambda *_: CountingJudge())
     overrides = quickstart_overrides(tmp_path / "run", world / "blank", world, free_port())
-    return load(TrainRLConfig, "train_rl", [*overrides, "generation.max_tokens_per_turn=40"], check_train_rl)
+    return loaded("train_rl", *overrides, "generation.max_tokens_per_turn=40")
 
 
 def play(config: TrainRLConfig, lessons: Sequence[str], then: Callable = lambda client, answer: None) -> list:

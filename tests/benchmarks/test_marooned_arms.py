@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from benchmarks.marooned_arms import FIGURES, MaroonedBench, report
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from tests.support.configs import loaded
 
 
 def config_of(arm: str) -> TrainRLConfig:
     bench = MaroonedBench(Path("bench"), Path("models"), 16, 8047)
-    return load(TrainRLConfig, "train_rl", [*bench.overrides(Path("run")), *bench.arms[arm]], check_train_rl)
+    return loaded("train_rl", *bench.overrides(Path("run")), *bench.arms[arm])
 
 
 def test_each_arm_has_what_its_name_says() -> None:
@@ -20,9 +19,7 @@ def test_each_arm_has_what_its_name_says() -> None:
     assert corrections.train.turn_credit.mode == "none" and corrections.train.beta == 0
     assert corrections.train.corrections == both.train.corrections
     assert corrections.train.learning_rate == both.train.learning_rate
-    assert both == load(
-        TrainRLConfig, "train_rl", MaroonedBench(Path("bench"), Path("models"), 16, 8047).overrides(Path("run"))
-    )
+    assert both == loaded("train_rl", *MaroonedBench(Path("bench"), Path("models"), 16, 8047).overrides(Path("run")))
 
 
 def test_the_report_compares_the_same_islands() -> None:

@@ -6,22 +6,17 @@ from pathlib import Path
 
 from benchmarks.group_judge_noise import RULE, Errors
 from benchmarks.overlap import OverlapBench, answers_after, ceilings, played_and_judged, report
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.judges.verdicts import answer_schema
 from classroom_rl.results.run_folder import METRICS_NAME
 from classroom_rl.rollout.store.journal import Journal
+from tests.support.configs import loaded
 from tests.support.judge_endpoint import Call, Exchange
 
 
 def test_arms_differ_in_nothing_but_staleness(tmp_path: Path) -> None:
     bench = OverlapBench(tmp_path, Path("models"), 24, 8057)
     judge = bench.judged_at("http://127.0.0.1:1/v1", Errors(0, 0), in_groups=False)
-    found = {
-        arm: load(TrainRLConfig, "train_rl", [*bench.overrides(Path("run")), *own, *judge], check_train_rl)
-        for arm, own in bench.arms.items()
-    }
+    found = {arm: loaded("train_rl", *bench.overrides(Path("run")), *own, *judge) for arm, own in bench.arms.items()}
     assert {arm: config.train.max_staleness for arm, config in found.items()} == {
         "waits_2": 0,
         "overlaps_2": 1,

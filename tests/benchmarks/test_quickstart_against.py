@@ -1,7 +1,6 @@
 """The quickstart against an earlier commit: what is taken out, what is read from a run, and the report."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 from benchmarks import quickstart_against
 from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after, take_out
-from benchmarks.rounds import CONVERSATIONS, Round, busy_processes, code_version
+from benchmarks.rounds import CONVERSATIONS, Round
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import SAMPLED
 from classroom_rl.errors import DataError
@@ -46,22 +45,6 @@ def test_a_commits_files_are_taken_out_once(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "earlier/src/one.py").write_text("kept")
     take_out("HEAD", tmp_path / "earlier")
     assert (tmp_path / "earlier/src/one.py").read_text() == "kept"
-
-
-def test_rounds_are_of_one_version_of_the_code(tmp_path: Path) -> None:
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
-    for folder in ("benchmarks", "config", "prompt_templates", "src", "docs"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "one").write_text("first")
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *command], check=True)
-    first = code_version(tmp_path)
-    (tmp_path / "docs/one").write_text("second")
-    assert code_version(tmp_path) == first
-    (tmp_path / "prompt_templates/one").write_text("second")
-    changed = code_version(tmp_path)
-    subprocess.run([*git, "commit", "-qam", "two"], check=True)
-    assert len({first, changed, code_version(tmp_path)}) == 3
 
 
 def test_the_reward_is_that_after_the_training(run: Path) -> None:
@@ -120,15 +103,3 @@ def test_the_report_compares_each_round() -> None:
     assert "by today's, sampled: 0.667 (n = 3), 0.500 (n = 2)" in text
     assert "the reward changed, sampled: +0.100 (n = 2), +0.000 (n = 2)" in text
     assert "now it takes 0.55 x as long (by round: 0.60, 0.50)" in text
-
-
-def test_busy_processes_end_with_their_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *args: started.append(popen(*args)) or started[-1])
-    with pytest.raises(SystemExit), busy_processes(2):
-        assert [process.poll() for process in started] == [None, None]
-        sys.exit("a round failed")
-    for process in started:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process.pid, 0)

@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.signal_arms import SignalBench, conversations_needed, conversations_played, report
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from tests.support.configs import loaded
 
 
 def config_of(arm: str) -> TrainRLConfig:
     bench = SignalBench(Path("bench"), Path("models"), 24, 8049)
-    return load(TrainRLConfig, "train_rl", [*bench.overrides(Path("run")), *bench.arms[arm]], check_train_rl)
+    return loaded("train_rl", *bench.overrides(Path("run")), *bench.arms[arm])
 
 
 def test_each_arm_has_what_its_name_says() -> None:

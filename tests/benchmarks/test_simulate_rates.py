@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from benchmarks import simulate, simulate_rates
 from benchmarks.simulate import Conversation, EngineRates, Rates
 from benchmarks.simulate_rates import Bench, compare, conversation_of, engine_rates, fit, main, tokens_to_read
-from benchmarks.step_bound import Message, Replayed, trained_on
+from benchmarks.step_bound import Message, Replayed
 from classroom_rl.config.base import VllmConfig
-from classroom_rl.rollout.store.journal import Journal
 
 ENGINE = EngineRates({1: 10.0}, prefill=100.0, slots=4)
 RATES = Rates(
@@ -102,34 +101,6 @@ def test_prompts_are_fresh_and_engines_are_measured_up_to_what_they_take_at_once
     for role in simulate.ROLES:
         assert sorted(rates[role].decode) == [1, 4, 8] and rates[role].slots == 20
         assert rates[role].pass_tokens == 4096 and len(engines[role].asked) > 200
-
-
-def test_a_step_is_what_was_trained_on(tmp_path: Path) -> None:
-    """An evaluation on the same server, a try with other weights and a conversation that was cut off are not."""
-    (tmp_path / "run_id").write_text("run")
-    journal = Journal(tmp_path)
-
-    def batch(request: str, weights: str) -> None:
-        journal.append("batch", request=request, weights=weights, body="b", step=3)
-
-    def say(request: str, *texts: str, ends: bool = True) -> None:
-        for text in texts:
-            journal.append("turn", conversation=f"{request}-0000", turn=text)
-        if ends:
-            journal.append("conversation", conversation=f"{request}-0000", record={})
-
-    batch("eval-1", "w")
-    say("eval-1", "measured")
-    batch("run-step000003-a", "w")
-    say("run-step000003-a", "played with old weights")
-    batch("run-step000003-a", "new")
-    say("run-step000003-a", "one", ends=False)
-    batch("run-step000003-a", "new")  # a server that came back goes on
-    say("run-step000003-a", "two")
-    batch("run-step000003-b", "new")
-    say("run-step000003-b", "cut off", ends=False)
-    ((step, (*turns, last)),) = trained_on(tmp_path)
-    assert step == 3 and [event["turn"] for event in turns] == ["one", "two"] and last["event"] == "conversation"
 
 
 def lines_of(*took: tuple[float, float, float, float]) -> list[dict[str, float]]:

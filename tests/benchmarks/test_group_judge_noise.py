@@ -1,6 +1,5 @@
-"""The benchmarks of judging groups: what a conversation costs, and that the scripted judge errs as it says."""
+"""The scripted judge of groups errs as its name says."""
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -8,17 +7,11 @@ from statistics import fmean, stdev
 
 import pytest
 
-from benchmarks.group_judge_cost import answers, tokens_and_dollars
-from benchmarks.group_judge_cost import lessons as lessons_of_the_docs
 from benchmarks.group_judge_noise import JUDGES, RULE, Errors, NoiseBench, report, verdict_of
-from classroom_rl.config.base import JudgeModelConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.environments.toy_language.scripts import play
 from classroom_rl.judges.verdicts import Scores, answer_schema, group_schema, parse_group, parse_verdict
-from tests.support.judge_endpoint import judge_endpoint
+from tests.support.configs import loaded
 from tests.support.scripted_teachers import SCRIPTED_TEACHERS
 
 
@@ -34,7 +27,7 @@ def judged(errors: Errors, problem: str, conversations: list, in_group: bool, ca
     text = verdict_of(body, random.Random(call))
     if not in_group:
         return [parse_verdict(RULE, 0, text).scores]
-    return [each.scores for each in parse_group(RULE, 0, text, len(conversations))]
+    return [verdict.scores for verdict in parse_group(RULE, 0, text, len(conversations))]
 
 
 @pytest.fixture
@@ -51,9 +44,9 @@ def group(lessons) -> tuple[str, list]:
 
 def test_without_errors_the_judge_is_the_rubric_alone_and_in_groups(group):
     problem, conversations = group
-    alone = [judged(Errors(0, 0), problem, [each], in_group=False)[0] for each in conversations]
+    alone = [judged(Errors(0, 0), problem, [conversation], in_group=False)[0] for conversation in conversations]
     assert judged(Errors(0, 0), problem, conversations, in_group=True) == alone
-    assert len({each.final_reward for each in alone}) > 2
+    assert len({scores.final_reward for scores in alone}) > 2
 
 
 def test_an_error_of_the_level_is_shared_in_a_group_and_not_between_calls(group):
@@ -92,7 +85,7 @@ def test_each_arm_asks_its_judge_and_nothing_else_differs(tmp_path):
     found = {}
     for arm, (errors, in_groups) in JUDGES.items():
         overrides = [*bench.overrides(Path("run")), *bench.judged_at("http://127.0.0.1:1/v1", errors, in_groups)]
-        config = found[arm] = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+        config = found[arm] = loaded("train_rl", *overrides)
         assert Errors.of(config.judge_model.model_name_or_path) == errors
         assert (config.judge_model.mode == "group") == in_groups and config.train == found["exact"].train
 
@@ -107,13 +100,3 @@ def test_the_report_has_a_line_for_each_arm_and_its_anchors():
     assert printed[1].split() == ["exact", "0.00", "0.00", "154", "1.000", "1.000", "[1]"]
     assert printed[2].split()[:4] == ["level_group", "0.20", "0.10", "154"]
     assert printed[3].split() == ["judge/anchor_gap", "-0.25"]
-
-
-def test_a_conversation_in_a_group_costs_a_third_at_most_anchors_included(tmp_path):
-    with judge_endpoint(answers) as endpoint:
-        for name, (problem, said) in lessons_of_the_docs().items():
-            (tmp_path / name).mkdir()
-            eight = [[*said, {"role": "teacher", "content": str(i)}] for i in range(8)]
-            asked = (tokens_and_dollars(endpoint.url, tmp_path / name, problem, eight, each) for each in (False, True))
-            alone, together = (asyncio.run(each)[2] for each in asked)
-            assert 0.1 < together / alone + JudgeModelConfig().anchor_share < 1 / 3
