@@ -26,6 +26,7 @@ from fastapi import FastAPI
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.routes import OpenClassroom, ServerTutor
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.plots import write_plots
 from classroom_rl.results.run_folder import load_run
@@ -34,7 +35,6 @@ from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_of
 from classroom_rl.rollout.store.journal_segments import JournalStream
 from classroom_rl.server.view_only import create_viewer
-from classroom_rl.viewer.chat import ServerTutor
 from classroom_rl.viewer.routes import add_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser, open_browser
@@ -177,7 +177,7 @@ def take_chat(browser: Browser, run: Path) -> None:
     seats = Seats(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
     app = FastAPI()
     add_viewer(app, run, live=True)
-    app.state.tutor = ServerTutor(seats, generation, longest_s=60)
+    app.state.opened = OpenClassroom(ServerTutor(seats, generation, longest_s=60), judge_check=None)
     with serving(app, free_port()) as url:
         talk(browser, url)
 

@@ -50,13 +50,16 @@ def line(step: int) -> dict:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
-    write_training(folder, [line(step) for step in range(1, 41)])
+    write_training(folder, [line(step) for step in range(1, 41)], {"environment": "marooned"})
     for when, reward in (("before", 0.4), ("after", 0.8)):
         records = [
             record_of(f"lesson {i % 5}", [], [scored(1, 1, 1)], index=i, reward=reward + i / 100) for i in range(10)
         ]
         write_evaluation(folder / "eval" / when, {"sampled": records, "greedy": records})
     return folder
+
+
+PLOTS = "reward held_out mismatch lengths judge signal supervision ppo marooned".split()
 
 
 def drawn(run: Path, panel: plots.Panel) -> dict[str, list[tuple[float, float]]]:
@@ -69,7 +72,7 @@ def drawn(run: Path, panel: plots.Panel) -> dict[str, list[tuple[float, float]]]
 
 def test_every_plot_of_a_run_that_holds_everything(run: Path) -> None:
     paths = write_plots(load_run(run))
-    assert [path.name for path in paths] == [f"{name}.png" for name in plots._PLOTS]
+    assert [path.name for path in paths] == [f"{name}.png" for name in PLOTS]
     assert sorted(path.name for path in (run / "plots").iterdir()) == sorted(path.name for path in paths)
     for path in paths:
         height, width, _ = imread(path).shape
@@ -114,7 +117,7 @@ def test_images_reach_tensorboard_with_every_checkpoint(run: Path, tmp_path: Pat
     log.on_train_end(arguments, SimpleNamespace(is_world_process_zero=True, global_step=40), None)
     writer.tb_writer.close()
     events = EventAccumulator(str(board)).Reload()
-    assert set(events.Tags()["images"]) == {f"plots/{name}" for name in plots._PLOTS}
+    assert set(events.Tags()["images"]) == {f"plots/{name}" for name in PLOTS}
     assert [image.step for image in events.Images("plots/reward")] == [20, 40], "the last step once"
     assert events.Images("plots/reward")[0].encoded_image_string.startswith(b"\x89PNG")
 
@@ -130,7 +133,7 @@ def test_images_reach_wandb(run: Path, tmp_path: Path, monkeypatch: pytest.Monke
         log.on_save(TrainingArguments(report_to=["wandb"]), state, None)
         folder = Path(tracked.dir)
     found = sorted(path.name.rsplit("_", 2)[0] for path in (folder / "media" / "images" / "plots").glob("*.png"))
-    assert found == sorted(plots._PLOTS)
+    assert found == sorted(PLOTS)
 
 
 def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +147,7 @@ def test_images_reach_trackio(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ended = SimpleNamespace(is_world_process_zero=True, global_step=5)
     log.on_train_end(SimpleNamespace(report_to=["trackio"]), ended, None)  # transformers has already ended its run
     [(step, images)] = logged
-    assert step == 4 and set(images) == {f"plots/{name}" for name in plots._PLOTS}
+    assert step == 4 and set(images) == {f"plots/{name}" for name in PLOTS}
     assert all((image == imread(run / f"{name}.png")).all() for name, image in images.items())
 
 

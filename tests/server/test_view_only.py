@@ -105,7 +105,7 @@ def test_an_answer_that_does_not_come_is_given_up_before_new_weights_wait_too_lo
     async def never(*_: object) -> None:
         await asyncio.sleep(60)
 
-    http.app.state.tutor._longest_s = 0.05
+    http.app.state.opened.tutor._longest_s = 0.05
     room.teacher.generate = never
     answer = http.post("/api/chat", json={"problem": "fractions"})
     assert answer.status_code == 504 and "did not answer within 0.05 s" in answer.json()["detail"]

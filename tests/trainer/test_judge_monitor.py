@@ -19,6 +19,13 @@ from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.canaries import CANARIES
 from classroom_rl.environments.classroom.environment import DIALOGUE_ROLES, PHASES
+from classroom_rl.environments.classroom.judge_check import (
+    CanaryVerdict,
+    JudgeCheck,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    SecondOpinion,
+)
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.toy_judge import RubricJudge
@@ -31,8 +38,6 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.scheduler import PhasedSchedule
 from classroom_rl.rollout.store.journal import read_journal
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.server.judge_check import JudgeCheck
-from classroom_rl.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
 from classroom_rl.trainer.judge_monitor import JudgeMonitor, summarize_check
 from tests.conftest import free_port
 from tests.support.judge_endpoint import Behaviour, Script, fails, hangs, judge_endpoint, says

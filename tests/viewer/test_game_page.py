@@ -9,11 +9,10 @@ from starlette.testclient import TestClient
 
 from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.messages import parse_message
+from classroom_rl.environments.marooned.routes import GameTable
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import Roles
 from classroom_rl.server.error_responses import add_error_answers
-from classroom_rl.server.view_only import create_viewer
-from classroom_rl.viewer.game_table import GameTable
 from classroom_rl.viewer.routes import add_viewer
 from tests.conftest import free_port
 from tests.support.browser import Browser
@@ -33,7 +32,7 @@ def game_app(tokenizer, folder: Path, context: int = 20_000) -> FastAPI:
     add_viewer(app, folder, live=True)
     engine = app.state.engine = ScriptedEngine(tokenizer, lambda prompt: MODEL)
     generation = Generation(max_tokens_in_conversation=20_000, max_tokens_per_turn=200)
-    app.state.table = GameTable(Roles({"teacher": engine}), generation, context, Sampling(1.0), 10.0)
+    app.state.opened = GameTable(Roles({"teacher": engine}), generation, context, Sampling(1.0), 10.0)
     return app
 
 
@@ -93,10 +92,8 @@ def test_a_server_of_lessons_has_no_game(tmp_path: Path) -> None:
     add_error_answers(app)
     add_viewer(app, tmp_path, live=True)
     client = TestClient(app, base_url="http://127.0.0.1:8005")
-    assert client.post("/api/game", json=GAME).json()["detail"] == "This environment has no tutor to talk to."
+    assert client.post("/api/game", json=GAME).status_code == 404
     assert client.get("/api/run").json()["game"] is False
-    with TestClient(create_viewer(tmp_path, None), base_url="http://127.0.0.1:8005") as viewed:
-        assert "no model is loaded" in viewed.post("/api/game", json=GAME).json()["detail"]
 
 
 def test_somebody_takes_a_seat(browser: Browser, app: FastAPI) -> None:

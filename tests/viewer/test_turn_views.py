@@ -15,8 +15,8 @@ from classroom_rl.results.evaluation_files import write_compared, write_records
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.datasets import Problem
 from classroom_rl.rollout.post_test import PRODUCED, ExamAnswer, LedgerEntry, PostTest
-from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.viewer.turn_views import pieces_of, split_thoughts
+from classroom_rl.rollout.thoughts import split_thoughts, visible_text
+from classroom_rl.viewer.turn_views import pieces_of
 from tests.support.viewer_run import (
     GROUP,
     HOSTILE,

@@ -12,15 +12,15 @@ import httpx2
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from classroom_rl.environments.classroom.routes import ChatBody, ChatOpening, ChatReply, OpenClassroom
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.thoughts import split_thoughts
 from classroom_rl.rollout.tools.tool import ToolCall
 from classroom_rl.server.error_responses import add_error_answers
 from classroom_rl.server.view_only import create_viewer
 from classroom_rl.viewer.routes import STATIC, add_viewer
-from classroom_rl.viewer.schemas import ChatBody, ChatOpening, ChatReply
-from classroom_rl.viewer.turn_views import split_thoughts
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser
 from tests.support.scripted_room import serving
@@ -43,8 +43,6 @@ ROWS = ".list tbody tr"
 
 class Tutor:
     """A tutor that repeats the student's last message, and has new weights after its second answer."""
-
-    spent_usd = None
 
     def __init__(self) -> None:
         self.answers = 0
@@ -71,7 +69,7 @@ def live_app(run: Path) -> FastAPI:
     app = FastAPI()
     add_error_answers(app)
     add_viewer(app, run, live=True)
-    app.state.tutor = Tutor()
+    app.state.opened = OpenClassroom(Tutor(), judge_check=None)
     return app
 
 
@@ -399,7 +397,7 @@ def test_somebody_talks_to_the_tutor(browser: Browser, run: Path) -> None:
         assert len(browser.all(".message")) == 5 and not browser.one(".thought p").is_displayed()
         browser.click(".system summary")
         assert browser.text(".system pre") == f"Teach this: {LESSONS[0]}"
-    assert app.state.tutor.lessons == [LESSONS[0]] * 3
+    assert app.state.opened.tutor.lessons == [LESSONS[0]] * 3
 
 
 def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(

@@ -1,4 +1,5 @@
-"""The panels of the plots for Marooned, PPO and supervised runs, and the helpers that all plots share."""
+"""The panels of the plots for PPO and supervised runs, those that environments describe, and the helpers of all
+plots."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from classroom_rl.results.charts import smooth
 from classroom_rl.results.run_folder import RunData
+from classroom_rl.rollout.extensions import MetricPanel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, RED, VIOLET = "#2457b3", "#c2410c", "#0f766e", "#b91c1c", "#7c3aed"
 COLOURS = (BLUE, ORANGE, GREEN, VIOLET, RED)
 BLACK, GREY = "#111827", "#94a3b8"
+_COLOURS_BY_NAME = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "red": RED, "violet": VIOLET, "grey": GREY}
 
 Points = list[tuple[float, float]]
 Panel = Callable[["Axes", RunData], bool]
@@ -43,46 +46,16 @@ def legend_beside(axes: "Axes", reverse: bool = False) -> None:
         )
 
 
-Line = tuple[str, str, str]
-"""A metric's name after `marooned/`, its label, and its colour."""
+def panel_of(description: MetricPanel) -> Panel:
+    """Return the panel that an environment describes."""
 
-_SHIP: tuple[Line, ...] = (
-    ("ship_progress", "ship finished", GREEN),
-    ("escaped_share", "games that got away", BLUE),
-    ("dead_share", "games in which all died", RED),
-)
-_ACTIONS: tuple[Line, ...] = (
-    ("valid_share", "in the exact grammar", BLUE),
-    ("possible_share", "possible", GREEN),
-    ("repairable_share", "mended by rules", GREY),
-    ("invalid_share", "unreadable", RED),
-)
-_ROLES: tuple[Line, ...] = (
-    ("reward_of_colonist", "colonists", BLUE),
-    ("reward_of_traitor", "traitors", ORANGE),
-)
+    def draw(axes: "Axes", data: RunData) -> bool:
+        series = [(label, colour, points) for name, label, colour in description.lines if (points := data.series(name))]
+        for label, colour, points in series:
+            trend(axes, points, _COLOURS_BY_NAME[colour], label)
+        return bool(series) and name_axes(axes, description.title, description.y)
 
-
-def _draw_marooned(axes: "Axes", data: RunData, lines: tuple[Line, ...]) -> bool:
-    series = [(label, colour, points) for name, label, colour in lines if (points := data.series(f"marooned/{name}"))]
-    for label, colour, points in series:
-        trend(axes, points, colour, label)
-    return bool(series)
-
-
-def _ship(axes: "Axes", data: RunData) -> bool:
-    return _draw_marooned(axes, data, _SHIP) and name_axes(axes, "The ship at the end of a game", "share")
-
-
-def _actions(axes: "Axes", data: RunData) -> bool:
-    return _draw_marooned(axes, data, _ACTIONS) and name_axes(axes, "Actions of the model", "share of decisions")
-
-
-def _roles(axes: "Axes", data: RunData) -> bool:
-    return _draw_marooned(axes, data, _ROLES) and name_axes(axes, "Reward by role", "reward")
-
-
-MAROONED_PANELS: tuple[Panel, ...] = (_ship, _actions, _roles)
+    return draw
 
 
 _MIN_EXPLAINED_VARIANCE = -1.0

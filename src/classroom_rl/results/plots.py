@@ -11,7 +11,6 @@ from classroom_rl.results.panels import (
     COLOURS,
     GREEN,
     GREY,
-    MAROONED_PANELS,
     ORANGE,
     PPO_PANELS,
     SUPERVISION_PANELS,
@@ -19,9 +18,11 @@ from classroom_rl.results.panels import (
     Panel,
     legend_beside,
     name_axes,
+    panel_of,
     trend,
 )
 from classroom_rl.results.run_folder import RunData, is_number
+from classroom_rl.rollout.extensions import view_of
 from classroom_rl.system.storage import storage_errors
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def write_plots(data: RunData) -> list[Path]:
     """
     folder = data.folder / PLOTS_FOLDER
     written = []
-    for name, panels in _PLOTS.items():
+    for name, panels in _plots_of(data).items():
         figure = _draw(data, panels)
         if figure is None:
             continue
@@ -53,6 +54,13 @@ def write_plots(data: RunData) -> list[Path]:
             unfinished.replace(path)
         written.append(path)
     return written
+
+
+def _plots_of(data: RunData) -> dict[str, tuple[Panel, ...]]:
+    """Return name → panels: the plots of every run, and one with the environment's own panels, named after it."""
+    panels = tuple(map(panel_of, view_of(data.config).panels))
+    name = (data.config.get("environment") or "classroom").rpartition(".")[2]
+    return _PLOTS | ({name: panels} if panels and name not in _PLOTS else {})
 
 
 def _draw(data: RunData, panels: Sequence[Panel]) -> Optional["Figure"]:
@@ -238,5 +246,4 @@ _PLOTS: dict[str, tuple[Panel, ...]] = {
     "signal": (_zero_variance, _gradient_norm),
     "supervision": SUPERVISION_PANELS,
     "ppo": PPO_PANELS,
-    "marooned": MAROONED_PANELS,
 }

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import yaml
 
-from classroom_rl.config.values import ERROR_PERSONA, SAMPLED
+from classroom_rl.config.values import SAMPLED
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import DataError
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, read_records
@@ -78,8 +78,9 @@ class RunData:
 
     def reward_changes(self) -> dict[str, Estimate]:
         """Return sampling → the change of the held-out reward, paired by lesson, for the samplings that were measured
-        both before and after training. For games, summary.json holds the change and the version of the measured
-        policy; it counts only if that is the last version."""
+        both before and after training. Where a program of the environment's own measured it, summary.json holds the
+        change (`reward.change`) and the `version` of the measured policy; it counts only if that is the last
+        version."""
         if self.before is None or self.after is None:
             measured_last_policy = bool(self.steps) and look_up(self.summary, "version") == self.steps[-1]["step"]
             return {SAMPLED: self.summary["reward"]["change"]} if measured_last_policy else {}
@@ -160,19 +161,6 @@ def last_figures(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def has_score(check: Mapping[str, Any]) -> bool:
     """Whether a check of the judge gave at least one score; without one it cannot warn."""
     return check["gap"]["mean"] is not None or any(score is not None for score in check["canaries"].values())
-
-
-def error_share(config: Mapping[str, Any]) -> float | None:
-    """Return the share of the student's messages that should contain an error, from a recorded configuration; None if
-    it is unknown or no persona makes errors."""
-    rate = look_up(config, "generation", "student_error_rate")
-    personas = look_up(config, "generation", "student_personas_prompts_paths")
-    if isinstance(personas, Mapping) and ERROR_PERSONA not in personas:
-        return None
-    if isinstance(rate, Mapping):
-        weights = [weight for weight in rate.values() if is_number(weight)]
-        return rate.get(ERROR_PERSONA, 0) / sum(weights) if sum(weights) else None
-    return rate if is_number(rate) else None
 
 
 def look_up(values: Mapping[str, Any], *path: str) -> Any:

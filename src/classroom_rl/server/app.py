@@ -5,27 +5,27 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
+from classroom_rl.config.base import JudgeModelConfig
 from classroom_rl.config.checks import reward_names, reward_weights
 from classroom_rl.config.load import record_run
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.role_metrics import in_words
-from classroom_rl.environments.classroom.environment import Classroom
-from classroom_rl.environments.marooned.environment import Environment as Marooned
-from classroom_rl.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
+from classroom_rl.errors import ClassroomError, EngineFailure, UnknownConversation
 from classroom_rl.models.policy_folder import inside_run_folder
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.environment import environment_of
+from classroom_rl.rollout.extensions import OpenServer, extension_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.server.agreement import conversation_keys, digest_of
@@ -37,14 +37,12 @@ from classroom_rl.server.error_responses import (
     answer_with_message,
     unless_disconnected,
 )
-from classroom_rl.server.judge_check import open_judge_check
 from classroom_rl.server.middleware import add_request_checks
+from classroom_rl.server.open_models import open_second_judge
 from classroom_rl.server.openai_routes import add_openai_routes
 from classroom_rl.server.sampling_service import SamplingService, open_service
 from classroom_rl.server.schemas import (
     Health,
-    JudgeCheckRequest,
-    JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
     PlayedResponse,
@@ -56,8 +54,6 @@ from classroom_rl.server.schemas import (
 from classroom_rl.system.processes import refuse_taken_port
 from classroom_rl.system.run_lock import claim
 from classroom_rl.system.startup import large_imports
-from classroom_rl.viewer.chat import ServerTutor
-from classroom_rl.viewer.game_table import GameTable
 from classroom_rl.viewer.routes import add_viewer, page_files
 
 if TYPE_CHECKING:
@@ -193,18 +189,14 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             service = await open_service(config, reward_weights(config), server_folder)
         service.plays = digest_of(app.state.plays) if app.state.plays is not None else ""
         app.state.service = service
-        tasks = [asyncio.create_task(_stop_when_engine_dies(app))]
+        app.state.models = service.environment.roles
+        tasks, closing = [asyncio.create_task(_stop_when_engine_dies(app))], ExitStack()
         try:
             with _keep_startup_failure(app):
-                if isinstance(service.environment, Classroom):
-                    app.state.judge_check = open_judge_check(config, service, server_folder)
+                app.state.opened = _open_environment(config, service, server_folder, closing)
                 await service.restore_policy(config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
             await add_openai_routes(app, service.environment.roles.policy, timeout_s)
-            if isinstance(service.environment, Classroom):
-                app.state.tutor = ServerTutor(service.environment.roles, config.generation, timeout_s / 2)
-            elif isinstance(service.environment, Marooned):
-                app.state.table = GameTable.of(config, service.environment.roles, timeout_s / 2)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             tasks.append(asyncio.create_task(collect_at_rest(service)))
             logger.info("the classroom is open on %s, its journal in %s", address, server_folder)
@@ -213,13 +205,11 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
             for task in tasks:
                 task.cancel()
             service.engine_sleep.close()
-            if app.state.judge_check is not None:
-                app.state.judge_check.close()
+            closing.close()
             service.environment.roles.shutdown()
 
     app = FastAPI(title="Classroom", lifespan=lifespan, responses=ERROR_RESPONSES)
     app.state.config, app.state.run_folder, app.state.failure = config, run_folder, None
-    app.state.judge_check = None
     app.state.plays = conversation_keys(config)  # now, to fingerprint the templates that are about to be read
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _stop_and_answer)
@@ -228,8 +218,21 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     _add_weight_routes(app)
     _add_sleep_routes(app)
     _add_status_routes(app)
-    add_viewer(app, run_folder, live=True)
+    add_viewer(app, run_folder, live=True, environment=config.environment)
     return app
+
+
+def _open_environment(config: TrainRLConfig, service: SamplingService, folder: Path, closing: ExitStack) -> Any:
+    """Return what the environment's routes use, if it brings routes."""
+    routes = extension_of(config.environment, "routes")
+    if routes is None:
+        return None
+
+    def open_judge(judge: JudgeModelConfig, ledger_path: Path, role: str) -> tuple[Any, Any]:
+        return open_second_judge(judge, config.generation, ledger_path, role)
+
+    longest_reply_s = config.generation.load_weights_timeout_s / 2
+    return routes.open_for(OpenServer(config, service, folder, longest_reply_s, open_judge, closing))
 
 
 @contextmanager
@@ -282,12 +285,6 @@ def _add_sampling_routes(app: FastAPI, record: type[Trajectory], names: Sequence
     @app.post("/play_conversations", response_model=PlayedResponse)
     async def play_conversations(body: SampleRequest, request: Request) -> Response:
         return await unless_disconnected(request, _service(request).play_as_json(body))
-
-    @app.post("/check_judge", response_model=JudgeCheckResponse)
-    async def check_judge(body: JudgeCheckRequest, request: Request) -> Response:
-        if request.app.state.judge_check is None:
-            raise ConfigError("There is no judge to check: this environment has none.")
-        return await unless_disconnected(request, request.app.state.judge_check.run_as_json(body))
 
     @app.get("/wait_batch", response_model=SampleResponse[record])
     async def wait_batch(request_id: str, request: Request) -> Response:

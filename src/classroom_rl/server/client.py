@@ -11,6 +11,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from classroom_rl.config.base import GenerationConfig
+from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import (
     AccessDenied,
@@ -34,8 +35,6 @@ from classroom_rl.server.auth import token_from_environment
 from classroom_rl.server.schemas import (
     LARGEST_BODY,
     Health,
-    JudgeCheckRequest,
-    JudgeCheckResponse,
     LoadWeightsRequest,
     LoadWeightsResponse,
     ProcessId,

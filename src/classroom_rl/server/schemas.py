@@ -2,10 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from classroom_rl.config.values import LARGEST_BATCH
-from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.engine import EngineHealth, Usage
+from classroom_rl.rollout.engine import EngineHealth
 from classroom_rl.rollout.requests import StrictModel
 
 LARGEST_BODY = 64 * 1024**2
@@ -29,49 +27,6 @@ class RewardResponse(BaseModel):
     """One reward per id, null for a conversation without a verdict."""
 
     rewards: list[float | None]
-
-
-class JudgeCheckRequest(StrictModel):
-    """Body of `POST /check_judge`: finished conversations for the held-out judge. With `canaries`, the training judge
-    also scores planted conversations on the problem of the first one.
-
-    `request_id` makes the request idempotent: sent again, it returns the same response.
-    """
-
-    request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
-    step: int
-    conversations: list[str] = Field(min_length=1, max_length=LARGEST_BATCH)
-    canaries: bool = True
-
-
-class SecondOpinion(BaseModel):
-    """A conversation's scores by the training judge and by the held-out judge, in [0, 1]; null without a verdict.
-    `verdicts` are those of the held-out judge."""
-
-    conversation: str
-    problem_id: str
-    training: float | None
-    held_out: float | None
-    verdicts: list[Verdict]
-
-
-class CanaryVerdict(BaseModel):
-    """A planted conversation's score by the training judge, in [0, 1]; null without a verdict."""
-
-    canary: str
-    problem_id: str
-    score: float | None
-    verdicts: list[Verdict]
-
-
-class JudgeCheckResponse(BaseModel):
-    """Response of `POST /check_judge`. `second_opinions` is empty without a held-out judge. `held_out` is the usage of
-    the held-out judge's API, if it is behind one."""
-
-    request_id: str
-    second_opinions: list[SecondOpinion]
-    canaries: list[CanaryVerdict]
-    held_out: Usage | None = None
 
 
 class LoadWeightsRequest(StrictModel):

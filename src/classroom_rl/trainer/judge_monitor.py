@@ -21,6 +21,7 @@ from typing import Any
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
 from classroom_rl.environments.classroom.canaries import CANARIES
+from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ClassroomError, JudgeOutputError, StorageError
 from classroom_rl.judges.verdicts import Verdict
@@ -28,7 +29,6 @@ from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.server.schemas import JudgeCheckRequest, JudgeCheckResponse
 from classroom_rl.system.storage import write_whole
 from classroom_rl.trainer.collective import Processes, on_main_process
 

@@ -18,10 +18,11 @@ from classroom_rl.results.corrections import (
     precision_of,
     read_decisions,
 )
+from classroom_rl.rollout.thoughts import split_thoughts
 from classroom_rl.viewer.list_index import NOW, TRAINING, ConversationRow, reviews_of
 from classroom_rl.viewer.reader import RunReader
 from classroom_rl.viewer.schemas import CorrectionView, Decided, DecisionBody, Desk
-from classroom_rl.viewer.turn_views import review_view, split_thoughts, turn_view
+from classroom_rl.viewer.turn_views import review_view, turn_view
 
 LARGEST_DESK = 50
 

@@ -9,7 +9,6 @@ import yaml
 from classroom_rl.results.run_folder import (
     JUDGE_CHECKS_NAME,
     LEARNING_NAME,
-    error_share,
     has_score,
     is_number,
     last_figures,
@@ -17,6 +16,7 @@ from classroom_rl.results.run_folder import (
     read_json,
     read_lines,
 )
+from classroom_rl.rollout.extensions import view_of
 from classroom_rl.viewer.list_index import ConversationSets
 from classroom_rl.viewer.schemas import EvalMark, Guards, Metrics
 
@@ -46,8 +46,6 @@ _NAMES = frozenset(
     "reward reward_std frac_reward_zero_std loss grad_norm learning_rate entropy step_time completions/mean_length "
     "sampling/sampling_logp_difference/mean".split()
 )
-MAROONED = "marooned"
-"""The environment whose games a person can join."""
 _FACTS = (
     ("teacher", "teacher_model.model_name_or_path"),
     ("student", "student_model.model_name_or_path"),
@@ -118,11 +116,7 @@ class RunMetrics:
         """Return the settings that the page shows, as (label, value)."""
         config = self.config()
         facts = [(label, look_up(config, *key.split("."))) for label, key in _FACTS]
-        max_turns_label = (
-            "own decisions at most" if config.get("environment") == MAROONED else "tutor closes from message"
-        )
-        facts.append((max_turns_label, look_up(config, "generation", "max_turns")))
-        facts.append(("error turns", error_share(config)))
+        facts += view_of(config).facts(config).items()
         return [(label, str(value)) for label, value in facts if value is not None]
 
     def _read_lines(self) -> list[dict[str, Any]]:

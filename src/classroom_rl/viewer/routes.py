@@ -10,24 +10,19 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 
 from classroom_rl.errors import DataError, UnknownConversation
 from classroom_rl.judges.verdicts import CRITERIA
-from classroom_rl.viewer.chat import ChatTutor
+from classroom_rl.rollout.environment import LoadedModels
+from classroom_rl.rollout.extensions import RunView, extension_of, view_of
 from classroom_rl.viewer.desk import DeskQuery, TeachersDesk
-from classroom_rl.viewer.game_table import GameTable
 from classroom_rl.viewer.list_index import LARGEST_PAGE, ListQuery
-from classroom_rl.viewer.metrics import MAROONED, RunMetrics
+from classroom_rl.viewer.metrics import RunMetrics
 from classroom_rl.viewer.reader import LARGEST_GROUP, RunReader
 from classroom_rl.viewer.schemas import (
     ChatAvailability,
-    ChatBody,
-    ChatOpening,
-    ChatReply,
     Comparison,
     ConversationView,
     Decided,
     DecisionBody,
     Desk,
-    GameBody,
-    GameMoment,
     Group,
     Guards,
     Lessons,
@@ -91,56 +86,73 @@ OFF_WITHOUT_A_MODEL = (
 OFF_WITHOUT_A_TUTOR = "This environment has no tutor to talk to."
 
 
-def add_viewer(app: FastAPI, run_folder: Path, live: bool) -> None:
-    """Add the page and its routes to the application. They read the run folder; only decisions at the teacher's desk
-    are written to it.
+def add_viewer(app: FastAPI, run_folder: Path, live: bool, environment: str | None = None) -> None:
+    """Add the page and its routes to the application, and the environment's own routes. They read the run folder; only
+    decisions at the teacher's desk are written to it.
 
     Args:
-        live: whether this server plays conversations. A teacher to talk to is in `app.state.tutor`, a game to join in
-            `app.state.table`, if there is one.
+        live: whether this server plays conversations. Then its models are in `app.state.models`, and what the
+            environment's `open_for` returned is in `app.state.opened`, once both are there.
+        environment: the environment's name; None for the one in the recorded configuration.
     """
-    app.state.tutor = app.state.table = None
+    app.state.models = app.state.opened = None
     add_page(app)
     routes = APIRouter(prefix="/api")
     reader, run_metrics = RunReader(run_folder), RunMetrics(run_folder)
     _add_run_routes(routes, reader, run_metrics, live)
     _add_conversation_routes(routes, reader)
     _add_desk_routes(routes, TeachersDesk(reader))
-    _add_chat_routes(routes, run_folder, live)
     app.include_router(routes)
+    extension = extension_of(environment or run_metrics.config().get("environment") or "classroom", "routes")
+    if extension is not None:
+        routes = APIRouter()
+        extension.add_routes(routes, lambda: _opened(app, run_folder))
+        app.include_router(routes)
+
+
+def _opened(app: FastAPI, run_folder: Path) -> Any:
+    """Return what the environment's `open_for` returned.
+
+    Raises:
+        DataError: if no model is loaded.
+    """
+    if app.state.opened is None:
+        raise DataError(f"{OFF_WITHOUT_A_MODEL}{run_folder}")
+    return app.state.opened
 
 
 def _add_run_routes(routes: APIRouter, reader: RunReader, run_metrics: RunMetrics, live: bool) -> None:
     @routes.get("/run")
-    def run(request: Request) -> RunInfo:
+    def run() -> RunInfo:
         sets, config = reader.sets(), run_metrics.config()
+        run_view = view_of(config)
         return RunInfo(
             name=reader.folder.name,
             folder=str(reader.folder),
             live=live,
             supervised=run_metrics.is_supervised(),
-            game=config.get("environment") == MAROONED,
+            game=run_view.live_tab == "game",
             steps=list(sets.steps),
             evaluations=list(sets.evaluations),
-            personas=list((config.get("generation") or {}).get("student_personas_prompts_paths") or {}),
+            personas=list(run_view.personas(config)),
             facts=run_metrics.facts(),
             criteria={name: criterion.top for name, criterion in CRITERIA.items()},
-            chat=_chat_availability(request, reader.folder, live),
+            chat=_chat_availability(run_view, reader.folder, live),
         )
 
     @routes.get("/pulse")
     def pulse(request: Request) -> Pulse:
         sets, playing = reader.sets(), reader.playing()
-        model: ChatTutor | GameTable | None = request.app.state.tutor or request.app.state.table
+        models: LoadedModels | None = request.app.state.models
         return Pulse(
             shelf=f"{sets.latest_step} {len(sets.steps)} {sets.settled_until()}",
             metrics=run_metrics.stamp(),
             journal=reader.tails.stamp(),
             latest_step=sets.latest_step,
-            policy=model.policy if model else reader.tails.policy,
+            policy=str(models.policy.policy) if models else reader.tails.policy,
             playing=sum(row.state != "END" for row in playing),
             played=sum(row.state == "END" for row in playing),
-            spent_usd=model.spent_usd if model else None,
+            spent_usd=models.spent_usd if models else None,
         )
 
     @routes.get("/metrics")
@@ -206,29 +218,8 @@ def _add_desk_routes(routes: APIRouter, desk: TeachersDesk) -> None:
         return desk.decide(body)
 
 
-def _add_chat_routes(routes: APIRouter, run_folder: Path, live: bool) -> None:
-    def live_model(request: Request, name: str) -> Any:
-        """Return the model to talk to or to play with; raise an error that says why there is none."""
-        model = getattr(request.app.state, name)
-        if model is None:
-            raise DataError(_chat_availability(request, run_folder, live).why or OFF_WITHOUT_A_TUTOR)
-        return model
-
-    @routes.post("/chat/opening")
-    def opening(body: ChatBody, request: Request) -> ChatOpening:
-        return live_model(request, "tutor").opening(body)
-
-    @routes.post("/chat")
-    async def chat(body: ChatBody, request: Request) -> ChatReply:
-        return await live_model(request, "tutor").reply(body)
-
-    @routes.post("/game")
-    async def game(body: GameBody, request: Request) -> GameMoment:
-        return await live_model(request, "table").play(body)
-
-
-def _chat_availability(request: Request, run_folder: Path, live: bool) -> ChatAvailability:
+def _chat_availability(run_view: RunView, run_folder: Path, live: bool) -> ChatAvailability:
     if not live:
         return ChatAvailability(on=False, why=f"{OFF_WITHOUT_A_MODEL}{run_folder}")
-    on = (request.app.state.tutor or request.app.state.table) is not None
+    on = bool(run_view.live_tab)
     return ChatAvailability(on=on, why="" if on else OFF_WITHOUT_A_TUTOR)

@@ -1,6 +1,6 @@
 """Request and response models of the viewer's routes."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -255,80 +255,6 @@ class Lessons(BaseModel):
 
     total: int
     columns: dict[str, list[Any]]
-
-
-class ChatMessage(BaseModel):
-    """A message in the chat."""
-
-    role: Literal["teacher", "student"]
-    text: str = Field(max_length=100_000)
-
-
-class ChatBody(BaseModel):
-    """Body of `POST /api/chat` and `POST /api/chat/opening`: the lesson, the student's name, the messages so far."""
-
-    problem: str = Field(min_length=1, max_length=200_000)
-    student_name: str | None = Field(None, max_length=200)
-    turns: list[ChatMessage] = Field(default_factory=list, max_length=1000)
-
-
-class ChatOpening(BaseModel):
-    """Response of `POST /api/chat/opening`: the teacher's system message, the first messages, and who speaks next."""
-
-    system: str
-    turns: list[ChatMessage]
-    next: Literal["teacher", "student"]
-
-
-class ChatReply(BaseModel):
-    """Response of `POST /api/chat`: the teacher's message. `over` is true if the message ends the conversation."""
-
-    text: str
-    parts: list[tuple[str, str]]
-    tokens: int
-    ended: bool
-    over: bool
-    policy: str
-
-
-class GameBody(BaseModel):
-    """Body of `POST /api/game`.
-
-    Attributes:
-        problem: the game and the number of the model's player, such as `island 17, seat 3`.
-        seat: the number of the person's player.
-        said: the messages of model and person so far, in the order of play.
-        action: what the person does now, if it is the person's turn.
-    """
-
-    problem: str = Field(min_length=1, max_length=200)
-    seat: int = Field(ge=1, le=9)
-    said: list[Annotated[str, Field(max_length=100_000)]] = Field(default_factory=list, max_length=20_000)
-    action: str = Field("", max_length=2_000)
-
-
-class GameMoment(BaseModel):
-    """Response of `POST /api/game`.
-
-    Attributes:
-        said: the new messages of person and model.
-        fault: why the person's action was refused, which costs no turn; empty if it was not.
-        shown: what the person's sailor sees; the whole island once the game is over.
-        possible: actions that the person can do.
-        due: whose decision is next.
-        role, rules: the role of the person's sailor and the rules as that role knows them.
-        outcome: how the game ended; empty while it goes on.
-    """
-
-    said: list[str]
-    fault: str
-    shown: str
-    possible: list[str]
-    due: Literal["person", "model", "nobody"]
-    role: str
-    rules: str
-    outcome: str
-    policy: str
 
 
 class CorrectionView(BaseModel):

@@ -3,7 +3,6 @@ text, drafts and reviews.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.json_answer import find_object
+from classroom_rl.rollout.thoughts import split_thoughts
 from classroom_rl.viewer.schemas import DraftView, ReviewView, ToolCallView, TurnView
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -66,53 +66,7 @@ def _load(path: Path) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-SAID, THOUGHT = "said", "thought"
-_THINK_BLOCK = re.compile(r"(<think>.*?</think>)", re.DOTALL)
 _MAX_TOKENS_PER_CHARACTER = 8
-
-
-def split_thoughts(text: str) -> list[tuple[str, str]]:
-    """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of
-    `classroom_rl.rollout.thoughts.visible_text`. Thoughts include their tags. The parts add up to the whole text."""
-    # the pattern has a group, so `split` returns text and thoughts in turn
-    parts = [(THOUGHT if index % 2 else SAID, piece) for index, piece in enumerate(_THINK_BLOCK.split(text)) if piece]
-    # a thought may also lack its end (cut off) or its beginning (opened by the prompt)
-    parts = _mark_thought(parts, lambda piece: piece.find("<think>"), hides_rest=True)
-    parts = _mark_thought(
-        parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False
-    )
-    merged: list[tuple[str, str]] = []
-    for kind, piece in parts:
-        if merged and merged[-1][0] == kind:
-            merged[-1] = (kind, merged[-1][1] + piece)
-        else:
-            merged.append((kind, piece))
-    return merged
-
-
-def _mark_thought(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: bool) -> list[tuple[str, str]]:
-    """Mark as thought the text after the first cut (with `hides_rest`), or the text before the last cut. `find` returns
-    the position of a cut in a piece, or a negative number."""
-    cuts = [(index, cut) for index, (kind, piece) in enumerate(parts) if kind == SAID and (cut := find(piece)) >= 0]
-    if not cuts:
-        return parts
-    index, cut = cuts[0] if hides_rest else cuts[-1]
-    before, after = parts[index][1][:cut], parts[index][1][cut:]
-    if hides_rest:
-        changed = [
-            *parts[:index],
-            (SAID, before),
-            (THOUGHT, after),
-            *((THOUGHT, piece) for _, piece in parts[index + 1 :]),
-        ]
-    else:
-        changed = [
-            *((THOUGHT, piece) for _, piece in parts[:index]),
-            (THOUGHT, before),
-            (SAID, after),
-            *parts[index + 1 :],
-        ]
-    return [(kind, piece) for kind, piece in changed if piece]
 
 
 def pieces_of(

@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from classroom_rl.config.values import RULES, SAMPLINGS
+from classroom_rl.environments.classroom.run_view import error_share
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
 from classroom_rl.evaluation.report.tables import (
@@ -33,7 +34,7 @@ from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from classroom_rl.results.learning import describe_learning, learning_of, write_learning
 from classroom_rl.results.plots import write_plots
-from classroom_rl.results.run_folder import STAGES, Measurement, RunData, error_share, is_number, load_run, look_up
+from classroom_rl.results.run_folder import STAGES, Measurement, RunData, is_number, load_run, look_up
 from classroom_rl.results.supervision_summary import describe_supervision, summarise_supervision
 from classroom_rl.system.keys import print_error
 

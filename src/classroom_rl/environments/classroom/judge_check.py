@@ -3,29 +3,69 @@ the training judge scores planted conversations (canaries). The results change n
 """
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
+from pydantic import BaseModel, Field
+
+from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.environments.classroom.canaries import CANARIES
 from classroom_rl.environments.classroom.conversation import Conversation, State
 from classroom_rl.environments.classroom.environment import Classroom
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.judges.verdicts import Verdict, ask_for_verdict, sum_up
-from classroom_rl.rollout.engine import BATCH, Judge
-from classroom_rl.server.open_models import open_second_judge
-from classroom_rl.server.sampling_service import SamplingService
-from classroom_rl.server.schemas import CanaryVerdict, JudgeCheckRequest, JudgeCheckResponse, SecondOpinion
+from classroom_rl.rollout.engine import BATCH, Judge, Usage
+from classroom_rl.rollout.extensions import OpenServer, PlayedEpisodes
+from classroom_rl.rollout.requests import StrictModel
 
-if TYPE_CHECKING:
-    from classroom_rl.config.train_rl import TrainRLConfig
-
-logger = logging.getLogger(__name__)
 HELD_OUT_CALLS_NAME = "held_out_judge_calls.sqlite"
 _CHECKS_KEPT = 8
+
+
+class JudgeCheckRequest(StrictModel):
+    """Body of `POST /check_judge`: finished conversations for the held-out judge. With `canaries`, the training judge
+    also scores planted conversations on the problem of the first one.
+
+    `request_id` makes the request idempotent: sent again, it returns the same response.
+    """
+
+    request_id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")
+    step: int
+    conversations: list[str] = Field(min_length=1, max_length=LARGEST_BATCH)
+    canaries: bool = True
+
+
+class SecondOpinion(BaseModel):
+    """A conversation's scores by the training judge and by the held-out judge, in [0, 1]; null without a verdict.
+    `verdicts` are those of the held-out judge."""
+
+    conversation: str
+    problem_id: str
+    training: float | None
+    held_out: float | None
+    verdicts: list[Verdict]
+
+
+class CanaryVerdict(BaseModel):
+    """A planted conversation's score by the training judge, in [0, 1]; null without a verdict."""
+
+    canary: str
+    problem_id: str
+    score: float | None
+    verdicts: list[Verdict]
+
+
+class JudgeCheckResponse(BaseModel):
+    """Response of `POST /check_judge`. `second_opinions` is empty without a held-out judge. `held_out` is the usage of
+    the held-out judge's API, if it is behind one."""
+
+    request_id: str
+    second_opinions: list[SecondOpinion]
+    canaries: list[CanaryVerdict]
+    held_out: Usage | None = None
 
 
 class JudgeCheck:
@@ -38,7 +78,7 @@ class JudgeCheck:
         timeout_s: how long judging one conversation may take, in seconds.
     """
 
-    def __init__(self, service: SamplingService, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
+    def __init__(self, service: PlayedEpisodes, held_out: Judge | None, api: ChatApi | None, timeout_s: float):
         self._service = service
         self._held_out = held_out
         self._api = api
@@ -67,19 +107,11 @@ class JudgeCheck:
 
     @property
     def _classroom(self) -> Classroom:
-        return self._service.environment
+        return cast(Classroom, self._service.environment)
 
     def _conversation(self, conversation_id: str) -> Conversation:
-        return self._service.record(conversation_id).conversation(self._classroom.rules)
-
-    async def run_as_json(self, request: JudgeCheckRequest) -> bytes:
-        """The result of `run` as JSON."""
-        return (await self.run(request)).model_dump_json().encode()
-
-    def close(self) -> None:
-        """Close the ledger of the held-out judge."""
-        if self._api is not None:
-            self._api.ledger.close()
+        record = cast(ConversationRecord, self._service.record(conversation_id))
+        return record.conversation(self._classroom.rules)
 
     async def _run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
         training = self._classroom.roles.judge
@@ -138,15 +170,17 @@ class JudgeCheck:
         return None if judgement is None else judgement.score
 
 
-def open_judge_check(config: "TrainRLConfig", service: SamplingService, run_folder: Path) -> JudgeCheck:
+def open_judge_check(server: OpenServer) -> JudgeCheck:
     """Create the judge check of a server, with the held-out judge if one is configured.
 
     Raises:
         ConfigError: if the held-out judge's API key is missing.
-        StorageError: if the ledger of paid requests in `run_folder` cannot be used.
+        StorageError: if the ledger of paid requests in the server's folder cannot be used.
     """
-    guards = config.guards
+    guards = server.config.guards
     judge, api = guards.held_out_judge_model, None
     if judge is not None:
-        judge, api = open_second_judge(judge, config.generation, run_folder / HELD_OUT_CALLS_NAME, "held-out judge")
-    return JudgeCheck(service, judge, api, guards.judge_check_timeout_s)
+        judge, api = server.open_judge(judge, server.folder / HELD_OUT_CALLS_NAME, "held-out judge")
+    if api is not None:
+        server.closing.callback(api.ledger.close)
+    return JudgeCheck(server.episodes, judge, api, guards.judge_check_timeout_s)

@@ -1,14 +1,25 @@
-"""Chat with the current teacher. The user plays the student, and the teacher gets the same prompt as in a lesson."""
+"""The classroom's routes of the server: the check of the judge, and the chat with the current teacher, in which the
+user plays the student and the teacher gets the same prompt as in a lesson.
+"""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, cast
 from uuid import uuid4
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation
+from classroom_rl.environments.classroom.judge_check import (
+    JudgeCheck,
+    JudgeCheckRequest,
+    JudgeCheckResponse,
+    open_judge_check,
+)
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.environments.classroom.teacher import (
@@ -22,26 +33,89 @@ from classroom_rl.environments.classroom.teacher import (
 from classroom_rl.errors import DataError, DeadlineExceeded
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.extensions import OpenServer
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.thoughts import visible_text
+from classroom_rl.rollout.thoughts import split_thoughts, visible_text
 from classroom_rl.rollout.tokens import Turn, approximate_tokens
 from classroom_rl.rollout.tools.turn import SampledMessage
-from classroom_rl.viewer.schemas import ChatBody, ChatMessage, ChatOpening, ChatReply
-from classroom_rl.viewer.turn_views import split_thoughts
+
+
+class ChatMessage(BaseModel):
+    """A message in the chat."""
+
+    role: Literal["teacher", "student"]
+    text: str = Field(max_length=100_000)
+
+
+class ChatBody(BaseModel):
+    """Body of `POST /api/chat` and `POST /api/chat/opening`: the lesson, the student's name, the messages so far."""
+
+    problem: str = Field(min_length=1, max_length=200_000)
+    student_name: str | None = Field(None, max_length=200)
+    turns: list[ChatMessage] = Field(default_factory=list, max_length=1000)
+
+
+class ChatOpening(BaseModel):
+    """Response of `POST /api/chat/opening`: the teacher's system message, the first messages, and who speaks next."""
+
+    system: str
+    turns: list[ChatMessage]
+    next: Literal["teacher", "student"]
+
+
+class ChatReply(BaseModel):
+    """Response of `POST /api/chat`: the teacher's message. `over` is true if the message ends the conversation."""
+
+    text: str
+    parts: list[tuple[str, str]]
+    tokens: int
+    ended: bool
+    over: bool
+    policy: str
 
 
 class ChatTutor(Protocol):
-    """A tutor that the user can chat with, and the state of its server."""
+    """A tutor that the user can chat with."""
 
     def opening(self, request: ChatBody) -> ChatOpening: ...
 
     async def reply(self, request: ChatBody) -> ChatReply: ...
 
-    @property
-    def policy(self) -> str: ...
 
-    @property
-    def spent_usd(self) -> float | None: ...
+@dataclass(frozen=True)
+class OpenClassroom:
+    """What the routes of a running server use."""
+
+    tutor: ChatTutor
+    judge_check: JudgeCheck
+
+
+def open_for(server: OpenServer) -> OpenClassroom:
+    """Open the chat and the check of the judge of a running server.
+
+    Raises:
+        ConfigError: if the held-out judge's API key is missing.
+        StorageError: if the ledger of the held-out judge's paid requests cannot be used.
+    """
+    roles = cast(Roles, server.episodes.environment.roles)
+    tutor = ServerTutor(roles, server.config.generation, server.longest_reply_s)
+    return OpenClassroom(tutor, open_judge_check(server))
+
+
+def add_routes(router: APIRouter, opened: Callable[[], OpenClassroom]) -> None:
+    """Add the classroom's routes."""
+
+    @router.post("/check_judge")
+    async def check_judge(body: JudgeCheckRequest) -> JudgeCheckResponse:
+        return await opened().judge_check.run(body)
+
+    @router.post("/api/chat/opening")
+    def opening(body: ChatBody) -> ChatOpening:
+        return opened().tutor.opening(body)
+
+    @router.post("/api/chat")
+    async def chat(body: ChatBody) -> ChatReply:
+        return await opened().tutor.reply(body)
 
 
 class ServerTutor:
@@ -61,15 +135,6 @@ class ServerTutor:
         if roles.teacher_has_tokens:
             self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, roles.teacher.frame)
-
-    @property
-    def policy(self) -> str:
-        return str(self._roles.teacher.policy)
-
-    @property
-    def spent_usd(self) -> float | None:
-        """As `LoadedModels.spent_usd`."""
-        return self._roles.spent_usd
 
     @property
     def _conversation_type(self) -> ConversationType:

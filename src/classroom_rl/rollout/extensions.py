@@ -1,0 +1,133 @@
+"""What an environment's package may bring besides its modules `config` and `environment`.
+
+Both modules are optional, and found by their names:
+
+* `routes`: routes of the server. `open_for(server)` is called when the models are loaded, and
+  `add_routes(router, opened)` when the application is made; in a route, `opened()` is what `open_for` returned.
+* `run_view`: `VIEW`, a `RunView`: what the page and the plots show of a run.
+
+docs/environments.md shows both.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from classroom_rl.rollout.environment import ENVIRONMENTS, Environment
+
+if TYPE_CHECKING:
+    from classroom_rl.rollout.runner import Runner
+    from classroom_rl.rollout.store.journal import Journal
+    from classroom_rl.rollout.trajectory import Trajectory
+
+
+class PlayedEpisodes(Protocol):
+    """The episodes that a server plays and has played."""
+
+    @property
+    def environment(self) -> Environment[Any, Any]:
+        """The environment that is played, with its loaded models in `roles`."""
+
+    @property
+    def runner(self) -> "Runner":
+        """The runner that plays the batches."""
+
+    @property
+    def journal(self) -> "Journal":
+        """The journal of this server."""
+
+    def record(self, conversation_id: str) -> "Trajectory":
+        """The record of a finished episode; raises `UnknownConversation`."""
+
+    def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
+        """The fingerprint of the weights of each request that these episodes belong to."""
+
+
+@dataclass(frozen=True)
+class OpenServer:
+    """A server whose models are loaded, as it is handed to the environment's `open_for`.
+
+    Attributes:
+        config: the server's configuration.
+        folder: the server's folder of the run, for files of its own.
+        longest_reply_s: how long a model may write one reply to a person, in seconds. New weights from the trainer wait
+            for replies in flight.
+        open_judge: opens a judge besides the training judge, from its block of the configuration, the path of its
+            ledger, and its name in messages; returns the judge, and its API client if it has one.
+        closing: what is to be closed when the server ends.
+    """
+
+    config: Any
+    episodes: PlayedEpisodes
+    folder: Path
+    longest_reply_s: float
+    open_judge: Callable[[Any, Path, str], tuple[Any, Any]]
+    closing: ExitStack
+
+
+Colour = Literal["blue", "orange", "green", "red", "violet", "grey"]
+
+
+@dataclass(frozen=True)
+class MetricPanel:
+    """One panel of a plot: metrics of the training log over the steps.
+
+    Attributes:
+        y: the name of the vertical axis.
+        lines: name in `metrics.jsonl`, label and colour of each line.
+    """
+
+    title: str
+    y: str
+    lines: Sequence[tuple[str, str, Colour]]
+
+
+def _no_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _no_personas(config: Mapping[str, Any]) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What the page and the plots show of an environment's runs, in addition to what they show of every run.
+
+    Attributes:
+        live_tab: what a person can do with the model of a running server: `chat` (routes `/api/chat/opening` and
+            `/api/chat`), `game` (`/api/game`), or nothing.
+        facts: label → value, of settings in a recorded configuration; those that are None are not shown.
+        personas: the personas of a recorded configuration, for the filter of the list.
+        panels: the panels of a plot of its own.
+    """
+
+    live_tab: Literal["", "chat", "game"] = ""
+    facts: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_facts
+    personas: Callable[[Mapping[str, Any]], Sequence[str]] = _no_personas
+    panels: Sequence[MetricPanel] = ()
+
+
+def extension_of(environment: str, module: str) -> ModuleType | None:
+    """An optional module of an environment's package; None if it has none.
+
+    A package with a dotted name is looked into only if it is imported already, as in the server and the trainer of the
+    run: no code is imported because a run folder names it.
+    """
+    package = ENVIRONMENTS.get(environment, environment)
+    if environment not in ENVIRONMENTS and package not in sys.modules:
+        return None
+    return import_module(f"{package}.{module}") if find_spec(f"{package}.{module}") is not None else None
+
+
+def view_of(config: Mapping[str, Any]) -> RunView:
+    """What the page and the plots show of the runs of a recorded configuration's environment."""
+    module = extension_of(config.get("environment") or "classroom", "run_view")
+    view: RunView = RunView() if module is None else module.VIEW
+    return view
