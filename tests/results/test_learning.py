@@ -22,9 +22,7 @@ from classroom_rl.results.learning import (
     trend_of,
     write_learning,
 )
-from classroom_rl.results.rollout_files import ConversationReward, drop_rollouts_from, read_rewards, write_rollouts
-from classroom_rl.results.run_folder import RunData
-from classroom_rl.trainer.checkpoints import step_of
+from classroom_rl.results.rollout_files import ConversationReward, write_rollouts
 from classroom_rl.trainer.weight_delta import parameter_movement
 from tests.support.synthetic_run import record_of, scored, step_line, write_training
 from tests.trainer.test_sharded_save import model_from_folder
@@ -144,21 +142,6 @@ def test_doubts_about_the_judge_are_told_along_with_the_verdict() -> None:
     failed = conclude(replace(GOOD, judge_checks=0, judge_checks_failed=3)).reasons
     assert failed[-1] == "3 of 3 attempts to check the judge brought no score."
     assert not any("warned" in reason for reason in failed)
-
-
-def test_files_of_processes_that_a_resumed_run_has_no_more_do_not_count(tmp_path: Path) -> None:
-    for step in range(4):
-        for rank in range(2):
-            write_rollouts(tmp_path, step, rank, [record_of("a", [], [scored(1, 1, 1)], reward=0.1)])
-    (tmp_path / "rollouts" / "step_000002-0.parquet.unfinished").touch()
-    assert len(read_rewards(tmp_path)) == 8, "a file that a kill left unfinished is not read"
-    drop_rollouts_from(tmp_path, 2)
-    assert sorted(path.name for path in (tmp_path / "rollouts").glob("*.parquet")) == [
-        f"step_{step:06d}-{rank}.parquet" for step in range(2) for rank in range(2)
-    ]
-    assert not list((tmp_path / "rollouts").glob("*.unfinished"))
-    drop_rollouts_from(tmp_path / "nothing here", 0)
-    assert step_of(None) == 0 and step_of("checkpoints/checkpoint-12") == 12
 
 
 # The training's reward, by hand -----------------------------------------------------------------------------------
@@ -312,11 +295,3 @@ def test_what_the_trainer_wrote_down_is_kept_for_the_report(tmp_path: Path) -> N
     assert written["figures"]["without_variance"] == 0.25 and written["figures"]["gradient_norm"] == 0.1
     assert written["figures"]["training"]["change"]["mean"] == pytest.approx(0.5)
     assert not write_learning(tmp_path, Movement(0.0, 5, 5)).learned
-
-
-@pytest.mark.parametrize(("version", "counts"), [(24, True), (16, False), (None, False)])
-def test_what_games_were_measured_with_counts_if_it_is_the_last_policy(version: int | None, counts: bool) -> None:
-    change = {"mean": 0.05, "ci95": [0.02, 0.08], "n": 48}
-    summary = {"reward": {"change": change}} | ({} if version is None else {"version": version})
-    data = RunData(Path("run"), lines=[{"step": 8}, {"step": 24}], summary=summary)
-    assert data.reward_changes() == ({"sampled": change} if counts else {})

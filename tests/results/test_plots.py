@@ -1,13 +1,11 @@
 """Tests of the plots of a run: which are drawn, what they show, and how trackers get them; and of rollouts as one
 table."""
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from datasets import load_dataset
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,10 +16,9 @@ from transformers.integrations import TensorBoardCallback
 from classroom_rl.results import panels as ppo_plot
 from classroom_rl.results import plots
 from classroom_rl.results.plots import write_plots
-from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.trainer.callbacks import PlotCallback
-from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
+from tests.support.synthetic_run import record_of, scored, step_line, write_evaluation, write_training
 
 
 def line(step: int) -> dict:
@@ -157,24 +154,6 @@ def test_only_the_main_process_draws_and_nothing_before_the_first_step(tmp_path:
     write_training(tmp_path, [step_line(1, 0.5)])
     log.on_save(TrainingArguments(report_to=[]), SimpleNamespace(is_world_process_zero=False, global_step=1), None)
     assert not (tmp_path / "plots").exists()
-
-
-def test_rollouts_of_all_steps_are_one_table(tmp_path: Path) -> None:
-    """Read with `datasets`, as users do: all ranks and steps, also conversations without a verdict or without turns."""
-    for step in range(3):
-        for rank in range(2):
-            records = [
-                record_of(f"p{i}", [], [FAILED if i else scored(1, 0.5, 5)], index=i, reward=None if i else step / 2)
-                for i in range(2)
-            ]
-            records = [record.model_copy(update={"step": step}) for record in records]
-            write_rollouts(tmp_path, step, rank, records)
-    cache = str(tmp_path / "cache")
-    table = load_dataset("parquet", data_dir=str(tmp_path / "rollouts"), split="train", cache_dir=cache)
-    assert len(table) == 3 * 2 * 2 and sorted(table.unique("step")) == [0, 1, 2]
-    assert sorted(each for each in table["reward"] if each is not None) == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
-    assert table["reward"].count(None) == 6 and table[0]["completion_ids"] == [3]
-    assert json.loads(table[0]["verdicts"])[0]["scores"]["forward_progression_score"] == 0.5
 
 
 def test_a_critic_s_first_steps_do_not_hide_the_others(run: Path) -> None:

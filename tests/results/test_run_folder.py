@@ -15,7 +15,11 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.report.build import write_report
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.results.rollout_files import read_records, read_rewards
+from classroom_rl.results.rollout_files import (
+    read_records,
+    read_rewards,
+)
+from classroom_rl.results.run_folder import RunData
 from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import Runner
@@ -158,3 +162,11 @@ def test_a_batch_that_it_left_half_played_goes_on(folder: Path, tokenizer, lines
     teacher = sum(turn.role == "teacher" for record in found.values() for turn in record.turns)
     kept = sum(event["turn"]["role"] == "teacher" for event in said)
     assert len(resumed.teacher.calls) == teacher - kept
+
+
+@pytest.mark.parametrize(("version", "counts"), [(24, True), (16, False), (None, False)])
+def test_what_games_were_measured_with_counts_if_it_is_the_last_policy(version: int | None, counts: bool) -> None:
+    change = {"mean": 0.05, "ci95": [0.02, 0.08], "n": 48}
+    summary = {"reward": {"change": change}} | ({} if version is None else {"version": version})
+    data = RunData(Path("run"), lines=[{"step": 8}, {"step": 24}], summary=summary)
+    assert data.reward_changes() == ({"sampled": change} if counts else {})

@@ -1,33 +1,53 @@
 """A server that dies while a trainer uses its GPU, and weights that were loaded only in part. The recording engines of
 test_shared_gpus.py replace vLLM; everything from the routes to the optimizer's step is real."""
 
+import asyncio
 import json
+import logging
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
+from fastapi import FastAPI
 
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.errors import ClassroomError, ConfigError, DeadlineExceeded, EngineFailure
+from classroom_rl.errors import (
+    AccessDenied,
+    ClassroomError,
+    ConfigError,
+    DeadlineExceeded,
+    EngineFailure,
+    RequestTooLarge,
+    UnknownConversation,
+)
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.engine import Usage
+from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.store.journal import read_journal
 from classroom_rl.server.app import serve
+from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.engine_sleep import GpuLease, this_process
-from classroom_rl.server.schemas import ProcessId
+from classroom_rl.server.schemas import LARGEST_BODY, ProcessId
 from classroom_rl.system.run_lock import claim
+from classroom_rl.trainer.servers import AssignedServer
+from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, quickstart_overrides
+from tests.server.conftest import BODY, TOKEN
 from tests.server.test_engine_sleep import RecordingEngine, in_order, no_openai_routes, until
-
-# What the client says of a server that has no answer yet --------------------------------------------------------------
+from tests.support.scripted_room import SCORES, Room, ScriptedJudge, serving
 
 
 def test_a_server_at_work_is_told_from_one_that_is_not_there() -> None:
@@ -39,9 +59,6 @@ def test_a_server_at_work_is_told_from_one_that_is_not_there() -> None:
             asked._request("GET", "/health", timeout_s=0.2)
     with pytest.raises(DeadlineExceeded, match="does not answer"):
         asked._request("GET", "/health", timeout_s=0.2)
-
-
-# The lease ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -96,9 +113,6 @@ def test_a_damaged_lease_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "gpu_lease.json").write_text(text)
     with pytest.raises(ConfigError, match=r"gpu_lease\.json is damaged .*Remove it if no trainer runs"):
         GpuLease(tmp_path).holders()
-
-
-# A server that is started again, as the launchers do ----------------------------------------------------------------
 
 
 class KeptServer:
@@ -226,9 +240,6 @@ def test_a_server_that_is_started_beside_a_stepping_trainer_waits_and_loads_when
     lock.close()
 
 
-# Weights that were loaded half --------------------------------------------------------------------------------------
-
-
 def publish(folder: Path, world: Path, version: int) -> Path:
     import shutil
 
@@ -296,3 +307,124 @@ def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> Non
                 await each
 
     asyncio.run(play())
+
+
+def test_the_client_sends_the_token(listening: str) -> None:
+    assert ClassroomClient(listening).health().status == "ok"
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    return request.getfixturevalue("listening")
+
+
+def test_programs_talk_to_each_other_with_the_token_and_not_without(guarded: str, monkeypatch) -> None:
+    assert ClassroomClient(guarded).sample(SampleRequest(**BODY)).conversations[0].reward is not None
+    for wrong in (None, TOKEN + "x"):
+        monkeypatch.delenv(TOKEN_VARIABLE) if wrong is None else monkeypatch.setenv(TOKEN_VARIABLE, wrong)
+        with pytest.raises(AccessDenied, match="what the environment variable CLASSROOM_TOKEN holds"):
+            ClassroomClient(guarded).wait_until_up(60)
+
+
+def test_a_request_that_no_server_takes_is_not_sent(listening: str, room: Room) -> None:
+    body = SampleRequest(**BODY | {"problems": ["x" * LARGEST_BODY]})
+    with pytest.raises(RequestTooLarge, match=f"but a server takes {LARGEST_BODY}: make the batch or its problems"):
+        ClassroomClient(listening).sample(body)
+    assert not [event for event in read_journal(room.folder / "journal.jsonl") if event["event"] == "batch"]
+
+
+def test_the_client_says_which_conversation_is_unknown(listening: str) -> None:
+    with pytest.raises(UnknownConversation, match="no finished conversation none"):
+        ClassroomClient(listening).rewards("pedagogical", ["none"])
+
+
+def test_the_server_of_another_run_is_refused_with_both_folders(
+    listening: str, room: Room, generation: GenerationConfig, tmp_path: Path
+) -> None:
+    port = listening.rpartition(":")[2]
+
+    def config(folder: Path) -> TrainRLConfig:
+        found = load(TrainRLConfig, "train_rl", [f"logging.save_dir={folder}"])
+        found.generation = replace(generation, server_port=int(port))
+        return found
+
+    assert connect(config(room.folder), AssignedServer(0, listening, True)).url == listening
+    with pytest.raises(ConfigError) as caught:
+        connect(config(tmp_path / "other"), AssignedServer(0, listening, True))
+    for part in (str(room.folder), str(tmp_path / "other"), "same logging.save_dir", "generation.server_port"):
+        assert part in str(caught.value)
+
+
+def test_a_server_with_other_weights_of_the_rewards_is_refused(listening: str, room: Room) -> None:
+    port, weights = listening.rpartition(":")[2], "train.reward_weights={pedagogical: 0.5}"
+    keys = [f"generation.server_port={port}", f"logging.save_dir={room.folder}", weights]
+    with pytest.raises(ConfigError, match=r"sums up rewards by .* configured for \{'pedagogical': 0\.5\}"):
+        connect(load(TrainRLConfig, "train_rl", keys), AssignedServer(0, listening, True))
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
+    """A server that is killed while it sends an answer."""
+    answer = b'{"rewards": [0.5]}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for sent in (answer[:5], answer):
+                connection, _ = listener.accept()
+                with connection:
+                    asked.append(connection.recv(65536))
+                    connection.sendall(head + f"{len(answer)}\r\n\r\n".encode() + sent)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        client = ClassroomClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert client.rewards("pedagogical", ["r-0"]) == [0.5]
+        server.join(60)
+    assert len(asked) == 2
+
+
+def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(app, room: Room, caplog) -> None:
+    caplog.set_level(logging.INFO, "classroom_rl.server.client")
+    told = threading.Event()
+
+    class WaitingJudge(ScriptedJudge):
+        async def judge(self, *asked) -> str:
+            await asyncio.to_thread(told.wait, 60)
+            return await super().judge(*asked)
+
+    room.judge = WaitingJudge(lambda *_: json.dumps(SCORES))
+    down = "no answer for 60 s, given up after 1800 s; the last failure: no connection: ConnectError('refused')"
+    role = {"url": "http://api/v1", "ledger": Mock(spent_usd=0.0, usage=lambda _: Usage()), "drain": AsyncMock()}
+    caplog.handler.addFilter(lambda record: told.set() or True if "still waiting" in record.getMessage() else True)
+    port = free_port()
+    application = app(port=port)
+    with serving(application, port) as url:
+        roles = application.state.service.environment.roles
+        roles.apis |= {"judge": SimpleNamespace(model="a judge", trouble=down, **role)}
+        roles.apis |= {"student": SimpleNamespace(model="a student", trouble=None, **role)}
+        answer = ClassroomClient(url)._request_with_retries(
+            "POST", "/sample_conversations", BODY, 60.0, "the batch", 0.5
+        )
+        roles.apis.clear()
+    assert answer["conversations"][0]["reward"] is not None
+    said = next(record.getMessage() for record in caplog.records if "still waiting" in record.getMessage())
+    assert f"has no answer to it yet. The judge a judge (http://api/v1): {down}." in said and "a student" not in said
+
+
+@pytest.mark.parametrize("answer", ["hello", '{"status": "up"}'])
+def test_another_program_on_the_port_is_told_from_a_server(answer: str) -> None:
+    application = FastAPI()
+
+    @application.get("/health")
+    async def health() -> object:
+        from starlette.responses import Response
+
+        return Response(answer)
+
+    with (
+        serving(application, free_port()) as url,
+        pytest.raises(ClassroomError, match="is no server of this project.*generation.server_port"),
+    ):
+        ClassroomClient(url).wait_until_up(60)

@@ -16,7 +16,7 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.sampling_service import SamplingService
-from tests.server.test_live_server import Halting, HaltingJudge, HaltingStudent
+from tests.server.test_app import Halting, HaltingJudge, HaltingStudent
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 from tests.support.turned_clock import run

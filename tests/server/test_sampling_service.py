@@ -1,5 +1,6 @@
 """The server with real engines, over HTTP, and a real GRPO run against it."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -16,13 +17,19 @@ import pytest
 import requests
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic_core import PydanticSerializationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS
-from classroom_rl.errors import DataError, PolicyMismatch, UnknownConversation
+from classroom_rl.errors import (
+    DataError,
+    EngineFailure,
+    PolicyMismatch,
+    UnknownConversation,
+)
 from classroom_rl.models.policy_folder import (
     oldest_policy,
     open_shared_memory,
@@ -39,6 +46,8 @@ from classroom_rl.trainer.checkpoints import last_checkpoint
 from classroom_rl.trainer.sharded_save import gathered_weights, write_shards
 from classroom_rl.trainer.weight_files import KeptFiles
 from tests.conftest import ROOT, RunningServer, on_this_machine
+from tests.server.conftest import BODY
+from tests.support.scripted_room import Room
 
 _STEPS = 2
 
@@ -395,3 +404,27 @@ def test_turns_wait_while_the_engines_sleep_and_new_weights_wake_the_teacher(
     finally:
         assert not any(server.client.wake_up().asleep.values())
     assert len(batch.result(120).conversations) == 2
+
+
+def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, generation) -> None:
+    """The cause is told, and no work goes on that nobody waits for."""
+    request = SampleRequest.model_construct(**BODY | {"meta": [{"a": "half: \ud800"}], "judge_again": False})
+
+    async def ask() -> None:
+        with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
+            await room.open(generation).sample(request)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(ask())
+
+
+def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
+    service = room.open(generation)
+
+    async def fail(*_: object) -> None:
+        service._batches.clear()
+        raise EngineFailure("the cause")
+
+    service.runner.sample = fail
+    with pytest.raises(EngineFailure, match="the cause"):
+        asyncio.run(service.sample(SampleRequest(**BODY)))

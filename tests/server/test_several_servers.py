@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.base import ApiModelConfig, GenerationConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
@@ -21,7 +20,6 @@ from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.app import server_subfolder
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
-from classroom_rl.server.open_models import open_roles
 from classroom_rl.server.schemas import ProcessId
 from classroom_rl.system.run_lock import claim
 from classroom_rl.trainer.servers import AssignedServer, assign_server
@@ -37,9 +35,6 @@ TWO = ["http://127.0.0.1:8005", "http://127.0.0.1:8006"]
 def servers_of(urls: list[str] | None, processes: int) -> list[AssignedServer]:
     generation = GenerationConfig(server_urls=urls)
     return [assign_server(generation, rank, processes) for rank in range(processes)]
-
-
-# Who talks to whom --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -122,9 +117,6 @@ def test_the_launcher_tells_each_machines_server_its_place(capsys) -> None:
     assert "generation.server_index=" not in capsys.readouterr().out.split("classroom_rl.launch.server")[1]
 
 
-# What each server keeps ---------------------------------------------------------------------------------------------
-
-
 def test_servers_work_side_by_side_in_a_run_folder(tmp_path) -> None:
     with (
         claim("vllm_server", tmp_path / server_subfolder(0)),
@@ -132,18 +124,6 @@ def test_servers_work_side_by_side_in_a_run_folder(tmp_path) -> None:
         pytest.raises(ConfigError, match=f"Process {os.getpid()} works in"),
     ):
         claim("vllm_server", tmp_path / server_subfolder(1))
-
-
-def test_servers_share_the_cap(tmp_path, generation) -> None:
-    config = EvalConfig(generation=generation)
-    config.student_model = ApiModelConfig(base_url="http://127.0.0.1:9/v1", max_cost_usd=3.0)
-    config.teacher_model = ApiModelConfig(base_url="http://127.0.0.1:9/v1")
-    generation.judges_rules_prompts_paths = {}
-    for urls, cap in ((None, 3.0), (TWO, 1.5)):
-        generation.server_urls = urls
-        roles = asyncio.run(open_roles(config, {}, tmp_path))
-        assert (roles.apis["student"].ledger.cap_usd, roles.apis["teacher"].ledger.cap_usd) == (cap, None)
-        roles.shutdown()
 
 
 def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
@@ -171,9 +151,6 @@ def test_a_server_watches_the_borrowers_on_its_own_machine(monkeypatch) -> None:
 
     assert asyncio.run(awake_again(gone, elsewhere))
     assert not asyncio.run(awake_again(this_process(), elsewhere)) and not asyncio.run(awake_again(elsewhere))
-
-
-# Two servers, two processes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -157,3 +157,10 @@ def add_tokenizer(folder: Path, tokenizer: Path) -> None:
     """Add the tokenizer of the trained model."""
     (folder / "model").mkdir(exist_ok=True)
     shutil.copy(tokenizer, folder / "model" / "tokenizer.json")
+
+
+def one(http: TestClient, index: int, where: str = "step-1", route: str = "conversation") -> dict:
+    page = listed(http, where=where)
+    answer = http.get(f"/api/{route}", params={"where": where, "id": page["columns"]["id"][index]})
+    assert answer.status_code == 200, answer.text
+    return answer.json()

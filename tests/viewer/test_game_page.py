@@ -1,99 +1,21 @@
-"""A person takes a seat on the page: over HTTP, and clicked through in a headless Chromium."""
+"""A person takes a seat on the page, clicked through in a headless Chromium."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from starlette.testclient import TestClient
 
-from classroom_rl.environments.marooned.config import Generation
-from classroom_rl.environments.marooned.messages import parse_message
-from classroom_rl.environments.marooned.routes import GameTable
-from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.environment import Roles
-from classroom_rl.server.error_responses import add_error_answers
-from classroom_rl.viewer.routes import add_viewer
 from tests.conftest import free_port
+from tests.environments.marooned.support import game_app
 from tests.support.browser import Browser
-from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import serving
 
-MODEL = "REASONING: I wait <b>here</b>.\nACTION: WAIT"
 GAME = {"problem": "island 3, seat 2", "seat": 4}
-
-
-def game_app(tokenizer, folder: Path, context: int = 20_000) -> FastAPI:
-    """The application of a server that plays Marooned, whose model waits."""
-    (folder / "config").mkdir(parents=True)
-    (folder / "config" / "vllm_server.yaml").write_text("environment: marooned\n")
-    app = FastAPI()
-    add_error_answers(app)
-    add_viewer(app, folder, live=True)
-    engine = app.state.engine = ScriptedEngine(tokenizer, lambda prompt: MODEL)
-    generation = Generation(max_tokens_in_conversation=20_000, max_tokens_per_turn=200)
-    app.state.opened = GameTable(Roles({"teacher": engine}), generation, context, Sampling(1.0), 10.0)
-    return app
 
 
 @pytest.fixture
 def app(tokenizer, tmp_path: Path) -> FastAPI:
     return game_app(tokenizer, tmp_path / "run")
-
-
-@pytest.fixture
-def http(app: FastAPI) -> Iterator[TestClient]:
-    yield TestClient(app, base_url="http://127.0.0.1:8005", raise_server_exceptions=False)
-
-
-def test_a_game_is_played_by_posting_its_messages(http: TestClient, app: FastAPI) -> None:
-    """Person and model take turns; each model message is sampled once, and nothing is kept on the server."""
-    said, acted, moment = [], 0, http.post("/api/game", json=GAME).json()
-    while acted < 10:
-        said += moment["said"]
-        action = "" if moment["due"] == "model" else moment["possible"][0]
-        acted += bool(action)
-        moment = http.post("/api/game", json=GAME | {"said": said, "action": action}).json()
-    said += moment["said"]
-    assert said.count(MODEL) == len(app.state.engine.calls) >= 9
-    assert all(parse_message(text).grade == "valid" for text in said)
-    assert "You are sailor 4" in moment["shown"] and moment["role"] in moment["rules"]
-    assert http.post("/api/game", json=GAME | {"said": said}).json()["shown"]
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "message"),
-    [
-        ({"problem": "a lesson"}, 422, "is no game of Marooned"),
-        ({"seat": 2}, 422, "Seat 2 is the model's"),
-        ({"seat": 7}, 422, "There is no seat 7"),
-        ({"action": "BUILD HULL"}, 200, "It is not your turn."),
-        ({"action": "x" * 3000}, 422, "2000"),
-    ],
-)
-def test_mistakes_are_explained(http: TestClient, change: dict, status: int, message: str) -> None:
-    answer = http.post("/api/game", json=GAME | change)
-    assert answer.status_code == status and message in answer.text
-
-
-def test_a_prompt_that_does_not_fit_is_refused(tokenizer, tmp_path: Path) -> None:
-    app = game_app(tokenizer, tmp_path / "run", context=300)
-    client = TestClient(app, base_url="http://127.0.0.1:8005")
-    said: list[str] = []
-    with pytest.raises(AssertionError, match="its context 300: begin another game"):
-        for _ in range(3):
-            moment = client.post("/api/game", json=GAME | {"said": said, "action": "WAIT" if said else ""})
-            assert moment.status_code == 200, moment.text
-            said += moment.json()["said"] or ["REASONING: -\nACTION: WAIT"]
-
-
-def test_a_server_of_lessons_has_no_game(tmp_path: Path) -> None:
-    app = FastAPI()
-    add_error_answers(app)
-    add_viewer(app, tmp_path, live=True)
-    client = TestClient(app, base_url="http://127.0.0.1:8005")
-    assert client.post("/api/game", json=GAME).status_code == 404
-    assert client.get("/api/run").json()["game"] is False
 
 
 def test_somebody_takes_a_seat(browser: Browser, app: FastAPI) -> None:

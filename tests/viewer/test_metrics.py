@@ -1,116 +1,79 @@
-"""Tests of the figures on the page in a headless Chromium: steps, rewards below 0, and held-out lessons."""
+"""Tests of a run's metrics, guards and settings on the page's routes."""
 
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
-from classroom_rl.results.rollout_files import write_rollouts
-from classroom_rl.server.view_only import create_viewer
-from tests.conftest import free_port
-from tests.support.browser import Browser
-from tests.support.scripted_room import serving
-from tests.support.synthetic_run import step_line
-from tests.support.viewer_run import LESSONS, conversation, make_run
-
-ROWS = ".list tbody tr"
+from classroom_rl.viewer.metrics import RunMetrics
+from tests.support.synthetic_run import step_line, write_training
+from tests.support.viewer_run import (
+    add_guards,
+)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("viewer") / "run")
+@pytest.mark.parametrize(
+    ("environment", "said"), [("classroom", "tutor closes from message"), ("marooned", "own decisions at most")]
+)
+def test_max_turns_is_shown_as_what_it_means(run: Path, environment: str, said: str) -> None:
+    write_training(run, [step_line(1, 0.5)], {"environment": environment, "generation": {"max_turns": 7}})
+    assert dict(RunMetrics(run).facts())[said] == "7"
 
 
-@pytest.fixture(scope="module")
-def url(run: Path) -> Iterator[str]:
-    with serving(create_viewer(run, None), free_port()) as address:
-        yield address
-
-
-def test_a_step_has_one_number_everywhere(browser: Browser, url: str) -> None:
-    """The last of three logged steps, its conversations in lists, choices and records, and a click on its chart."""
-    browser.open(url)
-    browser.until_text(".tile", "3\nof 4")
-    browser.driver.execute_script("document.querySelector('.chart svg').focus()")
-    browser.one(".chart svg").send_keys("\ue014" * 3 + "\ue007")
-    browser.until_text(".summary h2", "step 3")
-    shown = browser.driver.execute_script(
-        "const at = document.getElementById('where'); return at.options[at.selectedIndex].text"
-    )
-    assert shown == "step 3"
-    browser.open(f"{url}/#/conversations?where=training&sort=longest")
-    browser.one(ROWS)
-    column = [each.text for each in browser.all(".list th")].index("Step")
-    steps = {row.find_elements("css selector", "td")[column].text for row in browser.all(ROWS)}
-    assert steps == {"1", "2", "3"}
-    browser.open(f"{url}/#/conversation?where=step-2&id=run-step000002-rank0of1-abcd-0000")
-    browser.click("summary", "Record")
-    browser.until_text("dl", "3")
-    assert browser.text(".crumbs a") == "step 3"
-    record = dict(zip(texts(browser, "dt"), texts(browser, "dd"), strict=True))
-    assert record["step"] == "3"
-
-
-def texts(browser: Browser, selector: str) -> list[str]:
-    return [each.text for each in browser.all(f"details[open] > dl {selector}")]
-
-
-def test_held_out_lessons_have_a_chart_of_their_own(browser: Browser, run: Path, url: str) -> None:
-    browser.open(url)
-    browser.until_text(".tile", "3\nof 4")
-    training, held_out = browser.all(".chart")[:2]
-    assert not training.find_elements("css selector", "circle.mark")
-    assert len(held_out.find_elements("css selector", "circle.mark")) == 4
-    means = {
-        (name, sampling): json.loads((run / "eval" / name / "metrics.json").read_text())[sampling]["reward"]["mean"]
-        for name in ("before", "after")
-        for sampling in ("sampled", "greedy")
-    }
-    legend = held_out.find_element("css selector", ".legend").text
-    assert all(f"{sampling}, {name} {round(mean, 3):g}" in legend for (name, sampling), mean in means.items())
-
-
-def with_penalties(folder: Path) -> Path:
-    """A run whose rewards go below 0 and whose bands do, too."""
-    run = make_run(folder, steps=2)
-    lines = [step_line(step + 1, -0.3 + 0.2 * step, reward_std=0.5) for step in range(2)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    records = [
-        conversation(1, i, LESSONS[0]).model_copy(update={"reward": reward}) for i, reward in enumerate(PENALISED)
-    ]
-    write_rollouts(run, 1, 0, records)
-    return run
-
-
-PENALISED = (-0.72, -0.3, -0.01, 0.0, 0.5, 1.0, None)
-
-
-def test_rewards_below_0_are_shown_where_they_are(browser: Browser, tmp_path: Path) -> None:
-    with serving(create_viewer(with_penalties(tmp_path / "run"), None), free_port()) as address:
-        browser.open(address)
-        browser.one(".chart path.band")
-        ticks = [float(each.text) for each in browser.all(".chart")[0].find_elements("css selector", "text.tick")]
-        assert min(ticks) <= -0.8 and max(ticks) >= 0.4
-        band = browser.all(".chart path.band")[0].get_attribute("d")
-        assert len(set(re.findall(r"[ML]\S+ (\S+?)(?=[MLZ])", band))) == 4  # no two corners at the chart's edge
-        browser.open(f"{address}/#/conversations?where=step-1")
-        browser.one(".spread .fill")
-        assert browser.text(".spread figcaption").split() == ["-0.8", "reward", "1"] and browser.all(".spread .zero")
-        heights = [float(each.get_attribute("height")) for each in browser.all(".spread .fill")]
-        bars = [i for i, height in enumerate(heights) if height]
-        assert len(heights) == 18 and bars == [0, 5, 7, 8, 13, 17]
-        browser.all(".spread .bar .fill")[5].click()
-        browser.until_text("#count", "1 of 7 conversations, mean reward -0.300")
-        assert browser.text(".spread figcaption").split() == ["-0.8", "reward", "1"]
-        group = f"{address}/#/group?where=step-1&problem_id={conversation(1, 0, LESSONS[0]).problem_id}"
-        browser.open(group)
-        browser.click(".toggle", "Best first")
-        browser.wait(
-            lambda: (
-                [each.text for each in browser.all(".column .reward")]
-                == "1.00 0.50 0.00 -0.01 -0.30 -0.72 none".split()
-            ),
-            "those without a reward last",
+def test_metrics_are_columns_over_steps_with_the_evaluations_as_marks(http: TestClient, run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"step": 3, "reward": 0.9, "seconds/rollout": 1.0, "completions/clipped_ratio": 0.0}\n{"step": 4, "rew'
         )
+    told = http.get("/api/metrics").json()
+    assert told["steps"] == [1, 2, 3] and told["series"]["reward"] == [0.2, 0.4, 0.9]
+    assert told["series"]["seconds/train"] == [1.0, 1.0, None] and told["max_steps"] == 4
+    assert "completions/clipped_ratio" not in told["series"] and told["last"]["reward"] == 0.9
+    means = {(mark["name"], mark["sampling"]): mark["mean"] for mark in told["marks"]}
+    assert means["before", "sampled"] == pytest.approx(0.7 / 3) and means["after", "greedy"] == pytest.approx(0.5)
+
+
+def test_the_last_figures_are_those_of_the_last_batch_though_it_is_trained_on_twice(
+    http: TestClient, run: Path
+) -> None:
+    lines = [{"step": 1, "reward": 0.5, "judge/run_cost_usd": 2.5, "loss": 0.1}, {"step": 2, "loss": 0.2}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    last = http.get("/api/metrics").json()["last"]
+    assert last == {"step": 2, "reward": 0.5, "judge/run_cost_usd": 2.5, "loss": 0.2}
+
+
+def test_the_page_learns_of_an_evaluation_whose_figures_come_after_its_conversations(
+    http: TestClient, run: Path
+) -> None:
+    metrics = (run / "eval" / "after" / "metrics.json").read_text()
+    (run / "eval" / "after" / "metrics.json").unlink()
+    before = http.get("/api/pulse").json()
+    (run / "eval" / "after" / "metrics.json").write_text(metrics)
+    after = http.get("/api/pulse").json()
+    assert after["metrics"] != before["metrics"] and after["shelf"] == before["shelf"]
+
+
+def test_a_long_training_is_thinned_and_its_last_step_kept(http: TestClient, run: Path) -> None:
+    lines = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 5001)]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    steps = http.get("/api/metrics").json()["steps"]
+    assert len(steps) == 400 and steps[0] == 1 and steps[-1] == 5000 and steps == sorted(set(steps))
+    checks = [json.dumps({"step": step, "reward": 0.5, "guard/gap": 0.1}) + "\n" for step in range(7, 5001, 500)]
+    (run / "metrics.jsonl").write_text("".join(lines + checks))
+    told = http.get("/api/metrics").json()
+    gaps = {step for step, gap in zip(told["steps"], told["series"]["guard/gap"], strict=True) if gap is not None}
+    assert gaps == set(range(7, 5001, 500)) and told["steps"] == sorted(set(told["steps"]))
+
+
+def test_the_guards_say_whether_it_learned_and_what_the_judge_s_checks_warned_of(http: TestClient, run: Path) -> None:
+    nothing = {"verdict": None, "reasons": [], "steps": None, "checks": 0, "failed": 0, "warnings": []}
+    before = http.get("/api/pulse").json()["metrics"]
+    assert http.get("/api/guards").json() == nothing
+    add_guards(run)
+    assert http.get("/api/pulse").json()["metrics"] != before
+    told = http.get("/api/guards").json()
+    assert (told["verdict"], told["steps"]) == ("no evidence of learning", 3)
+    assert (told["checks"], told["failed"]) == (2, 1)
+    assert told["reasons"][0].startswith("The parameters did not move at all")
+    assert told["warnings"] == [[2, "The judge can be fooled: b."], [2, "The judge may be being fooled: a."]]

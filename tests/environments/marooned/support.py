@@ -1,15 +1,28 @@
 """Games of the tests: played from seeds, and positions made by hand."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
+from fastapi import FastAPI
+
 from classroom_rl.environments.marooned.actions import WAIT, parse_action
+from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.game import Game, StepResult
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import PLAYERS
 from classroom_rl.environments.marooned.presets import TINY
+from classroom_rl.environments.marooned.routes import GameTable
 from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Place, Rules
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.environment import Roles
+from classroom_rl.server.error_responses import add_error_answers
+from classroom_rl.viewer.routes import add_viewer
+from tests.support.scripted_engine import ScriptedEngine
 
+DISCUSSION = TINY.phases[2].last + 1
+"""The first turn of the discussion."""
+WEALTH = {"WOOD": 50, "METAL": 20, "FIBRE": 20, "APPLE": 10, "BERRY": 10}
 ROLES = (COLONIST, COLONIST, COLONIST, COLONIST, TRAITOR)
 """Of a game made by hand: sailor 5 is the traitor."""
 
@@ -59,3 +72,19 @@ def played(rules: Rules, seed: int, steps: int) -> Iterator[tuple[Game, StepResu
         if game.seat is None:
             return
         yield game, game.step(players[game.seat].act(observe(game, game.seat), rules, rng))
+
+
+MODEL = "REASONING: I wait <b>here</b>.\nACTION: WAIT"
+
+
+def game_app(tokenizer, folder: Path, context: int = 20_000) -> FastAPI:
+    """The application of a server that plays Marooned, whose model waits."""
+    (folder / "config").mkdir(parents=True)
+    (folder / "config" / "vllm_server.yaml").write_text("environment: marooned\n")
+    app = FastAPI()
+    add_error_answers(app)
+    add_viewer(app, folder, live=True)
+    engine = app.state.engine = ScriptedEngine(tokenizer, lambda prompt: MODEL)
+    generation = Generation(max_tokens_in_conversation=20_000, max_tokens_per_turn=200)
+    app.state.opened = GameTable(Roles({"teacher": engine}), generation, context, Sampling(1.0), 10.0)
+    return app

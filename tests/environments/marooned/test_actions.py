@@ -144,3 +144,8 @@ def test_the_grades_of_a_message():
 def test_an_action_can_stand_alone_where_other_tools_write_it(text, read):
     action = read_action(text)
     assert (None if action is None else format_action(action)) == read
+
+
+@pytest.mark.parametrize("form", ACTIONS.values(), ids=ACTIONS)
+def test_every_action_of_the_table_can_be_parsed(form):
+    assert format_action(parse_action(form.example)) == form.example

@@ -1,13 +1,11 @@
-"""Building, votes, evidence, secrets and nights, in positions made by hand."""
+"""Building, votes, evidence, secrets, poison and nights, in positions made by hand."""
 
 import pytest
 
 from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.presets import SEED, TINY
 from classroom_rl.environments.marooned.rules import TABLET, Place
-from tests.environments.marooned.support import do, end_day, end_round, made, put
-
-DISCUSSION = TINY.phases[2].last + 1
+from tests.environments.marooned.support import DISCUSSION, WEALTH, do, end_day, end_round, made, put
 
 
 def told(game, seat: int) -> list[str]:
@@ -42,14 +40,6 @@ def test_two_parts_cannot_be_begun_with_the_material_of_one():
     assert told(game, 3) == ["You worked in vain on the RUDDER"]
 
 
-def test_what_is_brought_back_to_the_store_earns_nothing():
-    game = made()
-    game.state.sailors[1].pack = {"WOOD": 2}
-    assert do(game, "DEPOSIT WOOD 2").rewards[1] == pytest.approx(0.4 - 0.01)
-    do(game, "WITHDRAW WOOD 2")
-    assert do(game, "DEPOSIT WOOD 2").rewards[1] == pytest.approx(-0.01)
-
-
 def test_a_plurality_removes_a_sailor_and_pays_those_who_were_right():
     game = made()
     game.state.turn = DISCUSSION
@@ -69,23 +59,6 @@ def test_one_vote_or_a_tie_removes_nobody(votes):
     end_round(game, *votes)
     end_day(game)
     assert len(game.state.active) == 5 and game.state.votes == {}
-
-
-def test_a_wrong_vote_costs():
-    game = made()
-    game.state.turn = DISCUSSION
-    end_round(game, "VOTE 3", "VOTE 3", "", "", "VOTE 3")
-    end_round(game)
-    assert game.state.sailors[3].removed
-    assert game.returns[1] == pytest.approx(-5 - 0.02)
-    assert game.returns[5] == pytest.approx(-0.02), "the traitor earns nothing by it"
-
-
-def test_votes_are_for_the_discussion_alone():
-    game = made()
-    assert do(game, "VOTE 2").fault.text == "VOTE is not possible in the phase morning"
-    game.state.turn = DISCUSSION
-    assert do(game, "MOVE NORTH").fault.category == "impossible"
 
 
 def test_a_sabotage_that_is_seen_is_evidence():
@@ -155,16 +128,6 @@ def test_an_offer_that_nobody_takes_goes_back_with_its_tablet():
     assert game.state.sailors[5].pack == pack and game.state.offers == ()
 
 
-def test_the_traitor_pays_less_energy_and_the_others_do_not_see_it():
-    game = made()
-    put(game, 1, 4, 4)
-    do(game, "MOVE NORTH", seat=1)
-    do(game, "MOVE NORTH", seat=5)
-    assert game.state.sailors[1].energy == 99 and game.state.sailors[5].energy == 99.2
-    others = observe(game, 2).others
-    assert others[1].energy == others[5].energy == 100
-
-
 def test_stairs_join_the_levels():
     game = made(SEED)
     stairs = SEED.stairs[0]
@@ -190,17 +153,6 @@ def test_a_game_ends_without_colonists_or_without_days():
     assert game.returns[1] == pytest.approx(-0.12)
 
 
-def test_a_milestone_is_paid_once_to_all_colonists():
-    game = made()
-    game.state.store = {"WOOD": 12}
-    end_round(game, "BUILD HULL", "BUILD HULL")
-    end_round(game, "BUILD HULL", "BUILD HULL")
-    assert game.returns[3] == pytest.approx(5 - 0.02), "25 percent"
-    do(game, "SABOTAGE HULL", seat=5)
-    end_round(game, "BUILD HULL", "BUILD HULL")
-    assert game.ship_progress == 0.3 and game.returns[3] == pytest.approx(5 - 0.03)
-
-
 def test_a_pack_that_falls_can_be_picked_up():
     game = made()
     put(game, 1, 2, 2)
@@ -208,3 +160,58 @@ def test_a_pack_that_falls_can_be_picked_up():
     end_day(game)
     assert not game.state.sailors[1].alive
     assert observe(game, 2).piles == {Place(0, 2, 2): {"WOOD": 2}}
+
+
+def test_eaten_food_counts_at_the_days_end():
+    game = made()
+    for sailor in game.state.sailors.values():
+        sailor.energy = 50
+    game.state.sailors[1].pack = {"APPLE": 1}
+    do(game, "EAT APPLE")
+    end_day(game)
+    assert game.state.sailors[1].energy == 50 + 15 + 10
+    assert game.state.sailors[2].energy == 50 - 20
+    end_day(game)
+    assert game.state.sailors[1].energy == 75 - 20, "a meal counts for its own day"
+
+
+def test_a_sabotage_undoes_building_and_pays_only_then():
+    game = made()
+    game.state.turns_built = {"HULL": 2, "MAST": 1}
+    result = do(game, "SABOTAGE HULL", seat=5)
+    assert game.state.turns_built == {"HULL": 1, "MAST": 1} and game.ship_progress == 0.25
+    assert result.rewards[5] == pytest.approx(2 - 0.01)
+    do(game, "SABOTAGE HULL", seat=5)
+    assert game.state.turns_built == {"MAST": 1}, "a part that is undone is lost"
+    assert do(game, "SABOTAGE HULL", seat=5).rewards[5] == pytest.approx(-0.11), "nothing to undo"
+
+
+def test_poisoning_pays_when_it_is_swallowed_and_kills_on_the_third_night():
+    game = made()
+    game.state.sailors[5].pack = {"APPLE": 1, TABLET: 1}
+    assert do(game, "POISON APPLE TO 1", seat=5).rewards[5] == pytest.approx(-0.01)
+    assert do(game, "TAKE FROM 5").rewards[5] == pytest.approx(10)
+    seen = []
+    for _ in range(3):
+        end_day(game)
+        seen.append(observe(game, 2).others[1].health)
+    assert seen == ["symptoms", "severe symptoms", ""] and not game.state.sailors[1].alive
+
+
+def test_an_antidote_helps_until_the_second_day():
+    game = made()
+    game.state.sailors[1].poison_nights = 0
+    game.state.sailors[2].pack = {"ANTIDOTE": 1}
+    end_day(game)
+    end_day(game)
+    do(game, "ANTIDOTE TO 1", seat=2)
+    end_day(game)
+    assert game.state.sailors[1].alive and game.state.sailors[1].poison_nights is None
+
+
+def test_build_builds_the_part_that_it_names():
+    game = made()
+    game.state.store = dict(WEALTH)
+    end_round(game, "BUILD SUPPLIES", "BUILD SUPPLIES", "BUILD HULL", "BUILD HULL")
+    assert game.state.turns_built == {"SUPPLIES": 1, "HULL": 1}
+    assert do(game, "BUILD SAIL").fault.text == "the MAST comes before the SAIL"

@@ -7,20 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.episode import Episode, GameRecord
 from classroom_rl.environments.marooned.presets import PRESETS
-from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.trainer.batch_builder import RowPlanner
 from classroom_rl.trainer.grpo.row_tensors import BatchRows
-from tests.environments.marooned.test_environment import NAME, PROBLEMS, Table
+from tests.environments.marooned.test_environment import PROBLEMS, Table
 from tests.support.scripted_engine import ScriptedEngine
 
 SELF_PLAY = ("generation.self_play=true", "generation.max_turns=3", "train.turn_credit.mode=none")
@@ -106,15 +103,6 @@ def test_what_a_message_is_trained_with_is_its_own_seat_s_outcome_among_its_role
                 assert advantages[place].item() == pytest.approx(seat.reward - means[seat.role], abs=1e-5)
                 checked += 1
     assert checked > 100 and len({round(value.item(), 2) for value in found.flatten()}) > 4
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [("train.algorithm=ppo", "train.algorithm is ppo"), ("train.shuffle_rewards=true", "a reward of its own")],
-)
-def test_what_does_not_go_with_it_is_refused(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(TrainRLConfig, "train_rl", [*NAME, "generation.self_play=true", override], check_train_rl)
 
 
 def test_a_game_is_cut_after_so_many_decisions_of_each_seat() -> None:

@@ -6,7 +6,15 @@ import pytest
 
 from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.presets import SEED, TINY
-from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Level, Part, Place, RulesError, Vein
+from classroom_rl.environments.marooned.rules import (
+    COLONIST,
+    TRAITOR,
+    Level,
+    Part,
+    Place,
+    RulesError,
+    Vein,
+)
 from classroom_rl.errors import ConfigError
 
 
@@ -46,10 +54,8 @@ def test_the_seed_draws_the_traitor():
     assert TRAITOR not in Game(TINY, 0, traitor=False).roles.values()
 
 
-def test_the_island_is_the_one_of_the_rules():
-    for rules in (TINY, SEED):
-        piles = Game(rules, 0).state.piles
-        assert rules.base not in piles and not any(
-            stairs.upper in piles or stairs.lower in piles for stairs in rules.stairs
-        )
-        assert len(piles) == sum(vein.piles for vein in rules.veins)
+@pytest.mark.parametrize(("kind", "held"), [("WOOD", 65), ("FIBRE", 35)])
+def test_an_island_that_cannot_hold_its_ship_is_refused(kind, held):
+    veins = (*(vein for vein in SEED.veins if vein.kind != kind), Vein(kind, 1, held // 5, 5))
+    with pytest.raises(RulesError, match=f"{kind}, and the island holds {held}"):
+        Game(replace(SEED, veins=veins), seed=0)

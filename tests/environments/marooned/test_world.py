@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.environments.marooned.episode import island_of
-from classroom_rl.environments.marooned.game import Game
-from classroom_rl.environments.marooned.islands import islands
 from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID, parse_message
-from classroom_rl.environments.marooned.presets import PRESETS
-from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR
 from classroom_rl.environments.marooned.world import make_corpus
-from classroom_rl.rollout.problem import Problem
 
 
 def test_a_corpus_is_half_spoiled_in_every_way() -> None:
@@ -25,16 +19,6 @@ def test_a_corpus_is_half_spoiled_in_every_way() -> None:
     assert 0.5 < grades[VALID] / total < 0.8, "an impossible action is written in the exact grammar"
     assert grades[REPAIRABLE] > 0.08 * total and grades[INVALID] > 0.1 * total
     assert all([message["role"] for message in row["messages"]] == ["user", "assistant"] for row in rows)
-
-
-def test_problems_name_islands_and_seats_of_a_role() -> None:
-    for role in (COLONIST, TRAITOR):
-        for text in islands("tiny", 5, 20, role):
-            seed, seat = island_of(Problem.of(text))
-            assert Game(PRESETS["tiny"], seed).roles[seat] == role
-    assert len({island_of(Problem.of(text))[1] for text in islands("tiny", 0, 40)}) == 5
-    with pytest.raises(ValueError, match="has no traitor"):
-        list(islands("tiny", 0, 1, TRAITOR, traitor=False))
 
 
 def test_a_world_is_whole_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,18 @@
-"""A server that outlives its trainers and their connections."""
+"""A server that outlives its trainers and their connections: its start, its weights, its end, and its garbage."""
 
 import asyncio
+import gc
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import numpy
@@ -17,16 +22,26 @@ from fastapi import FastAPI
 from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
+import classroom_rl.server.app
+import classroom_rl.server.middleware
 from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.errors import EngineFailure, PolicyMismatch
+from classroom_rl.errors import (
+    ConfigError,
+    EngineFailure,
+    PolicyMismatch,
+)
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
+from classroom_rl.server import app as garbage
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import free_port
+from tests.rollout.test_durability import save_model
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room, application, serving
 
@@ -176,9 +191,6 @@ def test_weights_conversations_and_checks_of_the_judge_over_http(room: Room, app
         assert step(2.0) == ("Say goodbye.", canaries)
 
 
-# Connections ---------------------------------------------------------------------------------------------------
-
-
 class HeldJudge(ScriptedJudge):
     """Judges nothing before the test lets it."""
 
@@ -270,3 +282,115 @@ def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(a
         ids = [record.id for record in played]
         assert client.get_pedagogical_reward(ids, port) == [record.rewards["pedagogical"] for record in played]
         assert client.get_reward("length", ids, port) == [0.0, 0.0]
+
+
+@pytest.fixture
+def collections(monkeypatch):
+    """The generations that are collected, in order."""
+    monkeypatch.setattr(garbage, "_SECONDS_BETWEEN_CHECKS", 0)
+    made: list[int] = []
+    monkeypatch.setattr(garbage.gc, "collect", made.append)
+    yield made
+    gc.unfreeze()
+
+
+async def _look(times: int) -> None:
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+def test_it_collects_once_after_each_time_of_playing_and_never_in_it(collections, monkeypatch):
+    monkeypatch.setattr(garbage, "_IDLE_PERIODS_PER_FULL_COLLECTION", 3)
+
+    async def play() -> list[list[int]]:
+        service = SimpleNamespace(running=[], runner=SimpleNamespace(finished=0))
+        task = asyncio.create_task(garbage.collect_at_rest(service))
+        found = []
+        for running, finished in (([], 0), (["a"], 3), (["a"], 3), ([], 9), ([], 9), (["b"], 12), ([], 14), ([], 20)):
+            service.running, service.runner.finished = running, finished
+            await _look(5)
+            found.append(list(collections))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found
+
+    full, short = 2, 1
+    begun, once, twice = [full], [full, short], [full, short, short]
+    assert asyncio.run(play()) == [begun, begun, begun, once, once, once, twice, [*twice, full]]
+
+
+def test_python_starts_none_meanwhile_and_may_again_afterwards(collections):
+    async def during() -> tuple[int, ...]:
+        task = asyncio.create_task(
+            garbage.collect_at_rest(SimpleNamespace(running=["a"], runner=SimpleNamespace(finished=0)))
+        )
+        await _look(3)
+        found = gc.get_threshold()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found
+
+    before = gc.get_threshold()
+    now = asyncio.run(during())
+    assert now[:2] == before[:2] and now[2] > 10**9
+    assert gc.get_threshold() == before
+
+
+def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        config = load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={tmp_path}"])
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*Process {os.getpid()} listens there"):
+            classroom_rl.server.app.serve(config)
+
+
+def test_a_server_that_cannot_start_ends_with_the_message_alone(tmp_path: Path) -> None:
+    overrides = ["generation.teacher_prompt_path=nowhere.txt", f"logging.save_dir={tmp_path}"]
+    command = [sys.executable, "vllm_server.py", f"generation.server_port={free_port()}", *overrides]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 2
+    assert "error: generation.teacher_prompt_path: There is no prompt template nowhere.txt in " in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+
+
+def outside(room: Room, published: Path) -> str:
+    elsewhere = room.folder.parent / "elsewhere"
+    write_policy(elsewhere, PolicyVersion("run", 1), save_model)
+    return str(elsewhere)
+
+
+def linked_folder(room: Room, published: Path) -> str:
+    (room.folder / "policy" / "v000009").symlink_to(outside(room, published))
+    return str(room.folder / "policy" / "v000009")
+
+
+def linked_file(room: Room, published: Path) -> str:
+    (published / "model.safetensors").unlink()
+    (published / "model.safetensors").symlink_to(Path(outside(room, published)) / "model.safetensors")
+    return str(published)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (outside, "is not inside this server's run folder"),
+        (linked_folder, "is not inside this server's run folder"),
+        (linked_file, "is not inside this server's run folder"),
+        (lambda room, published: f"{published}/../../../elsewhere", "is not inside this server's run folder"),
+        (lambda *_: "/etc", "is not inside this server's run folder"),
+        (lambda *_: "policy\0/v000001", "is no path"),
+        (lambda *_: "x" * 5000, "is no"),
+        (lambda room, published: str(published.parent), "no file COMPLETE in it"),
+        (lambda room, published: str(published / "nowhere"), "no file COMPLETE in it"),
+    ],
+)
+def test_weights_come_from_inside_the_run_folder_only(
+    http: TestClient, room: Room, published: Path, path, said
+) -> None:
+    loaded = room.teacher.policy
+    body = {"run_id": "run", "version": 1, "path": path(room, published)}
+    answer = http.post("/load_weights", json=body)
+    assert answer.status_code == 422 and said in answer.json()["detail"]
+    assert room.teacher.policy == loaded
