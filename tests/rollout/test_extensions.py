@@ -22,10 +22,10 @@ def add_routes(router, opened):
     def board() -> dict[str, int]:
         return {"moves": opened()}
 """
-RUN_VIEW = """
+CONFIG = """
 from classroom_rl.rollout.extensions import MetricPanel, RunView
 
-VIEW = RunView(
+RUN_VIEW = RunView(
     live_tab="game",
     facts=lambda config: {"board": config["generation"]["size"], "handicap": None},
     personas=lambda config: ["white", "black"],
@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run folder of an environment of somebody's own, whose package can be imported."""
     package = tmp_path / "packages" / "some_chess"
     package.mkdir(parents=True)
-    for name, text in {"__init__": "", "routes": ROUTES, "run_view": RUN_VIEW}.items():
+    for name, text in {"__init__": "", "routes": ROUTES, "config": CONFIG}.items():
         (package / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(package.parent)
     folder = tmp_path / "run"
@@ -82,14 +82,14 @@ def test_a_package_brings_its_plot(run: Path) -> None:
 
 
 def test_a_package_is_not_imported_because_a_run_folder_names_it(run: Path) -> None:
-    assert extension_of("some_chess", "run_view") is None and "some_chess" not in sys.modules
+    assert extension_of("some_chess", "config") is None and "some_chess" not in sys.modules
     assert client_of(run, None).get("/api/board").status_code == 404
     assert [path.name for path in write_plots(load_run(run))] == ["reward.png"]
 
 
 def test_no_hook_is_needed() -> None:
-    """The guessing game of docs/environments.md has neither module."""
-    import tests.support.guessing  # noqa: F401
+    """The guessing game of docs/environments.md brings neither."""
+    import tests.support.guessing.config  # noqa: F401
 
     assert extension_of("tests.support.guessing", "routes") is None
     assert view_of({"environment": "tests.support.guessing"}).live_tab == ""

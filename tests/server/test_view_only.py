@@ -128,7 +128,9 @@ def test_what_cannot_be_shown_ends_with_a_message(tmp_path: Path, arguments: lis
 
 def test_the_viewer_imports_neither_torch_nor_vllm() -> None:
     code = (
-        "import sys, classroom_rl.server.view_only\n"
+        "import sys, pathlib\n"
+        "from classroom_rl.server.view_only import create_viewer\n"
+        "create_viewer(pathlib.Path('tests/support/old_run'), None)\n"
         "assert not {'torch', 'vllm', 'transformers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)

@@ -1,10 +1,8 @@
-"""What an environment's package may bring besides its modules `config` and `environment`.
+"""What an environment's package may bring besides what it needs. Both are optional:
 
-Both modules are optional, and found by their names:
-
-* `routes`: routes of the server. `open_for(server)` is called when the models are loaded, and
-  `add_routes(router, opened)` when the application is made; in a route, `opened()` is what `open_for` returned.
-* `run_view`: `VIEW`, a `RunView`: what the page and the plots show of a run.
+* a module `routes`, routes of the server: `open_for(server)` is called when the models are loaded, and
+  `add_routes(router, opened)` when the application is made; in a route, `opened()` is what `open_for` returned;
+* `RUN_VIEW` in its module `config`, a `RunView`: what the page and the plots show of a run.
 
 docs/environments.md shows both.
 """
@@ -115,7 +113,7 @@ class RunView:
 
 
 def extension_of(environment: str, module: str) -> ModuleType | None:
-    """An optional module of an environment's package; None if it has none.
+    """A module of an environment's package; None if it has none.
 
     A package with a dotted name is looked into only if it is imported already, as in the server and the trainer of the
     run: no code is imported because a run folder names it.
@@ -128,6 +126,5 @@ def extension_of(environment: str, module: str) -> ModuleType | None:
 
 def view_of(config: Mapping[str, Any]) -> RunView:
     """What the page and the plots show of the runs of a recorded configuration's environment."""
-    module = extension_of(config.get("environment") or "classroom", "run_view")
-    view: RunView = RunView() if module is None else module.VIEW
+    view: RunView = getattr(extension_of(config.get("environment") or "classroom", "config"), "RUN_VIEW", RunView())
     return view

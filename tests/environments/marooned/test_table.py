@@ -100,17 +100,11 @@ def test_what_cannot_be_done_costs_no_turn(text: str, message: str) -> None:
     assert found.game.steps == steps and found.due == PERSON
 
 
-def test_what_is_no_seat_is_refused() -> None:
-    with pytest.raises(DataError, match="Seat 2 is the model's"):
-        table(person=2)
-    with pytest.raises(DataError, match="There is no seat 9"):
-        table(person=9)
-    with pytest.raises(DataError, match="is no game of Marooned"):
-        table(problem="lesson")
-    due_first = table()
-    if due_first.due != PERSON:
-        with pytest.raises(DataError, match="not your turn"):
-            due_first.read("WAIT")
+def test_nobody_acts_out_of_turn_or_after_the_end() -> None:
+    model_is_due = table()
+    assert model_is_due.due != PERSON
+    with pytest.raises(DataError, match="not your turn"):
+        model_is_due.read("WAIT")
     over = played(3, 2, PERSON, [0] * 2000)
     assert over.due is None
     with pytest.raises(DataError, match="over"):

@@ -1,27 +1,32 @@
 """The classroom's part of a configuration: its `generation` block, its rewards' names and default weights, its checks,
-and what it means for a conversation.
+what it means for a
+conversation, and what the page shows of it.
 
 The dataclasses and checks are defined in `classroom_rl/config/`, together with those of the programs.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from classroom_rl.config.base import GenerationConfig as Generation
 from classroom_rl.config.checks import check_classroom_rewards, check_generation
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import SCORING_RULES
+from classroom_rl.config.values import ERROR_PERSONA, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, persona_weights
+from classroom_rl.rollout.extensions import RunView
 
 __all__ = [
     "HAS_SUPERVISOR",
     "REWARD_NAMES",
+    "RUN_VIEW",
     "TURN_REWARD_NAMES",
     "Generation",
     "check",
     "classroom_rules",
     "default_weights",
+    "error_share",
     "setup_options",
 ]
 
@@ -82,3 +87,28 @@ def setup_options(generation: Generation) -> SetupOptions:
         persona_weights=persona_weights(personas, generation.student_error_rate),
         student_turns=generation.max_turns // 2 + 2,  # an upper bound on the student's turns
     )
+
+
+def error_share(config: Mapping[str, Any]) -> float | None:
+    """Return the share of the student's messages that should contain an error, from a recorded configuration; None if
+    it is unknown or no persona makes errors."""
+    generation = config.get("generation") or {}
+    rate, personas = generation.get("student_error_rate"), generation.get("student_personas_prompts_paths")
+    if isinstance(personas, Mapping) and ERROR_PERSONA not in personas:
+        return None
+    if isinstance(rate, Mapping):
+        total = sum(rate.values())
+        return rate.get(ERROR_PERSONA, 0) / total if total else None
+    return None if rate is None else float(rate)
+
+
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    generation = config.get("generation") or {}
+    return {"tutor closes from message": generation.get("max_turns"), "error turns": error_share(config)}
+
+
+def _personas(config: Mapping[str, Any]) -> list[str]:
+    return list((config.get("generation") or {}).get("student_personas_prompts_paths") or {})
+
+
+RUN_VIEW = RunView(live_tab="chat", facts=_facts, personas=_personas)

@@ -1,5 +1,6 @@
-"""Marooned's part of a configuration: its `generation` block, its rewards, and checks."""
+"""Marooned's part of a configuration: its `generation` block, its rewards, checks, and what page and plots show."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
@@ -10,6 +11,7 @@ from classroom_rl.environments.marooned.players import PLAYERS
 from classroom_rl.environments.marooned.presets import PRESETS
 from classroom_rl.environments.marooned.review import DEFAULT_PENALTIES, NONE
 from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.extensions import MetricPanel, RunView
 
 HAS_SUPERVISOR = True
 REWARD_NAMES = ("return", "ship", "readable", "possible")
@@ -93,3 +95,39 @@ def _check_self_play(config: Any) -> None:
             "train.shuffle_rewards is true, but in self-play every seat has a reward of its own, which it does not "
             "shuffle: set generation.self_play to false for this control."
         )
+
+
+def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"own decisions at most": (config.get("generation") or {}).get("max_turns")}
+
+
+_PANELS = (
+    MetricPanel(
+        "The ship at the end of a game",
+        "share",
+        (
+            ("marooned/ship_progress", "ship finished", "green"),
+            ("marooned/escaped_share", "games that got away", "blue"),
+            ("marooned/dead_share", "games in which all died", "red"),
+        ),
+    ),
+    MetricPanel(
+        "Actions of the model",
+        "share of decisions",
+        (
+            ("marooned/valid_share", "in the exact grammar", "blue"),
+            ("marooned/possible_share", "possible", "green"),
+            ("marooned/repairable_share", "mended by rules", "grey"),
+            ("marooned/invalid_share", "unreadable", "red"),
+        ),
+    ),
+    MetricPanel(
+        "Reward by role",
+        "reward",
+        (
+            ("marooned/reward_of_colonist", "colonists", "blue"),
+            ("marooned/reward_of_traitor", "traitors", "orange"),
+        ),
+    ),
+)
+RUN_VIEW = RunView(live_tab="game", facts=_facts, panels=_PANELS)

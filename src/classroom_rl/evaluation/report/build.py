@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from classroom_rl.config.values import RULES, SAMPLINGS
-from classroom_rl.environments.classroom.run_view import error_share
+from classroom_rl.environments.classroom.config import error_share
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
 from classroom_rl.evaluation.report.tables import (
