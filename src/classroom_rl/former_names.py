@@ -56,6 +56,7 @@ _NEW_NAMES = {
     "rollout.tools": "rollout.tools.tool",
     "rollout.turnstile": "rollout.scheduler",
     "server.garbage": "server.app",
+    "server.judge_check": "environments.classroom.judge_check",
     "sft": "trainer.sft",
     "supervision.arithmetic": "judges.reference_answers",
     "supervision.reference_answers": "judges.reference_answers",
@@ -67,6 +68,8 @@ _NEW_NAMES = {
     "training": "trainer",
     "training.row_batch": "trainer.batch_builder",
     "training.turn_credit": "trainer.turn_advantages",
+    "viewer.chat": "environments.classroom.routes",
+    "viewer.game_table": "environments.marooned.routes",
     "vllm": "engines.vllm",
     "vllm.client": "server.client",
 }

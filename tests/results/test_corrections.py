@@ -94,10 +94,6 @@ def test_a_cut_line_longer_than_a_block_is_dropped_too(tmp_path: Path) -> None:
     assert [each.decision for each in read_decisions(tmp_path).values()] == ["accept", "reject"]
 
 
-def test_without_a_file_nothing_was_decided(tmp_path: Path) -> None:
-    assert read_decisions(tmp_path) == {}
-
-
 def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
     append_decision(tmp_path, decision())
     with (tmp_path / DECISIONS_NAME).open("a") as file:
@@ -172,13 +168,10 @@ def test_precision_is_what_was_accepted_or_edited_of_what_was_decided() -> None:
     leak = found["leak"]
     assert (leak.decided, leak.accepted, leak.edited, leak.rejected, leak.fine) == (4, 1, 1, 2, 1)
     assert leak.precision == 0.5 and (leak.low, leak.high) == (None, None), "of four, no interval is worth printing"
+    nothing = precision_of("leak", [])
+    assert (nothing.precision, nothing.low, nothing.high) == (None, None, None)
     leak = precision_of("leak", made * 2)
     assert (leak.low, leak.high) == pytest.approx((0.16, 0.84), abs=0.01)
-
-
-def test_without_a_decision_there_is_no_figure() -> None:
-    found = precision_of("leak", [])
-    assert (found.precision, found.low, found.high) == (None, None, None)
 
 
 ONE = Correction(

@@ -79,11 +79,9 @@ def view(*arguments: str, **environment: str) -> subprocess.Popen:
 def test_a_run_is_shown_without_a_model(tmp_path: Path) -> None:
     run, port = make_run(tmp_path / "run"), free_port()
     before = sorted(path for path in run.rglob("*"))
-    started = time.monotonic()
     process = view("--view", str(run), f"generation.server_port={port}")
     try:
         assert f"http://127.0.0.1:{port}/ shows the run" in process.stdout.readline()
-        print(f"--view: {time.monotonic() - started:.2f} s to its address")
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with socket.socket() as probe:

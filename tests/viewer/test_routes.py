@@ -8,11 +8,7 @@ from starlette.testclient import TestClient
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.server.view_only import create_viewer
 from classroom_rl.viewer.routes import STATIC, page_files
-from tests.support.viewer_run import (
-    LESSONS,
-    client_on,
-    conversation,
-)
+from tests.support.viewer_run import LESSONS, client_on, conversation
 
 TOKEN = "0123456789abcdef-0123456789"
 
