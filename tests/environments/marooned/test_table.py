@@ -27,6 +27,14 @@ def table(*said: str, problem: str = PROBLEM, person: int = PERSON) -> Table:
     return Table.of(problem, person, RULES, said)
 
 
+def on_turn() -> Table:
+    """The game when it is the person's turn for the first time."""
+    found = table()
+    while found.due != PERSON:
+        found.say(WAIT)
+    return found
+
+
 def played(island: int, model: int, person: int, choices: list[int]) -> Table:
     """A game in which both choose among what is possible; it stops when the choices are used up."""
     found, said = Table.of(f"island {island}, seat {model}", person, RULES, []), []
@@ -66,9 +74,7 @@ def test_the_model_is_asked_as_in_training() -> None:
 
 
 def test_a_person_sees_what_the_sailor_sees_and_nothing_else() -> None:
-    found = table()
-    while found.due != PERSON:
-        found.say(WAIT)
+    found = on_turn()
     assert found.view == observe(found.game, PERSON) and found.view.seat == PERSON
     assert found.possible and "WAIT" in found.possible
 
@@ -78,9 +84,7 @@ def test_a_person_sees_what_the_sailor_sees_and_nothing_else() -> None:
     [("WAIT", "WAIT"), ("i will go west.", "MOVE WEST"), ("REASONING: Home.\nACTION: MOVE WEST", "MOVE WEST")],
 )
 def test_an_action_is_enough(text: str, action: str) -> None:
-    found = table()
-    while found.due != PERSON:
-        found.say(WAIT)
+    found = on_turn()
     if action not in found.possible:
         pytest.fail(f"{action} is not possible on this island: choose another one for the test")
     message = parse_message(found.read(text))
@@ -91,9 +95,7 @@ def test_an_action_is_enough(text: str, action: str) -> None:
     ("text", "message"), [("hello", "Write one action"), ("BUILD HULL", "is not possible"), ("VOTE 1", "not possible")]
 )
 def test_what_cannot_be_done_costs_no_turn(text: str, message: str) -> None:
-    found = table()
-    while found.due != PERSON:
-        found.say(WAIT)
+    found = on_turn()
     steps = found.game.steps
     with pytest.raises(DataError, match=message):
         found.read(text)
