@@ -41,7 +41,7 @@ from classroom_rl.server import app as garbage
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import free_port
-from tests.rollout.test_durability import save_model
+from tests.models.test_policy_folder import save_model
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room, application, serving
 

@@ -167,7 +167,7 @@ class EvalConfig:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     recompute_initial_attempts: Flag = True
     """Whether the student also solves each problem before the dialogue. False: the results that an earlier evaluation
-    stored in the same folder are used, if any (`evaluation/solve_alone.py`). With `server_url` it must be false."""
+    stored in the same folder are used, if any (`evaluation/metrics/maths.py`). With `server_url` it must be false."""
     score_using_pedagogical_reward: Flag = True
     """Whether each message of the tutor is scored by `pedagogical_reward_model`."""
     pedagogical_reward_model: FilePath = "eth-nlped/Qwen2.5-1.5B-pedagogical-rewardmodel"

@@ -21,10 +21,10 @@ from classroom_rl.judges.readings import Exchange
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.viewer.metrics import RunMetrics
-from tests.support.evaluated_server import ScriptedServer as _ScriptedServer
-from tests.support.evaluated_server import config, server  # noqa: F401
 from tests.judges.conftest import data, folder  # noqa: F401
 from tests.support.dutch_lesson import ASK, ERR, PLAN, RIGHT, SAID, WRONG
+from tests.support.evaluated_server import ScriptedServer as _ScriptedServer
+from tests.support.evaluated_server import config, server  # noqa: F401
 from tests.support.scripted_readers import TRUST, ScriptedReaders, always, has_question_mark
 from tests.support.synthetic_run import record_of, scored, write_evaluation
 
