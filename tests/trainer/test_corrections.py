@@ -25,7 +25,7 @@ from classroom_rl.results.corrections import (
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.rows import rows_of
-from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.tokens import AuxSample
 from classroom_rl.trainer.corrections import (
     CURSOR_NAME,
     CorrectionPasses,
@@ -53,10 +53,10 @@ def corrected(index: int, problem: Problem, seed: int = 1, step: int = 0) -> Con
     turns[4] = replace(turns[4], review=wrong("four"), drafts=(Draft("a draft", 2, wrong("draft")),))
     second, third = turns[2].span[0], turns[4].span[0]
     branches = [
-        Branch("correction", 2, second, TARGET),
-        Branch("draft", 4, third, (41, 42), (-0.5, -0.25), reward=-2.0, draft=0),
-        Branch("correction", 4, third, (*TARGET, 6), hint_ids=(9,), draft=0),
-        Branch("correction", 4, third, (*TARGET, 7), draft=-1),
+        AuxSample("correction", 2, second, TARGET),
+        AuxSample("draft", 4, third, (41, 42), (-0.5, -0.25), reward=-2.0, draft=0),
+        AuxSample("correction", 4, third, (*TARGET, 6), hint_ids=(9,), draft=0),
+        AuxSample("correction", 4, third, (*TARGET, 7), draft=-1),
     ]
     return record.model_copy(update={"turns": turns, "branches": branches})
 
@@ -90,7 +90,7 @@ def mended(record: ConversationRecord, equal: int, thoughts: int = 0) -> Convers
     start, end = record.turns[2].span
     said = record.completion_ids[start:end]
     target = (*said[thoughts : thoughts + equal], 499, 5)
-    branch = Branch("correction", 2, start, target, hint_ids=tuple(said[:thoughts]))
+    branch = AuxSample("correction", 2, start, target, hint_ids=tuple(said[:thoughts]))
     return record.model_copy(update={"branches": [branch]})
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.rows import rows_of
-from classroom_rl.rollout.tokens import Branch, Turn
+from classroom_rl.rollout.tokens import AuxSample, Turn
 from classroom_rl.trainer.batch_builder import _conversation_rows
 from classroom_rl.trainer.turn_advantages import ProcessRewards, credits_of, group_credits, process_rewards, shuffled
 from tests.support.offline_trainer import PROBLEMS, conversation
@@ -69,7 +69,7 @@ def test_turn_rewards_are_weighed_and_summed() -> None:
 
 
 def test_a_draft_has_its_own_penalty() -> None:
-    branch = Branch("draft", 2, 9, (7, 8), (-1.0, -1.0), reward=-2.0, draft=0)
+    branch = AuxSample("draft", 2, 9, (7, 8), (-1.0, -1.0), reward=-2.0, draft=0)
     record = conversation(0, PROBLEMS[0], seed=3, branches=[branch], turn_rewards={"supervisor": [0.0, 0.0, 0.0]})
     assert process_rewards(record, rows_of(record), {"supervisor": 0.5}).beside == [(1, -1.0)]
     row = rows_of(record)[1]
@@ -82,8 +82,8 @@ def test_a_message_written_with_its_critique_counts_once() -> None:
     """Its row beside the conversation has the credit of the message, and no reward of its own in the mean: A's draft
     −2 and message 0, B's message −1, mean −1."""
     branches = [
-        Branch("draft", 0, 0, (7,), (-1.0,), reward=-2.0, draft=0),
-        Branch("policy", 0, 0, (8,), (-1.0,), (9,), 0.0),
+        AuxSample("draft", 0, 0, (7,), (-1.0,), reward=-2.0, draft=0),
+        AuxSample("policy", 0, 0, (8,), (-1.0,), (9,), 0.0),
     ]
     record = conversation(0, PROBLEMS[0], seed=3, branches=branches, turn_rewards={"supervisor": [0.0, None, None]})
     other = conversation(1, PROBLEMS[0], seed=3, turn_rewards={"supervisor": [-1.0, None, None]})

@@ -14,7 +14,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.rows import rows_of
-from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.tokens import AuxSample
 from classroom_rl.trainer.grpo.trl_hooks import TrlHooks
 from tests.support.offline_trainer import PROBLEMS, OfflineTrainer, conversation, offline_trainer, save_tiny_model
 
@@ -29,13 +29,13 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("rows") / "model", world / "blank")
 
 
-def branch(rng: random.Random, kind: str, turn: int, start: int, reward: float | None = None) -> Branch:
+def branch(rng: random.Random, kind: str, turn: int, start: int, reward: float | None = None) -> AuxSample:
     ids = tuple(rng.randrange(20, 500) for _ in range(rng.randrange(1, 6)))
     logprobs = () if kind == "correction" else tuple(-rng.random() - 5.5 for _ in ids)
     hint = tuple(rng.randrange(20, 500) for _ in range(rng.randrange(3))) if kind != "draft" else ()
     own_prompt = tuple(rng.randrange(20, 500) for _ in range(rng.choice([0, 0, 4])))
     start = 0 if own_prompt else start
-    return Branch(kind, turn, start, ids, logprobs, hint, reward, 0 if kind == "draft" else -1, (), own_prompt)
+    return AuxSample(kind, turn, start, ids, logprobs, hint, reward, 0 if kind == "draft" else -1, (), own_prompt)
 
 
 def supervised(index: int, problem: Problem, seed: int, kinds: tuple[str, ...] = ("draft", "correction")) -> Any:
@@ -124,8 +124,8 @@ def test_gradients_are_where_they_may_be_and_nowhere_else(
 
 def test_a_message_behind_a_prompt_of_its_own_is_a_row_behind_that_alone() -> None:
     record = conversation(0, Problem.of("lesson", ""), seed=1)
-    sampled = Branch("policy", 2, 0, (31, 32), (-0.5, -0.25), (), prompt_ids=(20, 21, 22))
-    target = Branch("correction", 2, 0, (31, 40), prompt_ids=(20, 21, 22))
+    sampled = AuxSample("policy", 2, 0, (31, 32), (-0.5, -0.25), (), prompt_ids=(20, 21, 22))
+    target = AuxSample("correction", 2, 0, (31, 40), prompt_ids=(20, 21, 22))
     _, policy, correction = rows_of(record.model_copy(update={"branches": [sampled, target]}))
     assert (policy.prompt_ids, policy.completion_ids, policy.logprobs) == ([20, 21, 22], [31, 32], [-0.5, -0.25])
     assert (policy.message, policy.mask, policy.messages) == (1, [1, 1], [1, 1])

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.rows import TrainingRow, rows_of
-from classroom_rl.rollout.tokens import Branch
+from classroom_rl.rollout.tokens import AuxSample
 from classroom_rl.trainer.ppo.advantages import NO_STEP
 from classroom_rl.trainer.ppo.trainer import critic_path
 from classroom_rl.trainer.ppo.value_head import HEAD_FILE
@@ -144,7 +144,7 @@ def in_rows(index: int, problem: Problem) -> ConversationRecord:
     for place in (2, 4):
         own = slice(*record.turns[place].span)
         tokens = (tuple(record.completion_ids[own]), tuple(record.logprobs[own]))
-        branches.append(Branch("policy", place, 0, *tokens, prompt_ids=(30 + place, 40 + index, 50)))
+        branches.append(AuxSample("policy", place, 0, *tokens, prompt_ids=(30 + place, 40 + index, 50)))
     turns = [replace(turn, span=turn.span if place == 0 else None) for place, turn in enumerate(record.turns)]
     first = {name: getattr(record, name)[:end] for name in ("completion_ids", "mask", "logprobs")}
     return record.model_copy(update=first | {"branches": branches, "turns": turns})
