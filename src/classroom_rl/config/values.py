@@ -101,6 +101,7 @@ SCRIPT = "script:"
 """Prefix of a teacher's name that stands for a script, not a model: environments/toy_language/scripted_teacher.py."""
 ResponseFormat = Literal["auto", "json_schema", "text"]
 AdapterBias = Literal["none", "all", "lora_only"]
+ADAPTER_BIASES = get_args(AdapterBias)
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `max_lora_rank`; an engine also serves adapters of lower ranks."""
 Tracker = Literal[
