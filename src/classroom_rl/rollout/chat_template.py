@@ -337,7 +337,7 @@ class ReplyFrame:
         self._refuse_changed_text()
 
     def reply(self, text: str) -> list[int]:
-        """The ids after the teacher's end-of-turn token: the framed reply and the generation prompt of the next
+        """The ids after the policy's end-of-turn token: the framed reply and the generation prompt of the next
         turn."""
         return _encode(self._tokenizer, [*self._head, text, *self._tail], further=True)
 

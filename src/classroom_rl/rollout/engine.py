@@ -116,7 +116,7 @@ class Engine(Protocol):
     async def wake_up(self) -> None: ...
 
 
-class Teacher(Protocol):
+class PolicyEngine(Protocol):
     """The model under training: a `TokenEngine` or a `ChatEngine`. `policy` is its policy version, and `weights` a
     fingerprint of its weights."""
 

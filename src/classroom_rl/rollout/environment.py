@@ -24,7 +24,7 @@ from classroom_rl.rollout.engine import (
     Judge,
     ReportsHealth,
     Sampling,
-    Teacher,
+    PolicyEngine,
 )
 from classroom_rl.rollout.post_test import Examiner
 from classroom_rl.rollout.problem import Problem
@@ -56,7 +56,7 @@ class LoadedModels:
     apis: Mapping[str, Api]
 
     @property
-    def policy(self) -> Teacher:
+    def policy(self) -> PolicyEngine:
         """The model under training."""
         raise NotImplementedError
 
@@ -112,9 +112,9 @@ class Roles(LoadedModels):
     examiner: Optional[Examiner] = None
 
     @property
-    def policy(self) -> Teacher:
+    def policy(self) -> PolicyEngine:
         """The model under training."""
-        policy: Teacher = self.models[POLICY_ROLE]
+        policy: PolicyEngine = self.models[POLICY_ROLE]
         return policy
 
 

@@ -26,7 +26,7 @@ class SampleRequest(StrictModel):
 
     `request_id` makes the request idempotent: sent again with the same body, it returns the same answer and is not run
     again. With `run_id` and `policy_version` null, any loaded weights are accepted (evaluation). `greedy` samples the
-    teacher at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, sample index, number
+    policy at temperature 0. `fixed_seeds` derives every sampling seed from (seed, problem, step, sample index, number
     of answers so far), so that tutors can be compared; training leaves it off. `supervised` turns the supervisor on, as
     in training; without it, no message is reviewed. `meta` (one mapping per conversation, nested at most 20 levels
     deep) is stored with the record. `post_test_material` (one entry per conversation) is what post-tests on maths

@@ -1,6 +1,6 @@
 """Tokens of a conversation: token in, token out.
 
-`TokenBuffer` is the only way tokens enter the teacher's context. Sampled tokens are appended exactly as the engine
+`TokenBuffer` is the only way tokens enter the policy's context. Sampled tokens are appended exactly as the engine
 sampled them. Tokens that the program adds (the student's message, the chat template's markup around it, an end token
 that the policy did not write) are appended as given. A transcript is never tokenized again.
 """
@@ -29,18 +29,18 @@ class Turn:
     Attributes:
         role: "teacher" or "student".
         text: the message, with special tokens but without the end-of-turn token.
-        persona: the student's persona drawn for this turn; None for the teacher.
+        persona: the student's persona drawn for this turn; None for the policy.
         tokens: the number of tokens that the model sampled for it, its end token included.
         ended: True if the model ended the turn itself, False if it was cut at its token limit.
-        span: [start, end) of its tokens among the completion tokens of the teacher's context. All of them were sampled
+        span: [start, end) of its tokens among the completion tokens of the policy's context. All of them were sampled
             except the results of tools. None for student turns.
         policy: the policy version that sampled it; None for student turns.
-        given: True for a message from the teacher's prompt template, which was not sampled.
+        given: True for a message from the policy's prompt template, which was not sampled.
         review: the supervisor's review of the message; None without a supervisor. For a replaced message, the review
             of the draft that it replaces.
-        drafts: the teacher's earlier drafts of the message, which the supervisor rejected, in order.
-        replaced: True if the message is the supervisor's correction, which the teacher did not sample.
-        tool_calls: the teacher's tool calls in the message, and their results; only the teacher sees them.
+        drafts: the policy's earlier drafts of the message, which the supervisor rejected, in order.
+        replaced: True if the message is the supervisor's correction, which the policy did not sample.
+        tool_calls: the policy's tool calls in the message, and their results; only the policy sees them.
     """
 
     role: str
@@ -104,7 +104,7 @@ def approximate_tokens(text: str) -> int:
 
 
 class TokenBuffer:
-    """The teacher's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
+    """The policy's context as token ids: a prompt, then completion ids with a mask and log-probs of equal length.
 
     `mask` is 1 for tokens that the policy sampled and 0 for all others; `logprobs` are the engine's, 0.0 where the
     mask is 0. `branches` are the auxiliary samples, which branch off from this context.

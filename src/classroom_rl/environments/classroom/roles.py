@@ -16,7 +16,7 @@ from classroom_rl.rollout.engine import (
     Judge,
     RewardModel,
     Sampling,
-    Teacher,
+    PolicyEngine,
     TokenEngine,
 )
 from classroom_rl.rollout.post_test import Examiner
@@ -39,7 +39,7 @@ class Roles(rollout_environment.LoadedModels):
         examiner: None without a post-test.
     """
 
-    teacher: Teacher
+    teacher: PolicyEngine
     teacher_sampling: Sampling
     student: ChatEngine
     student_sampling: Sampling
@@ -89,7 +89,7 @@ class Roles(rollout_environment.LoadedModels):
         )
 
     @property
-    def policy(self) -> Teacher:
+    def policy(self) -> PolicyEngine:
         """The model under training: the teacher."""
         return self.teacher
 

@@ -24,7 +24,7 @@ from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.supervised_turn import target_of
-from classroom_rl.rollout.engine import Teacher
+from classroom_rl.rollout.engine import PolicyEngine
 from classroom_rl.rollout.player import derive_seed
 from classroom_rl.rollout.problem import Problem, material_of
 from classroom_rl.rollout.requests import SampleRequest
@@ -125,7 +125,7 @@ def all_forks(
     return [fork for forks in zip_longest(*conversations) for fork in forks if fork is not None]
 
 
-def corrected(fork: Fork, review: Review, teacher: Teacher, has_tokens: bool) -> Message | None:
+def corrected(fork: Fork, review: Review, teacher: PolicyEngine, has_tokens: bool) -> Message | None:
     """The supervisor's correction as a replacement of the forked message, with the tokens that supervised training
     would give it. None without a correction, or if the message is an unfinished thought, in which nothing was said.
 

@@ -6,11 +6,11 @@ is large, it becomes a segment, which is compressed in the background (journal_s
 
 The events, and the field that names the subject of each:
 
-    weights       policy        the teacher's weights were loaded: their folder and fingerprint, and those before
+    weights       policy        the policy's weights were loaded: their folder and fingerprint, and those before
     batch         request       a request began: its problems, its body, and the weights
-    draft         conversation  a message of a supervised teacher, before its review
-    review        conversation  the review of a draft that the teacher has to write again
-    turn          conversation  a message with its review, and the tokens that it added to the teacher's context; with a
+    draft         conversation  a message of a supervised policy, before its review
+    review        conversation  the review of a draft that the policy has to write again
+    turn          conversation  a message with its review, and the tokens that it added to the policy's context; with a
                                 mask of its tokens if tools were called
     verdict       conversation  one judge attempt
     solutions     conversation  the student's solutions after the dialogue
