@@ -22,9 +22,9 @@ from classroom_rl.rollout.engine import (
     Engine,
     EngineHealth,
     Judge,
+    PolicyEngine,
     ReportsHealth,
     Sampling,
-    PolicyEngine,
 )
 from classroom_rl.rollout.post_test import Examiner
 from classroom_rl.rollout.problem import Problem

@@ -14,9 +14,9 @@ from classroom_rl.rollout.engine import (
     EmbeddedJudge,
     Engine,
     Judge,
+    PolicyEngine,
     RewardModel,
     Sampling,
-    PolicyEngine,
     TokenEngine,
 )
 from classroom_rl.rollout.post_test import Examiner
