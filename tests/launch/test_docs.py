@@ -71,6 +71,14 @@ def test_a_page_names_nothing_of_a_file_that_is_not_in_it(page: str) -> None:
     assert not re.search(r"@@\w*@@|TODO|FIXME", TEXTS[page])
 
 
+def test_the_table_of_rooms_names_files_that_are_there() -> None:
+    absent = []
+    for room, text in re.findall(r"^\| `(src/classroom_rl/[\w/]+)/` \|(.*)\|$", TEXTS["docs/inside.md"], re.MULTILINE):
+        files = {path.name for path in (ROOT / room).rglob("*.py")}
+        absent += [f"{room}: {name}" for name in re.findall(r"`(\w+\.py)`", text) if name not in files]
+    assert not absent
+
+
 def is_module(name: str) -> bool:
     """Whether it is a module, a package, or something in a module."""
     place = path_of(name)

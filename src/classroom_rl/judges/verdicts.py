@@ -161,7 +161,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
 
 
 def parse_judge_output(text: str) -> Scores:
-    """The three scores in a judge's answer; their `final_reward` is the reward.
+    """The three scores in a judge's answer. Their `final_reward` is their weighted sum, in [0, 1], before penalties.
 
     Raises:
         JudgeOutputError: if a score is missing, not a finite number or out of range.

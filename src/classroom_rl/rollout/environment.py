@@ -1,8 +1,9 @@
 """The protocol of environments: how a server opens one, how the runner plays its episodes, and how they are recorded.
 
-An environment is one folder and one line in `ENVIRONMENTS`, below. It defines the states of its episodes, the model
-that each state calls, the journal's events, and the rewards. Requests, restarts, weights, schedules, and the conversion
-of tokens to tensors are the same for all environments. docs/environments.md shows an example.
+An environment is one package; a line in `ENVIRONMENTS`, below, gives it a short name. It defines the states of its
+episodes, the model that each state calls, the journal's events, and the rewards. Requests, restarts, weights,
+schedules, and the conversion of tokens to tensors are the same for all environments. docs/environments.md shows an
+example.
 """
 
 from abc import ABC, abstractmethod

@@ -1,6 +1,5 @@
 """The classroom's part of a configuration: its `generation` block, its rewards' names and default weights, its checks,
-what it means for a
-conversation, and what the page shows of it.
+the rules of a conversation that follow from it, and what the page shows of a run.
 
 The dataclasses and checks are defined in `classroom_rl/config/`, together with those of the programs.
 """

@@ -26,7 +26,9 @@ LEAST_OF_A_THOUGHT = 5
 """The fewest words of a thought that earns a reward. A shorter one plans no message."""
 
 
-def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
+def none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
+    """Decorate a reward: a conversation that the judge could not judge has None in its place, and trains nothing."""
+
     @wraps(reward)
     def checked(conversation: Conversation) -> float | None:
         return None if conversation.lacks_verdict else reward(conversation)
@@ -34,7 +36,7 @@ def _none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
     return checked
 
 
-@_none_without_verdict
+@none_without_verdict
 def pedagogical(conversation: Conversation) -> float:
     """The weighted sum of the judge's three scores, minus a penalty if the conversation was rejected; in [0, 1].
 
@@ -58,7 +60,7 @@ def pedagogical(conversation: Conversation) -> float:
     return max(0.0, round(reward - conversation.rules.extra_penalty_for_rejected_judges, 4))
 
 
-@_none_without_verdict
+@none_without_verdict
 def end_rm(conversation: Conversation) -> float:
     """The mean grade of the student's solutions after the dialogue. A rejection subtracts λ (soft mode) or gives −λ
     (hard mode).
@@ -75,7 +77,7 @@ def end_rm(conversation: Conversation) -> float:
     return fmean(grades) - penalty
 
 
-@_none_without_verdict
+@none_without_verdict
 def thinking(conversation: Conversation) -> float:
     """0.5 × the share of teacher messages with a new closed thought of at least `LEAST_OF_A_THOUGHT` words, minus 0.5
     for each message with unbalanced tags.
@@ -108,7 +110,7 @@ def _words(thought: str) -> int:
     return sum(len(word) if UNSPACED.search(word) else 1 for word in normal(thought).split())
 
 
-@_none_without_verdict
+@none_without_verdict
 def end_of_conversation(conversation: Conversation) -> float:
     """0.1 if a teacher message contains `<end_of_conversation>` outside its thoughts, otherwise 0."""
     if _rejected_in_hard_mode(conversation):
@@ -117,14 +119,14 @@ def end_of_conversation(conversation: Conversation) -> float:
     return 0.1 if says_goodbye else 0.0
 
 
-@_none_without_verdict
+@none_without_verdict
 def length(conversation: Conversation) -> float:
     """−0.5 if any teacher message reaches `max_tokens_per_turn` − 1 tokens, otherwise 0."""
     longest = max((turn.tokens for turn in conversation.teacher_turns), default=0)
     return -0.5 if longest >= conversation.rules.max_tokens_per_turn - 1 else 0.0
 
 
-@_none_without_verdict
+@none_without_verdict
 def post_test(conversation: Conversation) -> float:
     """The share of the post-test's questions that the student answers right, in [0, 1]; 0 if rejected in hard mode.
     `generation.post_test.scored_by` says whose answers count.

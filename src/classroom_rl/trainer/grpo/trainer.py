@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with an environment on a server."""
+"""TRL's GRPO trainer with an environment on a server. The loss: `_compute_loss` in `trl_hooks.py`."""
 
 from collections.abc import Sequence
 from functools import partial
