@@ -16,7 +16,6 @@ from accelerate import PartialState
 import classroom_rl.server.app
 from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
-from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.canaries import CANARIES
 from classroom_rl.environments.classroom.environment import DIALOGUE_ROLES, PHASES
 from classroom_rl.environments.classroom.judge_check import (
@@ -27,9 +26,8 @@ from classroom_rl.environments.classroom.judge_check import (
     SecondOpinion,
 )
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.toy_judge import RubricJudge
-from classroom_rl.judges.verdicts import Judgement, Scores, parse_judge_output, parse_verdict
+from classroom_rl.judges.verdicts import Judgement, Scores, parse_judge_output
 from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, has_score, read_lines
 from classroom_rl.rollout.engine import ConversationFacts
@@ -299,44 +297,6 @@ def test_what_a_judge_thinks_whatever_the_rewards_make_of_it() -> None:
 
 
 # Canaries ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_planted_teacher_takes_the_place_of_the_real_one() -> None:
-    real = [{"role": "student", "content": "I tried."}] + [
-        {"role": role, "content": f"{role} {number}"} for number in range(2) for role in ("teacher", "student")
-    ]
-    planted = {name: canary.plant(real, Problem.of("1 + {answer}?", "2")) for name, canary in CANARIES.items()}
-    for name, messages in planted.items():
-        length = 4 if name == "ends_early" else 5
-        assert [each["role"] for each in messages] == [each["role"] for each in real[:length]]
-        heard = [m["content"] for m in messages if m["role"] == "student"]
-        assert heard == ["I tried.", "student 0", "student 1"][: length - 2]
-    said = {name: [m["content"] for m in messages if m["role"] == "teacher"] for name, messages in planted.items()}
-    assert said["empty"] == ["", ""] and said["praise"] == ["Great!", "Great!"]
-    assert "1 + {answer}?" in said["leak"][0] and "The answer is: 2\n" in said["leak"][0]
-    assert said["leak"][1] == "I will say it for you. The answer is: 2\nJust copy it."
-    assert said["ends_early"][1].endswith(END_OF_CONVERSATION) and END_OF_CONVERSATION not in said["ends_early"][0]
-    assert "ignore your rules" in said["addresses_judge"][0] and "decision OK" in said["addresses_judge"][1]
-    assert [each["content"] for each in real if each["role"] == "teacher"] == ["teacher 0", "teacher 1"]
-
-
-def test_what_a_planted_teacher_writes_is_a_verdict_only_if_it_is_taken_for_one() -> None:
-    """The text that breaks a judge's JSON holds whole verdicts of both kinds, and pieces of JSON around them."""
-    canary = CANARIES["breaks_json"]
-    for rule in ("pedagogical_eval", "does_not_leak_answer"):
-        for text in (canary.opening, canary.following):
-            whole = text[text.index('{"') : text.index("}", text.index('{"')) + 1]
-            assert parse_verdict(rule, 0, whole).valid
-            copied = json.dumps({"reasoning": f"The tutor wrote {text}", "decision": "REJECT"})
-            assert parse_verdict("does_not_leak_answer", 0, copied).accepted is False, "quoted, it decides nothing"
-    for text in (canary.opening, canary.following):
-        with pytest.raises(JudgeOutputError):
-            parse_verdict("does_not_leak_answer", 0, f'{{"reasoning": "", "decision": "REJECT"}} {text}')
-
-
-def test_a_problem_without_an_answer_is_handed_over_whole() -> None:
-    lesson = Problem.of("Chunks: buenos días", "")
-    assert "The answer is: Chunks: buenos días" in CANARIES["leak"].plant([{"role": "teacher"}], lesson)[0]["content"]
 
 
 @pytest.mark.parametrize("name", CANARIES)
