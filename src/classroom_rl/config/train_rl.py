@@ -89,7 +89,7 @@ class CorrectionsConfig:
     """How: `none`, not at all; `same_step` adds the corrections of a batch to its step; `pass` trains on them between
     steps, on all that came since the last pass."""
     weight: Weight = 0.05
-    """With `same_step`, the factor μ of the cross-entropy in the loss."""
+    """With `same_step`, the factor κ of the cross-entropy in the loss."""
     interval: Interval = 25
     """Steps from one pass to the next, rounded up to whole batches."""
     min_examples: Count = 10
