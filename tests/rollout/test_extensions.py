@@ -1,6 +1,7 @@
 """An environment's own routes and its own view of a run: of a package that a test writes."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def client_of(run: Path, opened: object) -> TestClient:
 
 
 def test_a_package_brings_its_routes_and_its_view(run: Path) -> None:
-    import some_chess  # noqa: F401  # as the server and the trainer of the run do
+    import_module("some_chess")  # as the server and the trainer of the run do
 
     http = client_of(run, 7)
     assert http.get("/api/board").json() == {"moves": 7}
@@ -71,7 +72,7 @@ def test_a_package_brings_its_routes_and_its_view(run: Path) -> None:
 
 
 def test_a_package_brings_its_plot(run: Path) -> None:
-    import some_chess  # noqa: F401
+    import_module("some_chess")
 
     data = load_run(run)
     assert [path.name for path in write_plots(data)] == ["reward.png", "some_chess.png"]

@@ -224,7 +224,7 @@ def test_a_pass_makes_the_corrections_likelier(model: Path, tmp_path: Path) -> N
     trainer = trained(tmp_path, model)
     corrections = trainer.corrections.waiting(trainer.accelerator)
     before = log_prob(trainer, corrections)
-    options = CorrectionsConfig(epochs=2, learning_rate=1e-2, max_kl=1e9)
+    options = CorrectionsConfig(epochs=2, learning_rate=1e-2, max_kl=1e6)
     result = run_pass(trainer, corrections, options, batch=4, seed=1)
     assert len(corrections) == 24 and result.examples == 48 and result.steps == 12 and not result.stopped
     assert log_prob(trainer, corrections) > before + 1 and result.last_loss < result.first_loss - 1

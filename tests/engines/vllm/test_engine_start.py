@@ -219,7 +219,9 @@ def test_the_server_starts_real_engines_at_once(server: RunningServer) -> None:
 @pytest.mark.skipif(gpu_is_there(), reason="on GPUs engines start one after the other")
 def test_a_real_engine_ends_if_the_one_beside_it_has_no_room(world) -> None:
     def model(gib: int) -> ModelConfig:
-        return ModelConfig(str(world / "blank"), VllmConfig(256, cpu_kvcache_gib=gib, cpu_cores="0", dtype="float32"))
+        return ModelConfig(
+            str(world / "blank"), VllmConfig(max_length=256, cpu_kvcache_gib=gib, cpu_cores="0", dtype="float32")
+        )
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(EngineFailure, match="vLLM could not load"):

@@ -114,7 +114,7 @@ def test_a_student_of_a_training_and_a_teacher_of_an_evaluation_may_be_behind_an
         (train_rl, ["student_model.max_failed_share=0.1"], "no config key student_model.max_failed_share"),
         (train_rl, ["student_model.max_cost_usd=5"], "max_cost_usd is 5.0; it needs student_model.usd_per_million"),
         (train_rl, ["student_model.base_url=openrouter.ai"], "base_url is 'openrouter.ai'; it must begin with http"),
-        (train_rl, ["student_model.deadline_s=0"], "student_model.deadline_s is 0.0; it must be above 0"),
+        (train_rl, ["student_model.deadline_s=0"], "student_model.deadline_s is 0; it must be above 0"),
         (
             evaluation,
             ["teacher_model.use_openrouter=true", "generation.force_thinking=true"],

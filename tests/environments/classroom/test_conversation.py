@@ -249,7 +249,7 @@ REVIEWS = st.builds(
 SUPERVISION = st.builds(
     SupervisionConfig,
     on_invalid=st.sampled_from(ON_INVALID),
-    max_retries=st.integers(0, 3),
+    max_retries=st.integers(1, 3),
     show_critique=st.booleans(),
 )
 END, FRAME, WORD = 2, 9, 8

@@ -151,7 +151,7 @@ def test_a_message_written_after_a_critique_is_a_row_of_its_own(room: Room, gene
     assert room.teacher.calls[2][0] == record.prompt_ids + record.completion_ids[: record.turns[2].span[0]]
 
 
-@pytest.mark.parametrize("retries", [0, 1, 2])
+@pytest.mark.parametrize("retries", [1, 2])
 @pytest.mark.parametrize("show_critique", [False, True])
 def test_the_last_draft_enters(room: Room, generation, retries: int, show_critique: bool) -> None:
     rules = supervising(generation, on_invalid=RETRY, max_retries=retries, show_critique=show_critique)
@@ -160,7 +160,7 @@ def test_the_last_draft_enters(room: Room, generation, retries: int, show_critiq
     assert len(room.teacher.calls) == retries + 1 == len(turn.drafts) + 1
     assert turn.text == WRONG and turn.review.penalty == PENALTY
     kinds = {kind: len(rows) for kind, rows in rows_by_kind(record).items()}
-    wanted = {DRAFT: retries, POLICY: int(show_critique and retries > 0), CORRECTION: 1}
+    wanted = {DRAFT: retries, POLICY: int(show_critique), CORRECTION: 1}
     assert kinds == {kind: count for kind, count in wanted.items() if count}, "equal corrections are one target"
     hints = [len(prompt) - len(record.prompt_ids) for prompt, _, _ in room.teacher.calls]
     assert (len(set(hints)) == retries + 1) if show_critique else set(hints) == {0}
