@@ -1,6 +1,9 @@
 """The program that trains: what a dry run of it shows and refuses."""
 
+import json
 from pathlib import Path
+
+import pytest
 
 from tests.launch.test_before_start import JUDGE
 from tests.support.programs import run_program
@@ -17,6 +20,25 @@ def test_problems_that_are_too_long_end_it_before_anything_is_loaded(world: Path
     model = f"teacher_model.model_name_or_path={world / 'blank'}"
     refused = run_program("train_rl.py", model, long_problems, "dry_run=true")
     assert refused.returncode == 2 and "makes a teacher prompt of" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("judge", "words"),
+    [("rubric", "not a lesson of the quickstart: 'Eli has 25 euros"), ("rules", "reads lesson plans")],
+)
+def test_problems_that_the_embedded_judge_cannot_read_end_it_before_anything_is_loaded(
+    world: Path, tmp_path: Path, judge: str, words: str
+) -> None:
+    row = {"problem": "Eli has 25 euros and spends 5. How many are left?", "answer": "20"}
+    (tmp_path / "mine.jsonl").write_text(f"{json.dumps(row)}\n" * 64, encoding="utf-8")
+    refused = run_program(
+        "train_rl.py",
+        f"teacher_model.model_name_or_path={world / 'blank'}",
+        f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'mine.jsonl'}}}]",
+        f"judge_model.model_name_or_path={judge}",
+        "dry_run=true",
+    )
+    assert refused.returncode == 2 and words in refused.stderr
 
 
 def test_accelerate_with_another_precision_is_refused() -> None:

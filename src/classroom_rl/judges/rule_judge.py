@@ -114,19 +114,29 @@ class RulesJudge(EmbeddedJudge):
                 f"The rules cannot judge by the rule {rule!r}; they know {', '.join(sorted(SCORING_RULES))}. "
                 "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
             )
-        plan = read_plan(problem)
+        plan = read_judged_plan(problem)
         if plan.lesson:
             answer = json.loads(await RubricJudge().judge(rule, conversation, problem, attempt, facts))
-        elif plan.phrases:
+        else:
             findings, covered, steps = _follow(conversation, plan, facts, self._readers)
             answer = {**verdict(findings, covered), "turn_scores": _turn_scores(findings, steps)}
-        else:
-            raise DataError(
-                f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "
-                f"meaning: … | use: …'); this problem holds none: {problem[:200]!r}. Give the dataset that "
-                "problem_template, or name another judge_model."
-            )
         return json.dumps(answer | {"rules_version": rules_version(self._readers)}, ensure_ascii=False)
+
+
+def read_judged_plan(problem: str) -> ParsedPlan:
+    """The lesson plan that the judge `rules` follows.
+
+    Raises:
+        DataError: if `problem` is not a lesson plan.
+    """
+    plan = read_plan(problem)
+    if not (plan.lesson or plan.phrases):
+        raise DataError(
+            f"The judge `rules` reads lesson plans as prompt_templates/lesson_plan.txt writes them ('1. phrase | "
+            f"meaning: … | use: …'); this problem holds none: {problem[:200]!r}. Give the dataset that "
+            "problem_template, or name another judge_model."
+        )
+    return plan
 
 
 def rules_version(readers: MessageReaders | None) -> str:

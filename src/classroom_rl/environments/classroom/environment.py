@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
-from classroom_rl.config.values import END_OF_CONVERSATION, GROUP, SUPERVISOR_REWARD
+from classroom_rl.config.values import END_OF_CONVERSATION, GROUP, RUBRIC, RULES, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.judging import JudgePanel
@@ -38,7 +38,9 @@ from classroom_rl.environments.classroom.teacher import (
     opening_turns,
     turn_of,
 )
+from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
+from classroom_rl.judges.rule_judge import read_judged_plan
 from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Completion, Sampling
@@ -73,6 +75,8 @@ on this server (an API, an embedded judge, an empty role) needs no GPU memory.""
 
 
 _PROMPTS_IN_MEMORY = 512
+_READ_BY_JUDGE = {RUBRIC: parse_problem, RULES: read_judged_plan}
+"""How an embedded judge reads a problem; raises `DataError` for one of another kind."""
 
 
 class Classroom(BaseEnvironment[Conversation, ReplayedState]):
@@ -162,8 +166,13 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def check_problems(
         cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
     ) -> None:
-        """Refuse problems that leave no room for a conversation in the teacher's context."""
+        """Refuse problems that leave no room for a conversation in the teacher's context, or that an embedded judge
+        cannot read."""
         check_lengths(problems, config.generation, tokenizer, limit)
+        read = _READ_BY_JUDGE.get(config.judge_model.model_name_or_path)
+        if read is not None and config.generation.judge_rules:
+            for problem in problems:
+                read(problem.text)
 
     @property
     def rules(self) -> ClassroomRules:
