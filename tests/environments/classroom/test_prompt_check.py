@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,13 @@ def test_a_template_that_opens_the_dialogue_leaves_no_place_for_an_attempt(socra
 def test_the_shipped_template_that_opens_the_dialogue_passes(generation: GenerationConfig):
     generation.teacher_prompt_path = template_of("teacher_prompt_socratic")
     check_prompts(generation, judge_reads_templates=False)
+
+
+def test_a_judge_model_over_the_rules_of_an_embedded_judge_is_told_that_it_needs_a_template(generation):
+    rules = replace(generation, judges_rules_prompts_paths={"pedagogical_eval": "rubric"})
+    check_prompts(rules, judge_reads_templates=False)
+    with pytest.raises(DataError, match=r"pedagogical_eval is rubric, .* name it, such as prompt_templates/judges/"):
+        check_prompts(rules, judge_reads_templates=True)
 
 
 def test_a_prompt_that_is_too_long_with_its_tools_is_refused(tokenizer, tooled: GenerationConfig):

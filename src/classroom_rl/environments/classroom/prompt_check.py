@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.values import SCORING_RULES
+from classroom_rl.config.values import EMBEDDED_JUDGES, SCORING_RULES
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.environments.classroom.teacher import (
     OPENING_VARIABLES,
@@ -36,6 +36,13 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
             the config key and the template.
     """
     _check_teacher_prompt(generation)
+    for rule, path in generation.judges_rules_prompts_paths.items() if judge_reads_templates else ():
+        if path in EMBEDDED_JUDGES:
+            raise DataError(
+                f"generation.judges_rules_prompts_paths.{rule} is {path}, which an embedded judge needs instead of a "
+                "template, but judge_model is a model, which reads one: name it, such as "
+                "prompt_templates/judges/language_tutor_eval.txt."
+            )
     for key, path, variables in _rendered_templates(generation, judge_reads_templates):
         check_template(f"generation.{key}", path, variables)
 

@@ -246,7 +246,10 @@ def check_scorer(config: EvalConfig) -> None:
     from transformers import AutoConfig
 
     name, length = config.pedagogical_reward_model, config.pedagogical_reward_vllm.max_length
-    check_model("pedagogical_reward_model", name)
+    try:
+        check_model("pedagogical_reward_model", name)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Without this measurement: score_using_pedagogical_reward=false.") from error
     load_tokenizer("pedagogical_reward_model", name)
     render(config.pedagogical_reward_prompt_path)
     positions = getattr(AutoConfig.from_pretrained(name, trust_remote_code=False), "max_position_embeddings", length)
