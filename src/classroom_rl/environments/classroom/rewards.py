@@ -167,7 +167,7 @@ def supervisor(conversation: Conversation) -> list[float | None]:
 
 def judge(conversation: Conversation) -> list[float | None]:
     """The judge's score of each message in [0, 1], averaged over the attempts that gave one. The embedded judges
-    score single messages; a judge model may do so."""
+    score single messages; a judge model may do so with `response_format: text`."""
     verdicts = [verdict for verdict in conversation.verdicts if not verdict.anchor]
     attempts = [verdict.turn_scores for verdict in verdicts if verdict.turn_scores is not None]
     # A judge sees and scores all teacher messages. One from the prompt template was not sampled and gets no reward.
