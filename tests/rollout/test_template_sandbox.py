@@ -143,12 +143,3 @@ def test_every_template_is_filled_in_or_refused_with_its_file(text):
             assert isinstance(render(str(path), problem="p", conversation=LESSON), str)
         except DataError as error:
             assert "any.txt" in str(error)
-
-
-@pytest.fixture
-def template(tmp_path):
-    def write(text: str, name: str = "teacher.txt") -> str:
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        return str(tmp_path / name)
-
-    return write

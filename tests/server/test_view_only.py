@@ -7,35 +7,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.viewer.reader import RunReader
 from tests.conftest import free_port
-from tests.support.scripted_room import Room, application
+from tests.support.scripted_room import Room
 from tests.support.viewer_run import make_run
-
-HERE = "http://127.0.0.1:8005"
-
-
-@pytest.fixture
-def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    return application(room, generation, monkeypatch)
-
-
-@pytest.fixture
-def http(app: Callable[..., FastAPI]) -> Iterator[TestClient]:
-    with TestClient(app(), base_url=HERE, raise_server_exceptions=False) as client:
-        yield client
 
 
 def test_the_page_shows_the_server_s_own_run(http: TestClient, room: Room) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from classroom_rl.config.fields import (
     ContextLength,
     Count,
+    CountFromZero,
     FilePath,
     Finite,
     Flag,
@@ -209,7 +210,7 @@ class ServerConfig:
     """The addresses of several servers, one per machine; null means the one at `server_host` and `server_port`. The
     trainer's processes are assigned to them in order: with 2 servers and 8 processes the first four use the first
     server. Each process resolves the address itself, so http://127.0.0.1:8005 twice means each machine's own server."""
-    server_index: Annotated[Whole, at_least(0, 10**6)] = 0
+    server_index: CountFromZero = 0
     """The server's own position in `server_urls`, from 0."""
     server_start_timeout_s: Seconds = 1800.0
     """How long, in seconds, a server may take to load its models, or to return after it ended."""

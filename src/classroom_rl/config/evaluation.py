@@ -19,6 +19,7 @@ from classroom_rl.config.benchmark import BenchmarkConfig, check_benchmark, has_
 from classroom_rl.config.checks import check_generation, check_logging, check_reward_model, check_server
 from classroom_rl.config.fields import (
     Count,
+    CountFromZero,
     Examples,
     FilePath,
     Flag,
@@ -26,7 +27,6 @@ from classroom_rl.config.fields import (
     Seed,
     Text,
     Whole,
-    at_least,
     between,
     config_group,
 )
@@ -111,7 +111,7 @@ class CounterfactualsConfig:
     messages is compared with another one in its place: the supervisor's correction, or a message that the tutor samples
     there."""
 
-    forks: Annotated[Whole, at_least(0, 10**6)] = 0
+    forks: CountFromZero = 0
     """How many messages of the tutor are compared; 0: none."""
     playouts: Annotated[Whole, between(8, 4096)] = 8
     """How often the conversation is played on after each of the two, with the same seeds."""

@@ -135,7 +135,7 @@ def between(least: float, most: float) -> Range:
 
 
 Count = Annotated[Whole, at_least(1, _COUNT)]
-CountOrNone = Annotated[Whole, at_least(0, _COUNT)]
+CountFromZero = Annotated[Whole, at_least(0, _COUNT)]
 Tokens = Annotated[Whole, at_least(1, _TOKENS)]
 ContextLength = Annotated[Whole, at_least(2, _TOKENS)]
 """Tokens of a context: at least one that is read and one that is written."""

@@ -16,6 +16,7 @@ from classroom_rl.config.base import (
 )
 from classroom_rl.config.fields import (
     Count,
+    CountFromZero,
     Examples,
     Finite,
     Flag,
@@ -176,7 +177,7 @@ class TrainConfig:
     """The schedule of the learning rate, by transformers' name. There is no warm-up."""
     optimizer: Optimizer = "adamw_bnb_8bit"
     """By transformers' name. `adamw_bnb_8bit` has states of 8 bits, and resumes from a checkpoint exactly."""
-    epochs: Annotated[Whole, at_least(0, 10**6)] = 1
+    epochs: CountFromZero = 1
     """Passes over the problems."""
     max_steps: MaxSteps = -1
     """Optimizer steps. Above 0, it overrides `epochs`."""

@@ -8,6 +8,7 @@ from classroom_rl.config.checks import check_duration, check_hub, check_logging
 from classroom_rl.config.fields import (
     ContextLength,
     Count,
+    CountFromZero,
     Examples,
     Flag,
     LearningRate,
@@ -16,7 +17,6 @@ from classroom_rl.config.fields import (
     Number,
     Seed,
     Text,
-    Whole,
     at_least,
     config_group,
 )
@@ -50,7 +50,7 @@ class TrainSFTTrainConfig:
     optimizer: SFTOptimizer = "adamw_torch"
     """By transformers' name, or `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and
     vectors. `muon` is not for adapters."""
-    epochs: Annotated[Whole, at_least(0, 10**6)] = 1
+    epochs: CountFromZero = 1
     """Passes over the conversations."""
     max_steps: MaxSteps = -1
     """Optimizer steps. Above 0, it overrides `epochs`."""
