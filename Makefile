@@ -5,6 +5,9 @@ PYTHON_IN_VENV := .venv/bin/python
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 with_prefix = (trap "" INT; exec sed -u "s/^/$(1) | /")
+# The two streams of tests are printed through one another; what failed stands at the end once more, in at most 30 lines.
+failed_tests = echo; echo "failed (whole output: .venv/test-engines.log, .venv/test-others.log):"; \
+               grep -hE "^(FAILED|ERROR) |^=+ .* in [0-9.]+s" .venv/test-engines.log .venv/test-others.log | cut -c1-300 | tail -n 30
 
 .PHONY: help setup doctor quickstart quickstart-models small-tutor small-tutor-models small-tutor-controls marooned marooned-models test \
         test-engines test-others test-full chaos lint house bench docs gpu-check openenv-check release
@@ -64,14 +67,14 @@ test: setup
 ifdef ARGS
 	@$(PYTHON_IN_VENV) -m pytest -m "not full" $(ARGS)
 else
-	@$(MAKE) --no-print-directory --jobs=2 test-engines test-others
+	@$(MAKE) --no-print-directory --jobs=2 test-engines test-others || { $(failed_tests); exit 1; }
 endif
 
 test-engines: setup
-	@$(PYTHON_IN_VENV) -m pytest -m "not full and engines" | $(call with_prefix,engines)
+	@$(PYTHON_IN_VENV) -m pytest -m "not full and engines" | tee .venv/test-engines.log | $(call with_prefix,engines)
 
 test-others: setup
-	@OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m "not full and not engines" | $(call with_prefix,others )
+	@OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -m "not full and not engines" | tee .venv/test-others.log | $(call with_prefix,others )
 
 test-full: setup
 	@$(PYTHON_IN_VENV) -m pytest $(ARGS)
