@@ -3,17 +3,24 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import requests
+from accelerate import Accelerator
 
 from benchmarks.earlier_launch import SLEEPS, TEXT, take_ways
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import program
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.rollout.runner import weighted_sum
-from classroom_rl.trainer.context import TrainerContext
-from classroom_rl.trainer.sample_batch import ClassroomRollout
+from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.trainer.group_variance import PlayedBatch
+from classroom_rl.trainer.sample_batch import BatchPlayer
+
+if TYPE_CHECKING:
+    from classroom_rl.trainer.session import TrainingSession
 
 BEFORE_BATCH_S, OTHER_PROCESSES_S = 5 * 1.0, 2 * 60.0
 """The sleeps of PedagogicalRL's trainer (`_generate_and_score_completions` in its src/grpo/trainer.py): five of one
@@ -21,35 +28,35 @@ second on every process before each batch; then the first process of each machin
 sleep for two minutes and only afterwards ask whether it is there."""
 
 
-class EarlierRollout(ClassroomRollout):
-    """The rollout with ways of earlier trainers.
+class EarlierPlayer(BatchPlayer):
+    """Has batches played with ways of earlier trainers.
 
     Args:
-        ways: those that are switched on; the other arguments are those of `ClassroomRollout`.
+        ways: those that are switched on.
     """
 
-    def __init__(self, *arguments: Any, ways: frozenset[str], **named: Any):
-        super().__init__(*arguments, **named)
+    def __init__(self, session: "TrainingSession", ways: frozenset[str]):
+        super().__init__(session)
         self._ways = ways
+        self._tokenizer = load_tokenizer("teacher_model", session.config.teacher_model.model_name_or_path)
 
-    def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
+    def play(self, policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator) -> PlayedBatch:
         if SLEEPS in self._ways:
             time.sleep(BEFORE_BATCH_S)
         started = time.monotonic()
-        columns = super().__call__(prompts, trainer)
-        if SLEEPS in self._ways and not trainer.accelerator.is_local_main_process:
+        batch = super().play(policy, step, max_steps, accelerator)
+        if SLEEPS in self._ways and not accelerator.is_local_main_process:
             time.sleep(max(0.0, OTHER_PROCESSES_S - (time.monotonic() - started)))
         if TEXT in self._ways:
-            found = self._rewards_by_text(columns, trainer)
-            wrong = sum(now != before for now, before in zip(found, columns["reward"], strict=True))
-            trainer.record_metric("by_text/wrong_rewards", wrong)
-            columns["reward"] = found
-        return columns
+            found = self._rewards_by_text(batch.records)
+            pairs = list(zip(batch.records, found, strict=True))
+            batch.figures["by_text/wrong_rewards"] = sum(record.reward != reward for record, reward in pairs)
+            batch.records = [record.model_copy(update={"reward": reward}) for record, reward in pairs]
+        return batch
 
-    def _rewards_by_text(self, columns: dict[str, list[Any]], trainer: TrainerContext) -> list[float | None]:
+    def _rewards_by_text(self, records: Sequence[Trajectory]) -> list[float | None]:
         """The rewards of a batch, asked for one after the other, each with the text of all conversations."""
-        ids = zip(columns["prompt_ids"], columns["completion_ids"], strict=True)
-        texts = trainer.processing_class.batch_decode([[*prompt, *completion] for prompt, completion in ids])
+        texts = self._tokenizer.batch_decode([[*each.prompt_ids, *each.completion_ids] for each in records])
         rewards: list[dict[str, float | None]] = [{} for _ in texts]
         for name in self._reward_weights:
             url = f"{self._client.url}/by_text/get_{name}_reward"
@@ -66,11 +73,11 @@ WAYS: frozenset[str] = frozenset()
 @program(TrainRLConfig, "train_rl", check=check_train_rl)
 def train(config: TrainRLConfig) -> None:
     """Train as `train_rl.py` does."""
-    import classroom_rl.trainer.grpo.trainer
-    from classroom_rl.trainer.grpo.run import train as train_with_grpo
+    import classroom_rl.trainer.loop
+    from classroom_rl.trainer.run import train as train_with_player
 
-    classroom_rl.trainer.grpo.trainer.ClassroomRollout = partial(EarlierRollout, ways=WAYS)
-    train_with_grpo(config)
+    classroom_rl.trainer.loop.BatchPlayer = partial(EarlierPlayer, ways=WAYS)
+    train_with_player(config)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.results.rollout_files import read_records
-from classroom_rl.trainer.grpo.log_probs import pack_rows
+from classroom_rl.trainer.batch import micro_batches_by_tokens
 from classroom_rl.trainer.model_loading import prepare_cpu
 
 Division = list[list[int]]
@@ -49,7 +49,7 @@ def divisions(rows: Sequence[Row], count: int, limit: int) -> dict[str, Division
     return {
         f"{count} rows, as played": [played[start : start + count] for start in range(0, len(rows), count)],
         f"{count} rows, by length": [by_length[start : start + count] for start in range(0, len(rows), count)],
-        f"{limit} tokens": pack_rows(*lengths, limit),
+        f"{limit} tokens": micro_batches_by_tokens(*lengths, limit),
     }
 
 

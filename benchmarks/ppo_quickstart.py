@@ -42,12 +42,9 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.models.policy_folder import policy_path
 from classroom_rl.results.run_folder import read_lines
-from classroom_rl.trainer.ppo.advantages import first_tokens, moments
-from classroom_rl.trainer.ppo.losses import explained_variance
-from classroom_rl.trainer.ppo.steps import step_tensors, steps_of
-from classroom_rl.trainer.ppo.trainer import critic_path
-from classroom_rl.trainer.ppo.value_head import HEAD_FILE, ValueHead, read_head
-from classroom_rl.trainer.turn_advantages import ProcessRewards
+from classroom_rl.trainer.advantages import ProcessRewards, first_tokens, moments
+from classroom_rl.trainer.critic import HEAD_FILE, ValueHead, read_head
+from classroom_rl.trainer.ppo import critic_path, explained_variance, steps_of
 
 GRPO, GRPO_TWICE = "grpo", "grpo_2"
 PPO_CONFIG = "quickstart_ppo"
@@ -104,8 +101,8 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
         if record.reward is None:
             continue
         values = values_of(model, critic, record)
-        steps = steps_of(record, ProcessRewards([None] * 1000, []), 0.0)
-        messages, _, _ = step_tensors([steps], 1, len(values), torch.device("cpu"))
+        steps = steps_of(record, ProcessRewards([None] * 1000, []), None, 0.0)
+        messages = torch.tensor(steps.messages[:1])
         returns = torch.full_like(values, record.reward).unsqueeze(0)
         for name, mask in (("tokens", messages >= 0), ("turns", first_tokens(messages))):
             sums[name] += torch.stack([moments(returns - values, mask), moments(returns, mask)])

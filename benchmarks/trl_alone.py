@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from classroom_rl.config.base import GenerationConfig, ModelConfig
 from classroom_rl.config.checks import check_train_rl
@@ -43,7 +43,8 @@ from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_messages
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.server.open_models import embedded_judge, open_readers
-from classroom_rl.trainer.grpo.config import grpo_config
+from classroom_rl.system.distributed import communication_backend, keep_deepspeed_from_compiling
+from classroom_rl.trainer.model_loading import weights_dtype
 
 
 @dataclass
@@ -213,6 +214,49 @@ class Lines(TrainerCallback):
                 file.write(json.dumps({**line, "messages": self._rollout.messages}) + "\n")
 
 
+def grpo_config(config: TrainRLConfig, folder: str) -> GRPOConfig:
+    """TRL's arguments for this training, in one process; what is not set has TRL's default, which is this project's."""
+    train, rows = config.train, config.train.per_device_train_batch_size
+    passes = train.number_of_problems_per_batch * train.num_samples_per_problem // rows
+    return GRPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=passes,
+        steps_per_generation=passes,
+        num_generations=train.num_samples_per_problem,
+        num_iterations=train.mu,
+        max_steps=train.max_steps,
+        num_train_epochs=train.epochs,
+        learning_rate=train.learning_rate,
+        lr_scheduler_type=train.lr_scheduler_type,
+        optim=train.optimizer,
+        max_grad_norm=train.max_grad_norm,
+        beta=train.beta,
+        epsilon=train.epsilon,
+        epsilon_high=train.upper_clip,
+        loss_type=train.loss_type,
+        scale_rewards=train.scale_rewards,
+        temperature=config.teacher_model.vllm.temperature,
+        max_completion_length=config.generation.max_tokens_in_conversation,
+        gradient_checkpointing=train.gradient_checkpointing,
+        bf16=train.dtype == "bfloat16",
+        fp16=train.dtype == "float16",
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend=communication_backend(),
+        model_init_kwargs={
+            "dtype": weights_dtype(train.dtype, config.teacher_model.adapter is not None),
+            "trust_remote_code": False,
+            "use_safetensors": True,
+        },
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to=[],
+        seed=config.seed,
+        disable_tqdm=True,
+    )
+
+
 def main() -> None:
     """Train as the command line says."""
     out, overrides = Path(sys.argv[1]), sys.argv[2:]
@@ -220,12 +264,11 @@ def main() -> None:
     config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
     problems = load_problems(config.dataset.train_datasets)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = grpo_config(config, Path(folder))
-        arguments.save_strategy, arguments.report_to, arguments.disable_tqdm = "no", [], True
+        keep_deepspeed_from_compiling()
         rollout = Rollout(config, problems)
         trainer = GRPOTrainer(
             model=config.teacher_model.model_name_or_path,
-            args=arguments,
+            args=grpo_config(config, folder),
             reward_funcs=Reward(config),
             rollout_func=rollout,
             train_dataset=Dataset.from_dict({"prompt": [problem.id for problem in problems]}),

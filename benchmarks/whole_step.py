@@ -7,8 +7,8 @@ The two take turns, so that what else runs on the machine meets both. Each round
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
 play as many conversations on the same lessons, with the same prompts, limits, judge and arguments of TRL. How many
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
-without this project's changes to TRL and torch (trainer/grpo/log_probs.py, trainer/model_loading.py). With --deepspeed,
-this project's training is measured with DeepSpeed's ZeRO-2 in its one process, too.
+without this project's loop and its changes to torch (trainer/loop.py, trainer/model_loading.py). With --deepspeed, this
+project's training is measured with DeepSpeed's ZeRO-2 in its one process, too.
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 What is measured is kept in the folder, so the same command goes on where it was stopped.
 """

@@ -22,6 +22,7 @@ forward()
         ("src.rollout", "classroom_rl"),
         ("src.rollout.dialogue", "classroom_rl.rollout.dialogue"),
         ("src.rollout.set_files", "classroom_rl.rollout.store.set_files"),
+        ("src.grpo.run", "classroom_rl.trainer.run"),
         ("src.errors", "classroom_rl.errors"),
         ("tutor_rollouts.grading.checker", "classroom_rl.grading.checker"),
     ],

@@ -19,7 +19,7 @@ import classroom_rl.server.sampling_service
 from benchmarks import earlier_trainer
 from benchmarks.earlier_launch import LOCKSTEP, NO_CACHE, RESTART, RESTART_ALL, TEXT, WAYS, server_command, ways_of
 from benchmarks.earlier_server import RestartedEngine, TextLookup, switch_on
-from benchmarks.earlier_trainer import BEFORE_BATCH_S, OTHER_PROCESSES_S, EarlierRollout
+from benchmarks.earlier_trainer import BEFORE_BATCH_S, OTHER_PROCESSES_S, EarlierPlayer
 from benchmarks.earlier_ways import ARMS, TOGETHER, report
 from benchmarks.rounds import Round
 from classroom_rl.config.train_rl import TrainRLConfig
@@ -30,7 +30,8 @@ from classroom_rl.rollout.engine import EmbeddedJudge
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.client import ClassroomClient
-from classroom_rl.trainer.sample_batch import ClassroomRollout, to_rollout
+from classroom_rl.trainer.group_variance import PlayedBatch
+from classroom_rl.trainer.sample_batch import BatchPlayer
 from tests.conftest import free_port, quickstart_overrides
 from tests.models.test_policy_folder import save_model
 from tests.support.configs import loaded
@@ -106,6 +107,12 @@ def play(config: TrainRLConfig, lessons: Sequence[str], then: Callable = lambda 
     return answer.conversations
 
 
+def session(config: TrainRLConfig, client: ClassroomClient | None = None) -> SimpleNamespace:
+    """What a player needs of a training that is about to begin."""
+    client = client or ClassroomClient("http://nowhere")
+    return SimpleNamespace(config=config, problems=[], client=client, gpus=None, run_folder=Path(), run_id="run")
+
+
 # Lockstep -------------------------------------------------------------------------------------------------------------
 
 
@@ -128,19 +135,18 @@ def test_without_lockstep_nobody_waits(room, lessons, begun) -> None:
 
 def test_rewards_by_text_are_those_of_the_conversations(room, lessons, monkeypatch) -> None:
     switch_on(frozenset({TEXT}))
-    logged, model = {}, room.teacher_model.model_name_or_path
-    trainer = SimpleNamespace(processing_class=load_tokenizer("teacher", model), record_metric=logged.__setitem__)
+    found = []
 
     def ask(client, answer) -> None:
-        monkeypatch.setattr(ClassroomRollout, "__call__", lambda *_: columns)
-        columns = to_rollout(answer.conversations)
-        columns["reward"][0] = -1.0
-        given = ({}, client, Path(), "run", 1, answer.reward_weights, 1.0, None, None)
-        logged["rewards"] = EarlierRollout(*given, ways=frozenset({TEXT}))([], trainer)["reward"]
+        first, *others = answer.conversations
+        changed = first.model_copy(update={"reward": -1.0})
+        monkeypatch.setattr(BatchPlayer, "play", lambda *_: PlayedBatch([changed, *others], [], []))
+        player = EarlierPlayer(session(room, client), frozenset({TEXT}))
+        found.append(player.play(PolicyVersion("run", 1), 0, 1, None))
 
-    records = play(room, lessons, ask)
-    assert logged["rewards"] == [record.reward for record in records] and len(set(logged["rewards"])) > 1
-    assert logged["by_text/wrong_rewards"] == 1, "the one that was changed on the way"
+    records, (batch,) = play(room, lessons, ask), found
+    assert batch.records == records and len({record.reward for record in records}) > 1
+    assert batch.figures["by_text/wrong_rewards"] == 1, "the one that was changed on the way"
 
 
 def test_a_text_is_taken_for_the_conversation_with_most_of_its_characters() -> None:
@@ -248,15 +254,14 @@ def test_an_engine_that_is_being_started_again_does_not_count_as_dead(room, monk
 
 
 @pytest.mark.parametrize(("first", "slept"), [(True, [BEFORE_BATCH_S]), (False, [BEFORE_BATCH_S, 110.0])])
-def test_processes_sleep_around_a_batch(first: bool, slept: list[float], monkeypatch) -> None:
+def test_processes_sleep_around_a_batch(first: bool, slept: list[float], room, monkeypatch) -> None:
     """A batch of ten seconds: the others of a machine have slept two minutes when it has been there for long."""
     now, found = [0.0], []
     clock = SimpleNamespace(sleep=found.append, monotonic=lambda: now[0])
     monkeypatch.setattr(earlier_trainer, "time", clock)
-    monkeypatch.setattr(ClassroomRollout, "__call__", lambda *_: now.append(now.pop() + 10.0) or {"reward": [1.0]})
-    rollout = EarlierRollout({}, None, Path(), "run", 1, {}, 1.0, None, None, ways=frozenset({"sleeps"}))
-    accelerator = SimpleNamespace(is_local_main_process=first)
-    assert rollout([], SimpleNamespace(accelerator=accelerator)) == {"reward": [1.0]}
+    monkeypatch.setattr(BatchPlayer, "play", lambda *_: now.append(now.pop() + 10.0))
+    player = EarlierPlayer(session(room), frozenset({"sleeps"}))
+    player.play(PolicyVersion("run", 1), 0, 1, SimpleNamespace(is_local_main_process=first))
     assert found == slept and OTHER_PROCESSES_S == 120.0
 
 

@@ -10,7 +10,7 @@ import torch
 from benchmarks import ppo_quickstart
 from benchmarks.ppo_quickstart import AlgorithmBench, critic_of, explained, explained_by_faults, report
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.trainer.ppo.value_head import HEAD_FILE, ValueHead, head_weights, write_head
+from classroom_rl.trainer.critic import HEAD_FILE, ValueHead, head_weights, write_head
 from tests.support.offline_trainer import conversation, save_tiny_model
 
 

@@ -117,7 +117,7 @@ OUT_OF_RANGE = [
     ("train.epsilon", ["0", "-0.2"], "must be above 0"),
     ("train.epsilon_high", ["0"], "must be above 0"),
     ("train.gpu_memory_gib", ["0", "-1"], "must be above 0"),
-    ("train.loss_type", ["ppo", "GRPO"], "must be one of grpo"),
+    ("train.loss_type", ["ppo", "GRPO", "my.loss", ":loss", "a..b:f", "my loss:f", "a:f()"], "must be one of grpo"),
     ("train.scale_rewards", ["yes", "std"], "must be one of group"),
     ("train.max_grad_norm", ["-1"], "must be at least 0"),
     ("train.dtype", ["fp16", "float64"], "must be one of float32"),
@@ -186,6 +186,11 @@ def with_value(key: str, value: str) -> TrainRLConfig:
 
 def test_the_configuration_that_wrong_values_are_put_into_is_right():
     assert with_value("seed", "3").seed == 3
+
+
+@pytest.mark.parametrize("name", ["sapo", "my_losses:reinforce", "package.my_losses:reinforce"])
+def test_a_loss_is_a_known_name_or_a_function_of_one_s_own(name: str):
+    assert loaded("train_rl", f"train.loss_type={name}").train.loss_type == name
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,11 @@ def cells(heading: str, key: str) -> list[str]:
         ("the top level (eval.py", "tutors", "a list; each: a group of keys", "`[]`"),
         ("the top level (eval.py", "samplings", "a list; each: a text", "`[sampled, greedy]`"),
         ("`train` (vllm_server.py", "algorithm", "`grpo`, `ppo`", "`grpo`"),
+        (
+            *("`train` (vllm_server.py", "loss_type"),
+            "`grpo`, `bnpo`, `dr_grpo`, `dapo`, `cispo`, `sapo`; or `package.module:function`",
+            "`dapo`",
+        ),
         ("`train` (vllm_server.py", "learning_rate", "a number, at least 0", "`5e-07`"),
         ("`train` (vllm_server.py", "max_staleness", "a whole number, from 0 to 1", "`0`"),
         ("`train` (vllm_server.py", "epsilon_high", "a number, above 0; or null", "`null`"),

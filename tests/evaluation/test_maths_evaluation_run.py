@@ -20,7 +20,7 @@ from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.support.reward_models import logits_of, save_classifier
-from tests.trainer.grpo.test_language_tutor_run import with_long_context
+from tests.trainer.test_language_tutor_run import with_long_context
 
 DECISIONS = {"leak": "handed over the", "pedagogy": "judge whether a tutor taught one student well"}
 

@@ -27,12 +27,12 @@ from classroom_rl.models.lora import adapter_shape, check_checkpoint, check_publ
 from classroom_rl.models.policy_folder import MARKER, check_policy, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.pretrained import check_model
-from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
-from classroom_rl.trainer.grpo.trl_hooks import _without_dropout
+from classroom_rl.trainer.log_probs import log_probs, without_dropout
 from classroom_rl.trainer.session import _warn_about_learning_rate
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from tests.conftest import on_this_machine
 from tests.support.lora_engine import PROMPT, lora_engine
+from tests.support.offline_trainer import offline_trainer, save_tiny_model
 from tests.trainer.test_sharded_save import model_from_folder, weights_in
 
 LORA = {"rank": 5, "alpha": 20, "dropout": 0.0}
@@ -319,29 +319,21 @@ def test_an_adapter_is_no_model_and_the_merged_one_beside_it_is_named(published:
 # Scoring ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(tmp_path: Path, monkeypatch) -> None:
-    model_from_folder("tied", tmp_path)
-    model = adapted(tmp_path, LoraConfig(rank=4, alpha=16, dropout=0.5)).train()
-    step(model)
-    ids = torch.randint(0, 90, (1, 12))
-    monkeypatch.setattr(
-        "trl.GRPOTrainer._get_per_token_logps_and_entropies",
-        lambda self, _, ids, attention, keep: (model(ids).logits[:, -keep:].sum(-1), None, None),
-    )
-    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
-    trainer.model = model
+def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(world: Path, tmp_path: Path) -> None:
+    lora = ["teacher_model.lora={enable: true, rank: 4, dropout: 0.5}"]
+    trainer = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"), lora)
+    step(trainer.model)
+    micro, *_ = trainer.batch()
+    first, second = (trainer.score_batch(trainer.model, micro, [range(len(micro.mask_BT))]).logps_BT for _ in range(2))
+    assert torch.equal(first, second) and torch.allclose(first, micro.old_logps_BT, atol=1e-6)
 
-    def score() -> torch.Tensor:
-        return trainer._get_per_token_logps_and_entropies(model, ids, torch.ones_like(ids), 8)[0]
+    def learned() -> torch.Tensor:
+        return log_probs(trainer.model, micro, micro.wanted_BT, trainer.accelerator).logps_BT
 
-    with torch.no_grad():
-        first, second = score(), score()
-    assert torch.equal(first, second) and torch.equal(first, model.eval()(ids).logits[:, -8:].sum(-1))
-    model.train()
-    first, second = score(), score()
-    assert not torch.equal(first, second)
-    with _without_dropout(model):
-        assert model.training, "TRL reads from it which metrics these are"
+    assert not torch.allclose(learned(), learned(), atol=1e-3)
+    with without_dropout(trainer.model):
+        assert torch.allclose(learned(), first, atol=1e-6)
+        assert trainer.model.training
 
 
 # A real engine ------------------------------------------------------------------------------------------------------

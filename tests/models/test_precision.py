@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trl.trainer import grpo_trainer
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import ROOT, load
@@ -17,9 +16,9 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.memory.sources import NotEstimated
 from classroom_rl.models.precision import PRECISIONS, check_precision
-from classroom_rl.trainer.grpo import run as grpo_run
-from classroom_rl.trainer.grpo.config import grpo_config
-from classroom_rl.trainer.model_loading import device_for_weights, models_go_to, weights_dtype
+from classroom_rl.trainer.arguments import training_arguments
+from classroom_rl.trainer.model_loading import Policy, device_for_weights, load_policy, weights_dtype
+from classroom_rl.trainer.run import train
 
 TRAINED = sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml"))
 LAUNCHED = sorted(path.stem for path in (ROOT / "config/deepspeed").glob("*.yaml"))
@@ -32,10 +31,12 @@ def trained(*arguments: str) -> TrainRLConfig:
 
 
 @pytest.fixture
-def options_for_trl(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainRLConfig], SimpleNamespace]:
-    """The options that TRL's GRPOConfig would get; the class itself would set up the processes."""
-    monkeypatch.setattr("classroom_rl.trainer.grpo.config.GRPOConfig", lambda **options: SimpleNamespace(**options))
-    return lambda config: grpo_config(config, Path("runs/nowhere"))
+def options_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainRLConfig], SimpleNamespace]:
+    """The options that transformers' TrainingArguments would get; the class itself would set up the processes."""
+    monkeypatch.setattr(
+        "classroom_rl.trainer.arguments.TrainingArguments", lambda **options: SimpleNamespace(**options)
+    )
+    return lambda config: training_arguments(config, Path("runs/nowhere"))
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
 
 @pytest.mark.parametrize(("name", "launched"), sorted(PAIRS))
 def test_every_configuration_trains_in_its_precision_under_every_launch(
-    name, launched, gpus, accelerated, options_for_trl, monkeypatch, capsys
+    name, launched, gpus, accelerated, options_of, monkeypatch, capsys
 ):
     from accelerate import DeepSpeedPlugin
 
@@ -81,7 +82,7 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
     for flags in (by_launcher, ["--config_file", file]):  # the second as typed by a user
         accelerated(flags)
         check_precision(config.train.dtype, os.environ)
-        options = options_for_trl(config)
+        options = options_of(config)
         assert (options.bf16, options.fp16) == (wanted == "bf16", wanted == "fp16")
         assert options.optim == config.train.optimizer
         plugin = DeepSpeedPlugin()  # what transformers makes of it:
@@ -111,7 +112,7 @@ def test_a_contradiction_of_precisions_is_refused_before_anything_is_loaded(
     assert str(refused.value).partition(" mixed_precision ")[2] in capsys.readouterr().err
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
     with pytest.raises(ConfigError, match=message):
-        grpo_run.train(trained(f"train.dtype={dtype}", f"logging.save_dir={tmp_path / 'run'}"))
+        train(trained(f"train.dtype={dtype}", f"logging.save_dir={tmp_path / 'run'}"))
     assert not (tmp_path / "run").exists()
 
 
@@ -157,26 +158,32 @@ def test_a_deepspeed_file_of_another_precision_is_refused(text, message, tmp_pat
     ],
 )
 def test_weights_are_loaded_in_the_type_that_they_are_kept_in(
-    dtype, has_adapter, with_deepspeed, loaded_in, monkeypatch, options_for_trl
+    dtype, has_adapter, with_deepspeed, loaded_in, world, monkeypatch
 ):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(with_deepspeed).lower())
     assert weights_dtype(dtype, has_adapter) == loaded_in
-    config = trained("--config-name", "quickstart", f"train.dtype={dtype}", f"teacher_model.lora.enable={has_adapter}")
-    assert options_for_trl(config).model_init_kwargs["dtype"] == loaded_in
+    policy = policy_of(world, f"train.dtype={dtype}", f"teacher_model.lora.enable={has_adapter}")
+    own = policy.model.get_base_model() if has_adapter else policy.model
+    assert own.dtype == getattr(torch, loaded_in) and (policy.reference is None) == has_adapter
+    if policy.reference is not None:
+        assert policy.reference.dtype == getattr(torch, loaded_in)
 
 
-def test_policy_and_reference_go_to_their_device_as_they_are_read(world):
-    """TRL asks for no device under DeepSpeed. The device `meta` takes no memory; a model that was loaded to the host
-    first would."""
-    load_as_trl_does = lambda: grpo_trainer.create_model_from_path(  # noqa: E731
-        str(world / "blank"), dtype="bfloat16", device_map=None, use_safetensors=True
-    )
-    with models_go_to(torch.device("meta")):
-        model = load_as_trl_does()
-    assert {each.device.type for each in model.parameters()} == {"meta"} and model.dtype == torch.bfloat16
-    with models_go_to(None):
-        assert {each.device.type for each in load_as_trl_does().parameters()} == {"cpu"}
-    assert {each.device.type for each in load_as_trl_does().parameters()} == {"cpu"}
+def policy_of(world: Path, *overrides: str) -> Policy:
+    """A policy that is compared with a reference."""
+    model = f"teacher_model.model_name_or_path={world / 'blank'}"
+    config = trained("--config-name", "quickstart", model, "train.beta=0.1", *overrides)
+    return load_policy(config, SimpleNamespace(gradient_checkpointing=False))
+
+
+@pytest.mark.parametrize(("device", "found"), [("meta", "meta"), (None, "cpu")])
+def test_policy_and_reference_go_to_their_device_as_they_are_read(device, found, world, monkeypatch):
+    """The device `meta` takes no memory; a model that was loaded to the host first would."""
+    asked = None if device is None else torch.device(device)
+    monkeypatch.setattr("classroom_rl.trainer.model_loading.device_for_weights", lambda: asked)
+    policy = policy_of(world)
+    for model in (policy.model, policy.reference):
+        assert {each.device.type for each in model.parameters()} == {found}
 
 
 @pytest.mark.parametrize(

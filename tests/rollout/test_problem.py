@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step, material_of
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.trainer.sample_batch import ClassroomRollout
+from tests.trainer.test_batch_player import player
 
 KIN = PostTestMaterial((), (SiblingProblem("s", "2"),))
 BODY = {"problems": ["p", "p", "q"], "answers": ["1", "1", "1"], "request_id": "r", "seed": 1, "step": 0}
@@ -47,11 +47,9 @@ def test_a_request_with_material_that_does_not_fit_is_refused(material: list, wo
 
 @pytest.mark.parametrize(("problems", "sent"), [([WITH, WITHOUT], [KIN, PostTestMaterial()]), ([WITHOUT], None)])
 def test_a_training_sends_it_with_its_batches(problems: list[Problem], sent: list | None, tmp_path: Path) -> None:
-    by_id = {problem.id: problem for problem in problems}
-    rollout = ClassroomRollout(by_id, None, tmp_path, "run", 1, {}, 1.0, None, lambda records: {})
-    accelerator = SimpleNamespace(process_index=0, num_processes=1)
-    trainer = SimpleNamespace(policy=PolicyVersion("run", 0), accelerator=accelerator)
-    request = rollout._request(list(by_id), trainer, 0, 0)
+    trainer = player(tmp_path, SimpleNamespace(play=None), 2, problems=problems)
+    process = SimpleNamespace(process_index=0, num_processes=1)
+    request = trainer._request([each.id for each in problems], PolicyVersion("run", 0), 0, 0, process)
     assert request.post_test_material == sent == material_of(problems)
 
 

@@ -61,6 +61,17 @@ def test_a_server_at_work_is_told_from_one_that_is_not_there() -> None:
         asked._request("GET", "/health", timeout_s=0.2)
 
 
+def test_server_that_is_not_there_is_named_with_the_command_that_starts_one(tmp_path: Path) -> None:
+    client = ClassroomClient("http://127.0.0.1:9", log=tmp_path / "server.log")
+    with pytest.raises(DeadlineExceeded, match=r"python vllm_server.py --config-name …$"):
+        client.wait_until_up(0.0)
+    (tmp_path / "server.log").touch()
+    with pytest.raises(DeadlineExceeded, match=r"python vllm_server.py .*/server.log"):
+        client.wait_until_up(0.0)
+    with pytest.raises(EngineFailure, match="ended while it was loading"):
+        client.wait_until_up(60.0, alive=lambda: False)
+
+
 @pytest.fixture
 def trainer() -> Iterator[subprocess.Popen]:
     """A process that could be a trainer."""
@@ -184,29 +195,28 @@ ROOM = "the trainer makes room"
 def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer_makes_room(keep_server, monkeypatch):
     """It dies once in an optimizer step, and once between the rollout and the step, which needs no server: the rewards
     came with the rollout."""
-    from classroom_rl.trainer import session
-    from classroom_rl.trainer.grpo import run
+    from classroom_rl.trainer import run
 
     kept = keep_server("generation.colocate=true", "train.max_steps=2")
     kept.client.wait_until_up(60)
     events = kept.events
 
-    class Steps(session.GRPOMetricsCallback):
+    class Steps(run.GRPOMetricsCallback):
         def on_optimizer_step(self, arguments, state, *others, **named):
             if state.global_step == 0:
                 kept.kill()
             events.append("step")
 
     lost = []
-    score = run.ClassroomGRPOTrainer._get_per_token_logps_and_entropies
+    loss_of = run.TrainingLoop.loss_of
 
-    def score_and_lose_the_server(self, *arguments, **named):
+    def loss_without_the_server(self, *arguments):
         if self.state.global_step == 1 and not lost:
             lost.append(kept.kill())
-        return score(self, *arguments, **named)
+        return loss_of(self, *arguments)
 
-    monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
-    monkeypatch.setattr(run.ClassroomGRPOTrainer, "_get_per_token_logps_and_entropies", score_and_lose_the_server)
+    monkeypatch.setattr(run, "GRPOMetricsCallback", Steps)
+    monkeypatch.setattr(run.TrainingLoop, "loss_of", loss_without_the_server)
     monkeypatch.setattr(
         "classroom_rl.trainer.servers.clear_device_cache", lambda garbage_collection: events.append(ROOM)
     )

@@ -185,26 +185,24 @@ ASLEEP = ["teacher: sleep 1", "student: sleep 1"]
 
 
 def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classroom, monkeypatch):
-    from classroom_rl.trainer import session
-    from classroom_rl.trainer.grpo import run
+    from classroom_rl.trainer import run
 
     classroom = open_classroom("generation.colocate=true", "train.max_steps=2")
     events = classroom.events
 
-    class Steps(session.GRPOMetricsCallback):
+    class Steps(run.GRPOMetricsCallback):
         def on_optimizer_step(self, *arguments, **named):
             assert all(classroom.asleep())
             events.append("step")
 
-    trainer = run.ClassroomGRPOTrainer
-    build = trainer.__init__
+    load_policy = run.load_policy
 
-    def load_model(self, *arguments, **named):
+    def load_beside_sleepers(*arguments):
         assert all(classroom.asleep()), "the trainer's model was loaded beside engines that were awake"
-        build(self, *arguments, **named)
+        return load_policy(*arguments)
 
-    monkeypatch.setattr(session, "GRPOMetricsCallback", Steps)
-    monkeypatch.setattr(trainer, "__init__", load_model)
+    monkeypatch.setattr(run, "GRPOMetricsCallback", Steps)
+    monkeypatch.setattr(run, "load_policy", load_beside_sleepers)
     monkeypatch.setattr(
         "classroom_rl.trainer.servers.clear_device_cache",
         lambda garbage_collection: events.append("the trainer makes room"),
@@ -218,7 +216,7 @@ def test_engines_sleep_through_every_step_and_wake_for_every_rollout(open_classr
 
 
 def test_without_a_shared_gpu_nobody_sleeps(open_classroom):
-    from classroom_rl.trainer.grpo.run import train
+    from classroom_rl.trainer.run import train
 
     classroom = open_classroom("train.max_steps=1")
     train(classroom.config)
@@ -236,8 +234,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     from accelerate import PartialState
 
     from classroom_rl.rollout.problem import Problem
-    from classroom_rl.trainer.judge_monitor import JudgeMonitor
-    from classroom_rl.trainer.sample_batch import ClassroomRollout
+    from classroom_rl.trainer.sample_batch import BatchPlayer
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
@@ -245,21 +242,17 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     client = ClassroomClient(server_url)
     sample = client.sample
     client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
-    trainer = SimpleNamespace(
-        accelerator=state,
+    batch = ["train.number_of_problems_per_batch=1", "train.num_samples_per_problem=4"]
+    session = SimpleNamespace(
+        config=load(TrainRLConfig, "train_rl", [*batch, "judge_model.max_failed_share=1"]),
+        problems=[Problem.of(_LESSON, "")],
+        client=client,
         gpus=SharedGpus(client, assign_server(GenerationConfig(), rank, 2), True, Path(folder)),
-        policy=PolicyVersion(),
-        state=SimpleNamespace(global_step=0),
-        record_metric=lambda name, value: None,
-        show_conversations=lambda records: None,
+        run_folder=Path(folder),
+        run_id="run",
     )
-    trainer.gpus.sleep_engines()
-    problem = Problem.of(_LESSON, "")
-    monitor = JudgeMonitor(TrainRLConfig(), client, Path(folder))
-    rollout = ClassroomRollout(
-        {problem.id: problem}, client, Path(folder), "run", 1, {"pedagogical": 1.0}, 1.0, monitor, lambda records: {}
-    )
-    rollout([problem.id] * 2, trainer)
+    session.gpus.sleep_engines()
+    BatchPlayer(session).play(PolicyVersion(), 0, 1, state)
     (Path(folder) / f"rank{rank}").write_text(str(client.health().roles["teacher"].asleep))
     state.wait_for_everyone()
     state.destroy_process_group()
@@ -395,11 +388,11 @@ def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_cl
 
 
 def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
-    from classroom_rl.trainer.grpo import run
+    from classroom_rl.trainer.run import train
 
     classroom = open_classroom(*phased(world, tmp_path), "generation.colocate=true", roles=THREE)
     classroom.events.clear()
-    run.train(classroom.config)
+    train(classroom.config)
     weights = ["teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"]
     awake = [*weights, "student: wake all"]
     assert in_order(classroom.events) == [*ASLEEP, *awake, *JUDGING, *ASLEEP, *awake]

@@ -1,7 +1,7 @@
 """The real trainers, GRPO and PPO, on scripted episodes: no server, no engine, a model of a few thousand weights.
 
-`trainer.batch()` samples, scores and cuts a batch as a training step does, and `loss_and_gradients` computes its loss
-with all micro-batches.
+`loop.batch()` plays, scores and cuts a batch as a training step does, and `loss_and_gradients` computes its loss with
+all micro-batches.
 """
 
 import random
@@ -16,16 +16,19 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import PPO
+from classroom_rl.config.values import PPO as PPO_NAME
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.tokens import Turn
-from classroom_rl.trainer.grpo.config import grpo_config
-from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
-from classroom_rl.trainer.ppo.trainer import ClassroomPPOTrainer
+from classroom_rl.trainer.arguments import training_arguments
+from classroom_rl.trainer.batch import Batch
+from classroom_rl.trainer.grpo import GRPO
+from classroom_rl.trainer.loop import TrainingLoop
+from classroom_rl.trainer.model_loading import load_policy
+from classroom_rl.trainer.ppo import PPO
 
 PROBLEMS = [Problem.of(f"lesson {i}", "") for i in range(4)]
 OVERRIDES = [
@@ -109,37 +112,27 @@ class ScriptedClient:
         )
 
 
-class Offline:
-    """A trainer with batches from a `ScriptedClient`."""
+class OfflineLoop(TrainingLoop):
+    """The training loop with batches from a `ScriptedClient`."""
 
-    def batch(self) -> list[dict[str, Any]]:
-        """The micro-batches of one generation, in the order in which they are trained on."""
+    def batch(self) -> list[Batch]:
+        """The micro-batches of one batch, in the order in which they are trained on."""
         self.model.train()
-        self._step, self._buffered_inputs = 0, None
         self.create_optimizer()
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        rows = next(iter(self.get_train_dataloader()))
-        torch.manual_seed(0)  # TRL shuffles the rows of a batch
-        self._prepare_inputs(rows)
-        return self._buffered_inputs
+        self.micro_batches, self._totals = self.next_batch()
+        return self.micro_batches
 
-    def loss_and_gradients(self, batch: Sequence[dict[str, Any]]) -> tuple[float, dict[str, torch.Tensor]]:
+    def loss_and_gradients(self, batch: Sequence[Batch]) -> tuple[float, dict[str, torch.Tensor]]:
         """The loss of a whole batch, and the gradient of every parameter."""
         self.model.zero_grad()
+        self.algorithm.start_pass(True, self.state.global_step)
         total = 0.0
-        for inputs in batch:
-            loss = self.compute_loss(self.model, inputs)
+        for micro in batch:
+            loss = self.loss_of(self.model, micro, True)
             loss.backward()
             total += loss.item()
+        self.log_figures(self.algorithm.end_pass(True, self.accelerator, self))
         return total, {name: each.grad.clone() for name, each in self.model.named_parameters() if each.grad is not None}
-
-
-class OfflineTrainer(Offline, ClassroomGRPOTrainer):
-    """GRPO without a server."""
-
-
-class OfflinePPOTrainer(Offline, ClassroomPPOTrainer):
-    """PPO without a server."""
 
 
 def offline_trainer(
@@ -167,7 +160,8 @@ def offline_trainer(
         contents={},
     )
     folder.mkdir(parents=True, exist_ok=True)
-    kind = OfflinePPOTrainer if config.train.algorithm == PPO else OfflineTrainer
-    trainer = kind(session, grpo_config(config, folder))
-    trainer.publisher.sync_weights = lambda: None
-    return trainer
+    arguments = training_arguments(config, folder)
+    algorithm = PPO(config, folder, checkpoint) if config.train.algorithm == PPO_NAME else GRPO(config)
+    loop = OfflineLoop(session, load_policy(config, arguments), algorithm, arguments)
+    loop.publisher.publish = lambda _loop: PolicyVersion("run", 0)
+    return loop

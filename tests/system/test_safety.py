@@ -8,7 +8,9 @@ import pytest
 
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.trainer.grpo.config import grpo_config
+from classroom_rl.trainer import model_loading
+from classroom_rl.trainer.arguments import training_arguments
+from classroom_rl.trainer.model_loading import load_policy
 from tests.launch.test_setup import source_files
 
 FILES = [path for path in source_files() if path.relative_to(ROOT).parts[0] != "tests"]
@@ -87,8 +89,12 @@ def test_what_may_not_be_is_found(line: str) -> None:
     assert len(list(breaches(ast.parse(line)))) >= 1
 
 
-def test_trl_is_told_to_run_no_code_of_models_and_to_read_safetensors(tmp_path: Path) -> None:
-    arguments = grpo_config(load(TrainRLConfig, "train_rl", []), tmp_path)
-    assert arguments.model_init_kwargs["trust_remote_code"] is False
-    assert arguments.model_init_kwargs["use_safetensors"] is True
-    assert not arguments.trust_remote_code
+def test_models_are_loaded_without_their_code_and_from_safetensors(world: Path, tmp_path: Path, monkeypatch) -> None:
+    """The policy and its reference."""
+    config = load(TrainRLConfig, "train_rl", [f"teacher_model.model_name_or_path={world / 'blank'}", "train.beta=0.1"])
+    loaded, read = [], model_loading.create_model_from_path
+    monkeypatch.setattr(
+        model_loading, "create_model_from_path", lambda *own, **options: loaded.append(options) or read(*own, **options)
+    )
+    load_policy(config, training_arguments(config, tmp_path))
+    assert [(each["trust_remote_code"], each["use_safetensors"]) for each in loaded] == [(False, True)] * 2

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
-from trl import GRPOTrainer
+from transformers import Trainer
 
 import classroom_rl.server.app
 from classroom_rl.config.load import load
@@ -28,11 +28,11 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.store.journal import Journal, read_journal
 from classroom_rl.system.storage import refuse_full_disk, storage_errors
-from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
 from classroom_rl.trainer.session import _open_run_folder
+from classroom_rl.trainer.trainer_hooks import AtomicCheckpoints
 from tests.models.test_policy_folder import save_model
 from tests.support.scripted_room import Room
-from tests.trainer.grpo.test_run import record
+from tests.trainer.test_batch_player import record
 
 HERE = "http://127.0.0.1:8005"
 REQUEST = {"problems": ["fractions"], "answers": ["1/2"], "request_id": "r", "seed": 1, "step": 0}
@@ -94,13 +94,13 @@ def test_a_model_that_cannot_be_replaced_stays(tmp_path: Path, small_files: None
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_while: str
 ) -> None:
-    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer = AtomicCheckpoints.__new__(AtomicCheckpoints)
     trainer.args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=2)
     trainer.accelerator, trainer.hp_search_backend = Accelerator(cpu=True), None
     trainer.state, trainer.run_config = SimpleNamespace(global_step=1), load(TrainRLConfig, "train_rl", [])
     trainer.contents = {}
 
-    def save(self: ClassroomGRPOTrainer, model: None, trial: None) -> None:
+    def save(self: AtomicCheckpoints, model: None, trial: None) -> None:
         folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
         folder.mkdir(parents=True)
         torch_large(folder)
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(GRPOTrainer, "_save_checkpoint", save)
+    monkeypatch.setattr(Trainer, "_save_checkpoint", save)
     trainer._save_checkpoint(None, None)
     trainer.state.global_step = 2
     if fails_while == "flushing":

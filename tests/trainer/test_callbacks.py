@@ -59,7 +59,7 @@ def test_the_environments_own_metrics_are_of_the_conversations_of_all_processes(
     """The correlation of a few conversations of each process is not that of all of them."""
     seen = []
     trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
-    trainer.rollout_func._metrics = lambda records: seen.append([record.index for record in records]) or {}
+    trainer.player._metrics = lambda records: seen.append([record.index for record in records]) or {}
     monkeypatch.setattr(sample_batch, "to_main_process", lambda processes, own: [own, own])
     trainer.batch()
     assert seen == [[*range(8), *range(8)]]
@@ -69,10 +69,10 @@ def test_a_process_that_is_not_the_main_one_leaves_metrics_of_all_to_it(world, t
     """It has not got the others' conversations, and their mean over processes counts those that have recorded one."""
     seen = []
     trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
-    trainer.rollout_func._metrics = lambda records: seen.append(records) or {}
+    trainer.player._metrics = lambda records: seen.append(records) or {}
     monkeypatch.setattr(sample_batch, "to_main_process", lambda processes, own: None)
     trainer.batch()
-    logged = trainer._metrics["train"]
+    logged = trainer._figures
     assert not seen and "rewards/pedagogical/mean" not in logged and "judge/failed_share" in logged
 
 

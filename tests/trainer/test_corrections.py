@@ -1,6 +1,7 @@
 """The correction set, and the passes over it, with the real trainer on scripted conversations."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,9 @@ from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.tokens import AuxSample
-from classroom_rl.trainer.corrections import (
-    CURSOR_NAME,
-    CorrectionPasses,
-    CorrectionSet,
-    _batches,
-    corrections_of,
-    learning_rate,
-    run_pass,
-)
-from tests.support.offline_trainer import PROBLEMS, OfflineTrainer, conversation, offline_trainer, save_tiny_model
+from classroom_rl.trainer.correction_set import CURSOR_NAME, CorrectionSet, corrections_of
+from classroom_rl.trainer.corrections import CorrectionPasses, _batches, learning_rate, run_pass
+from tests.support.offline_trainer import PROBLEMS, OfflineLoop, conversation, offline_trainer, save_tiny_model
 
 PASS = ["supervisor_model.model_name_or_path=rules", "train.corrections.mode=pass", "train.beta=0"]
 TARGET = (31, 32, 33, 5)
@@ -206,7 +200,7 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("corrections") / "model", world / "blank")
 
 
-def trained(folder: Path, model: Path, *overrides: str) -> OfflineTrainer:
+def trained(folder: Path, model: Path, *overrides: str) -> OfflineLoop:
     """A trainer that has played a batch and is about to run a pass."""
     trainer = offline_trainer(folder, model, [*PASS, *overrides], corrected)
     trainer.batch()
@@ -214,10 +208,17 @@ def trained(folder: Path, model: Path, *overrides: str) -> OfflineTrainer:
     return trainer
 
 
-def log_prob(trainer: OfflineTrainer, corrections: list[Correction]) -> float:
-    with torch.no_grad():
-        logps, mask = trainer.score([(each.prompt_ids, each.target_ids) for each in corrections])
-    return logps[mask].mean().item()
+@torch.no_grad()
+def log_probs_of(trainer: OfflineLoop, correction: Correction) -> torch.Tensor:
+    """Of each target token, from the model's logits."""
+    target = torch.tensor(correction.target_ids)
+    ids = torch.tensor([[*correction.prompt_ids, *correction.target_ids]])
+    logps = trainer.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    return logps[-len(target) :].gather(1, target.unsqueeze(1)).squeeze(1)
+
+
+def log_prob(trainer: OfflineLoop, corrections: list[Correction]) -> float:
+    return torch.cat([log_probs_of(trainer, each) for each in corrections]).mean().item()
 
 
 def test_a_pass_makes_the_corrections_likelier(model: Path, tmp_path: Path) -> None:
@@ -234,14 +235,11 @@ def test_a_pass_makes_the_corrections_likelier(model: Path, tmp_path: Path) -> N
 def test_a_pass_may_train_on_changed_tokens_alone(model: Path, tmp_path: Path) -> None:
     trainer = trained(tmp_path, model)
     corrections = corrections_of(mended(corrected(0, PROBLEMS[0]), 2)) + corrections_of(corrected(1, PROBLEMS[1]))
-    with torch.no_grad():
-        logps, mask = trainer.score([(each.prompt_ids, each.target_ids) for each in corrections])
-    changed = mask.clone()
-    changed[0, :2] = False
-    for targets, trained_on in (("whole", mask), ("changed", changed)):
+    whole = [log_probs_of(trainer, each) for each in corrections]
+    for targets, trained_on in (("whole", whole), ("changed", [whole[0][2:], *whole[1:]])):
         options = CorrectionsConfig(learning_rate=0.0, targets=targets)
         result = run_pass(trainer, corrections, options, batch=4, seed=1)
-        assert result.first_loss == pytest.approx(-logps[trained_on].mean().item(), rel=1e-4)
+        assert result.first_loss == pytest.approx(-torch.cat(trained_on).mean().item(), rel=1e-4)
 
 
 def test_max_kl_stops_a_pass(model: Path, tmp_path: Path) -> None:
@@ -276,18 +274,23 @@ def test_a_pass_with_a_rate_of_zero_changes_no_weight(model: Path, tmp_path: Pat
     assert result.kl == 0 and result.steps == 6
 
 
+def end_step(trainer: OfflineLoop, step: int, **options: Any) -> None:
+    """What the trainer does behind an optimizer step, with these options of its passes."""
+    config = deepcopy(trainer.run_config)
+    config.train.corrections = CorrectionsConfig(**options)
+    passes = CorrectionPasses(trainer, config)
+    passes.on_step_end(trainer.args, TrainerState(global_step=step), TrainerControl())
+
+
 @pytest.mark.parametrize(
     ("step", "least", "runs"), [(4, 10, True), (3, 10, False), (4, 25, False)], ids=["due", "not due", "too few"]
 )
 def test_passes_run_when_they_are_due(step: int, least: int, runs: bool, model: Path, tmp_path: Path) -> None:
     """An interval of 3 steps with two steps a batch: every fourth step."""
-    trainer = trained(tmp_path, model)
-    options = CorrectionsConfig(interval=3, min_examples=least, learning_rate=1e-4)
-    passes = CorrectionPasses(trainer, trainer.corrections, options, 4, steps_per_batch=2, seed=1)
-    state = TrainerState(global_step=step)
-    passes.on_step_end(trainer.args, state, TrainerControl())
+    trainer = trained(tmp_path, model, "train.mu=2")
+    end_step(trainer, step, interval=3, min_examples=least, learning_rate=1e-4)
     assert (trainer.corrections.cursor.passes, trainer.corrections.cursor.next_step) == ((1, 4) if runs else (0, 0))
-    assert ("corrections/pass_kl" in trainer._metrics["train"]) == runs
+    assert ("corrections/pass_kl" in trainer._figures) == runs
     if runs:
         assert trainer.corrections.waiting(trainer.accelerator) == [], "a new set has begun"
 
@@ -295,12 +298,10 @@ def test_passes_run_when_they_are_due(step: int, least: int, runs: bool, model: 
 @pytest.mark.parametrize("own_rate", [None, 1e-4])
 def test_no_pass_runs_at_the_end_of_a_schedule_that_falls_to_0(own_rate: float | None, model: Path, tmp_path: Path):
     trainer = trained(tmp_path, model)
-    options = CorrectionsConfig(interval=1, min_examples=1, learning_rate=own_rate)
-    passes = CorrectionPasses(trainer, trainer.corrections, options, 4, steps_per_batch=1, seed=1)
     for group in trainer.optimizer.param_groups:
         group["lr"] = 0.0
     waiting = len(trainer.corrections.waiting(trainer.accelerator))
-    passes.on_step_end(trainer.args, TrainerState(global_step=2), TrainerControl())
+    end_step(trainer, 2, interval=1, min_examples=1, learning_rate=own_rate)
     assert trainer.corrections.cursor.passes == (0 if own_rate is None else 1)
     assert len(trainer.corrections.waiting(trainer.accelerator)) == (waiting if own_rate is None else 0)
 
@@ -311,9 +312,7 @@ def test_a_pass_takes_earlier_corrections_again(model: Path, tmp_path: Path) -> 
     own.passed(1, len(own.waiting(trainer.accelerator)))
     before = own.cursor.examples
     own.add(trainer.accelerator, 1, [corrected(each, PROBLEMS[0], step=1) for each in (0, 1)])
-    options = CorrectionsConfig(interval=1, min_examples=1, learning_rate=1e-4, replay=0.5)
-    passes = CorrectionPasses(trainer, own, options, 4, steps_per_batch=1, seed=1)
-    passes.on_step_end(trainer.args, TrainerState(global_step=2), TrainerControl())
+    end_step(trainer, 2, interval=1, min_examples=1, learning_rate=1e-4, replay=0.5)
     assert own.cursor.examples - before == 6 + 3
 
 

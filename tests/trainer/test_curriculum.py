@@ -104,4 +104,4 @@ def test_a_training_plays_the_problems_that_were_drawn(world: Path, tmp_path: Pa
     trainer.batch()
     drawn = Curriculum([each.id for each in PROBLEMS], 4, trainer.run_config.seed, tmp_path).draw(0, 2)
     assert played == [each for each in drawn for _ in range(4)]
-    assert trainer._metrics["train"]["curriculum/seen_share"] == [pytest.approx(2 / 6)]
+    assert trainer._figures["curriculum/seen_share"] == [pytest.approx(2 / 6)]

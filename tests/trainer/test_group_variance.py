@@ -15,7 +15,8 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError, TooManyFailedJudgements
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.trainer.group_variance import FurtherProblems, varies
+from classroom_rl.trainer.corrections import sampled_rows
+from classroom_rl.trainer.group_variance import FurtherProblems, GroupVariance, varies
 from tests.support.offline_trainer import PROBLEMS, conversation, offline_trainer, save_tiny_model
 
 FLAT = 0.5
@@ -79,9 +80,8 @@ def test_what_is_left_out_teaches_nothing_and_the_rest_as_much_as_in_a_batch_of_
 def test_rows_that_are_left_out_have_no_token_and_are_counted(model: Path, tmp_path: Path) -> None:
     flat = first_problem(tmp_path / "first", model)
     trainer, batch = batch_of(tmp_path / "run", model, Player(flat.__eq__), "train.groups_without_variance=drop")
-    trained = sum((each["completion_mask"] * each["tool_mask"]).any(dim=1).sum().item() for each in batch)
-    assert trained == 4
-    figures = trainer._metrics["train"]
+    assert sum(each.mask_BT.any(dim=1).sum().item() for each in batch) == 4
+    figures = trainer._figures
     assert [figures[f"groups/{name}"] for name in ("without_variance", "left_out", "played")] == [[0.5], [0.5], [2]]
     assert figures["reward"], "their rewards are still in the log"
     assert figures["completions/min_length"][0] > 5, "and their length is no 0"
@@ -92,8 +92,8 @@ def test_further_problems_take_the_place_of_groups_without_variance(model: Path,
     play = Player(flat.__eq__)
     trainer, batch = batch_of(tmp_path / "run", model, play, "train.groups_without_variance=resample")
     assert len(play.played) == 12 and len(set(play.played)) == 3, "one further group, of a problem of its own"
-    assert sum((each["completion_mask"] * each["tool_mask"]).any(dim=1).sum().item() for each in batch) == 8
-    assert trainer._metrics["train"]["groups/left_out"] == [0]
+    assert sum(each.mask_BT.any(dim=1).sum().item() for each in batch) == 8
+    assert trainer._figures["groups/left_out"] == [0]
     files = sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir())
     assert files == ["step_000000-0-1.parquet", "step_000000-0.parquet"], "nothing that was played is lost"
 
@@ -105,7 +105,7 @@ def test_no_more_is_played_than_allowed_and_a_batch_without_any_signal_is_kept(m
     assert len(play.played) == 3 * 8
     loss, gradients = trainer.loss_and_gradients(batch)
     assert loss == 0 and all(not each.any() for each in gradients.values()), "nothing to learn, and no NaN"
-    figures = trainer._metrics["train"]
+    figures = trainer._figures
     assert figures["groups/without_variance"] == [1] and figures["groups/left_out"] == [0]
 
 
@@ -121,7 +121,7 @@ def test_a_group_whose_messages_differ_teaches_where_turn_credit_counts(model: P
         trainer, _ = batch_of(
             tmp_path / str(trained), model, OfTurns(lambda text: True), "train.groups_without_variance=drop", *overrides
         )
-        assert trainer._metrics["train"]["groups/without_variance"] == [1 - trained]
+        assert trainer._figures["groups/without_variance"] == [1 - trained]
 
 
 def test_rewards_vary_by_their_deviation_and_not_by_their_mean() -> None:
@@ -189,7 +189,7 @@ def test_lost_verdicts_stop_the_run_before_anything_is_played_again(model: Path,
     play = Failing(lambda text: False)
     trainer = offline_trainer(tmp_path, model, ["train.groups_without_variance=resample"], play, MANY)
     with pytest.raises(TooManyFailedJudgements):
-        trainer.rollout_func([MANY[place // 4].id for place in range(8)], trainer)
+        trainer.batch()
     assert len(play.played) == 8
 
 
@@ -198,15 +198,15 @@ def test_rows_to_compare_by_are_found_behind_a_micro_batch_that_was_left_out(mod
     flat = first_problem(tmp_path / "first", model)
     options = ["train.groups_without_variance=drop", "train.per_device_train_batch_size=1"]
     trainer, batch = batch_of(tmp_path / "run", model, Player(flat.__eq__), *options)
-    trainer._buffered_inputs = sorted(batch, key=lambda each: bool((each["completion_mask"] * each["tool_mask"]).any()))
-    rows, mask = trainer.own_rows()
-    assert len(rows) == 1 and any(mask[0])
-    trainer._buffered_inputs = trainer._buffered_inputs[:1]
-    assert trainer.own_rows() == ([([], [])], [[0]])
-    assert trainer.score(trainer.own_rows()[0])[0].shape == (1, 1)
+    trainer.micro_batches = sorted(batch, key=lambda each: each.mask_BT.any().item())
+    rows = sampled_rows(trainer)
+    assert len(rows.mask_BT) == 1 and rows.mask_BT.any()
+    trainer.micro_batches = trainer.micro_batches[:1]
+    nothing = sampled_rows(trainer)
+    assert len(nothing.mask_BT) == 1 and not nothing.mask_BT.any(), "all processes score together"
 
 
-def test_a_process_with_parts_of_groups_says_what_to_do(model: Path, tmp_path: Path) -> None:
-    trainer = offline_trainer(tmp_path, model, ["train.groups_without_variance=drop"], None, PROBLEMS)
+def test_a_process_with_parts_of_groups_says_what_to_do() -> None:
+    records = [conversation(index, PROBLEMS[0], seed=1) for index in range(6)]
     with pytest.raises(ConfigError, match="Make train.number_of_problems_per_batch a multiple"):
-        trainer.rollout_func([PROBLEMS[0].id] * 6, trainer)
+        GroupVariance(4, {}).flat_groups(records)

@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from trl.trainer.utils import RepeatSampler
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.errors import EngineFailure, RequestConflict
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
-from classroom_rl.trainer.checkpoints import UNFINISHED, EpochOrderSampler, complete_checkpoint, last_checkpoint
+from classroom_rl.trainer.checkpoints import UNFINISHED, complete_checkpoint, last_checkpoint
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 
@@ -193,17 +190,3 @@ def test_old_checkpoints_go_after_the_new_one_is_complete(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-5"]
     complete_checkpoint(tmp_path, 15, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-15"]
-
-
-@settings(max_examples=50)
-@given(problems=st.integers(4, 30), epochs=st.integers(1, 4), batch=st.integers(1, 4), seed=st.integers(0, 9))
-def test_order_of_a_resumed_epoch_is_that_of_an_uninterrupted_run(problems, epochs, batch, seed) -> None:
-    def sampler(epoch) -> EpochOrderSampler:
-        return EpochOrderSampler(RepeatSampler(range(problems), 2, batch, 1, seed=seed), epoch)
-
-    at = [0]
-    uninterrupted, orders = sampler(lambda: at[0]), []
-    for at[0] in range(epochs):
-        orders.append(list(uninterrupted))
-    assert list(sampler(lambda: epochs - 1)) == orders[-1] and len(orders[-1]) == len(uninterrupted)
-    assert all(sorted(set(order)) == sorted(set(order) & set(range(problems))) for order in orders)

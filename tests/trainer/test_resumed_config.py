@@ -25,9 +25,8 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.trainer.checkpoints import UNFINISHED
 from classroom_rl.trainer.contents import CONTENTS, fingerprint, read_contents, unknown
-from classroom_rl.trainer.corrections import CURSOR_NAME, CorrectionSet
-from classroom_rl.trainer.grpo.run import train
-from classroom_rl.trainer.grpo.trainer import ClassroomGRPOTrainer
+from classroom_rl.trainer.correction_set import CURSOR_NAME, CorrectionSet
+from classroom_rl.trainer.loop import TrainingLoop
 from classroom_rl.trainer.resume import (
     FIXED,
     MADE_WITH,
@@ -39,6 +38,7 @@ from classroom_rl.trainer.resume import (
     keys_of,
     write_config,
 )
+from classroom_rl.trainer.run import train
 from classroom_rl.trainer.run_length import load_training_problems
 from classroom_rl.trainer.session import _open_run_folder
 from classroom_rl.trainer.sft.run import _Trainer as SFTTrainer
@@ -350,7 +350,7 @@ def test_of_a_large_file_of_weights_a_sample_is_read(tmp_path: Path, monkeypatch
 
 
 class Tiny(ResumedTrainer, Trainer):
-    """The trainer of transformers that TRL's are built on."""
+    """The trainer of transformers that the others are built on."""
 
 
 def steps(folder: Path, blank: Path, resume: bool, **changed: object) -> Tiny:
@@ -402,13 +402,13 @@ def test_a_checkpoint_with_more_steps_than_configured_is_not_gone_on_from(tmp_pa
 
 
 def test_both_trainers_go_on_with_the_configured_rate() -> None:
-    assert issubclass(ClassroomGRPOTrainer, ResumedTrainer) and issubclass(SFTTrainer, ResumedTrainer)
+    assert issubclass(TrainingLoop, ResumedTrainer) and issubclass(SFTTrainer, ResumedTrainer)
 
 
 def test_a_checkpoint_is_complete_with_what_it_was_made_with(tmp_path: Path) -> None:
     config = configured(tmp_path, "train.learning_rate=1e-3")
     (tmp_path / UNFINISHED / "checkpoint-3").mkdir(parents=True)
-    trainer = ClassroomGRPOTrainer.__new__(ClassroomGRPOTrainer)
+    trainer = TrainingLoop.__new__(TrainingLoop)
     trainer.run_config, trainer.state = config, SimpleNamespace(global_step=3)
     trainer.contents = {"dataset.train_datasets": {"a.jsonl": {"a.jsonl": "1"}}}
     trainer.corrections = CorrectionSet(tmp_path, 8, "", lambda text: [])

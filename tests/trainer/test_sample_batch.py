@@ -1,23 +1,29 @@
-"""The next batch is played while this one is judged and trained on: the same problems, older weights, one policy in
-each."""
+"""The problems of each batch, and what stops a run; the next batch is played while this one is judged and trained on:
+the same problems, older weights, one policy in each."""
 
+import logging
 import threading
 import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from trl.trainer.utils import RepeatSampler
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.errors import ConfigError, EngineFailure
+from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
+from classroom_rl.errors import ConfigError, EngineFailure, TooManyFailedJudgements
+from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.trainer.sample_batch import ProblemOrder, batch_metrics
 from classroom_rl.trainer.servers import AssignedServer, SharedGpus
-from tests.support.offline_trainer import OfflineTrainer, conversation, offline_trainer, save_tiny_model
+from tests.support.offline_trainer import OfflineLoop, conversation, offline_trainer, save_tiny_model
 
 PROBLEMS = [Problem.of(f"lesson {number}", "") for number in range(6)]
 STEPS = 5
@@ -30,17 +36,18 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Server:
-    """Answers like a server, writes down what it is asked for and which weights it holds, and may fail. With a
-    `slow_judge`, a batch is judged only when the one after it was begun."""
+    """Answers like a server, writes down what it is asked for and which weights it holds, and may fail. It plays a
+    batch until the trainer awaits it. With a `slow_judge`, a batch is judged only when the one after it was begun."""
 
-    def __init__(self, trainer: OfflineTrainer, fails_at: int | None = None, slow_judge: bool = False):
-        self.answer = trainer.rollout_func._client.sample
+    def __init__(self, trainer: OfflineLoop, fails_at: int | None = None, slow_judge: bool = False):
+        self.answer = trainer.player._client.sample
         self.requests: list[SampleRequest] = []
         self.threads: list[str] = []
         self.loaded: list[tuple[int, int]] = []
         self.playing, self.fails_at = 0, fails_at
         self.events: list[str] = []
         self.begun: dict[int, threading.Event] = defaultdict(threading.Event)
+        self.awaited: dict[int, threading.Event] = defaultdict(threading.Event)
         self.slow_judge = slow_judge
 
     def play(self, request: SampleRequest) -> None:
@@ -49,7 +56,8 @@ class Server:
         self.threads.append(threading.current_thread().name)
         self.events.append(f"play {request.step}")
         self.begun[request.step].set()
-        time.sleep(0.02)  # so that weights that are loaded too early meet a batch
+        assert self.awaited[request.step].wait(30)
+        time.sleep(0.05)  # so that weights that do not wait for the batch meet it
         self.playing -= 1
         if request.step == self.fails_at:
             raise EngineFailure("The teacher's engine died.")
@@ -78,16 +86,23 @@ def train(folder: Path, model: Path, *overrides: str, steps: int = STEPS, fails_
     options = [f"train.max_steps={steps}", "train.mu=1", "train.beta=0", "logging.save_steps=100", *overrides]
     trainer = offline_trainer(folder, model, options, lambda index, each: conversation(index, each, seed=1), PROBLEMS)
     server = Server(trainer, fails_at, **own)
-    trainer.rollout_func._client = server
-    if trainer.rollout_func._next is not None:
-        trainer.rollout_func._next._play = server.play
+    trainer.player._client = server
+    if trainer.player._next is not None:
+        trainer.player._next._play = server.play
 
-    def publish(last: bool = False) -> None:
-        trainer.rollout_func.wait_for_next()
-        trainer.publisher.policy = PolicyVersion("run", trainer.state.global_step)
+    wait_for_next = trainer.player.wait_for_next
+
+    def wait(accelerator: Any) -> None:
+        server.awaited[trainer.state.global_step].set()
+        wait_for_next(accelerator)
+
+    trainer.player.wait_for_next = wait
+
+    def publish(_: OfflineLoop) -> PolicyVersion:
         server.load(trainer.state.global_step)
+        return PolicyVersion("run", trainer.state.global_step)
 
-    trainer.publisher.sync_weights = publish
+    trainer.publisher.publish = publish
     trainer.train()
     return trainer, server
 
@@ -153,19 +168,40 @@ def test_engines_that_sleep_play_nothing_ahead(tmp_path: Path) -> None:
         SharedGpus(None, AssignedServer(0, "", True), True, tmp_path).refuse_playing_ahead()
 
 
-def test_the_prompts_of_a_step_are_those_that_trl_asks_for(model: Path, tmp_path: Path) -> None:
-    """Over two epochs and a half: each epoch has an order of its own."""
-    asked = []
-    options = ["train.max_steps=7", "train.mu=1", "train.beta=0", "logging.save_steps=100"]
-    trainer = offline_trainer(tmp_path, model, options, None, PROBLEMS)
-    original = trainer.rollout_func
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_problems_of_a_step_are_those_that_trl_drew(processes: int) -> None:
+    """Over two epochs of three batches, with two steps on each: each epoch has an order of its own, and leaves out what
+    makes no whole batch."""
+    names = "abcdefg"
+    train = TrainConfig(number_of_problems_per_batch=2, num_samples_per_problem=3, mu=2)
+    order = ProblemOrder(names, train, seed=9)
+    ranks = [SimpleNamespace(process_index=rank, num_processes=processes) for rank in range(processes)]
+    found = [[problem for rank in ranks for problem in order.of(step, rank)] for step in range(12)]
+    assert all(found[step] == found[step + 1] for step in range(0, 12, 2)) and order.batches_per_epoch == 3
+    for epoch in (0, 1):
+        drawn = [names[place] for place in RepeatSampler(names, 3, 2, seed=9 + 1_000_003 * epoch)]
+        assert sum(found[6 * epoch : 6 * epoch + 6 : 2], []) == drawn
+    assert found[:6] != found[6:]
 
-    def watched(prompts, own):
-        asked.append(list(prompts))
-        return original(prompts, own)
 
-    trainer.rollout_func = watched
-    watched.wait_for_next = original.wait_for_next
-    trainer.train()
-    assert [trainer.prompts_of(step) for step in range(7)] == asked
-    assert len({tuple(sorted(set(asked[step] + asked[step + 1] + asked[step + 2]))) for step in (0, 3)}) == 1
+def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_run(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(share: float, *changes: dict[str, Any]) -> dict[str, float]:
+        records = [conversation(index, PROBLEMS[0], seed=1, **own) for index, own in enumerate(changes)]
+        player = offline_trainer(tmp_path, model, [f"judge_model.max_failed_share={share}"]).player
+        player._check_judging(records)
+        return batch_metrics(records)
+
+    lost = {"reward": None, "verdicts": [], "failure": "too long", "overflow": "too long"}
+    cut = {"overflow": "the student's context is full"}
+    unjudged = {"reward": None, "verdicts": [Verdict("pedagogical_eval", 0, error="JudgeOutputError: no JSON")], **cut}
+    with caplog.at_level(logging.WARNING):
+        metrics = check(0.0, lost, cut, {}, lost)
+    assert metrics["conversation/overflow_share"] == 0.75
+    assert metrics["judge/failed_share"] == 0, "a full context is no failure of the judge"
+    assert "3 of the 4 conversations of this batch ended early" in caplog.text and "r1-0000: too long" in caplog.text
+    with pytest.raises(TooManyFailedJudgements, match=r"1 of 4 .* r1-0001: JudgeOutputError: no JSON"):
+        check(0.2, lost, unjudged, {}, {})
+    with pytest.raises(TooManyFailedJudgements, match=r"None of the 2 conversations .* r1-0000: too long"):
+        check(1.0, lost, lost)

@@ -14,7 +14,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.judge_monitor import JudgeMonitor, VerdictWatch, dependence
-from tests.trainer.grpo.test_run import record
+from tests.support.offline_trainer import PROBLEMS, conversation
 
 Judge = Callable[[int, int], list[Verdict]]
 """The verdicts on a conversation, by the number of its problem and its place in the group."""
@@ -31,8 +31,16 @@ def decided(*values: bool) -> list[Verdict]:
 
 
 def batch(judge: Judge, step: int = 0, problems: int = 16, group: int = 8) -> list[ConversationRecord]:
+    record = conversation(0, PROBLEMS[0], seed=1)
     return [
-        record(0, id=f"{step}-{problem}-{place}", step=step, problem_id=str(problem), verdicts=judge(problem, place))
+        record.model_copy(
+            update={
+                "id": f"{step}-{problem}-{place}",
+                "step": step,
+                "problem_id": str(problem),
+                "verdicts": judge(problem, place),
+            }
+        )
         for problem in range(problems)
         for place in range(group)
     ]

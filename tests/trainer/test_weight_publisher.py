@@ -53,7 +53,6 @@ class LoadingServer:
 @pytest.fixture
 def trainer(world: Path, tmp_path: Path) -> Iterator[SimpleNamespace]:
     made = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"))
-    made.gpus = SimpleNamespace(make_room=lambda: None)
     made.server = LoadingServer(tmp_path / "run")
     yield made
     open_shared_memory(tmp_path / "run")
@@ -63,7 +62,16 @@ def trainer(world: Path, tmp_path: Path) -> Iterator[SimpleNamespace]:
 
 
 def publisher(trainer, run_folder: Path, train: TrainConfig) -> WeightPublisher:
-    return WeightPublisher(trainer, trainer.server, AssignedServer(0, "", True), run_folder, "run", train)
+    return WeightPublisher(
+        SimpleNamespace(
+            config=TrainRLConfig(train=train),
+            client=trainer.server,
+            server=AssignedServer(0, "", True),
+            gpus=SimpleNamespace(make_room=lambda: None),
+            run_folder=run_folder,
+            run_id="run",
+        )
+    )
 
 
 def publish(trainer, through: WeightPublisher, steps: int, last: bool = False, from_step: int = 0) -> None:
@@ -71,7 +79,7 @@ def publish(trainer, through: WeightPublisher, steps: int, last: bool = False, f
         trainer.state.global_step = step
         with torch.no_grad():
             trainer.model.model.norm.weight.fill_(step)
-        through.sync_weights(last=last and step == steps - 1)
+        assert through.publish(trainer, last=last and step == steps - 1) == PolicyVersion("run", step)
 
 
 def versions_in(folder: Path) -> list[str]:
@@ -137,7 +145,7 @@ def test_equal_weights_have_one_fingerprint_in_memory_and_on_disk(trainer, tmp_p
         with torch.no_grad():
             trainer.model.model.norm.weight.fill_(fill)
             trainer.model.model.norm.weight[-1] = 1.0
-        through.sync_weights(last=last)
+        through.publish(trainer, last=last)
         fingerprints[version] = trainer.server.fingerprints[version]
     assert not shared.exists()
     assert fingerprints[0] == fingerprints[2] == fingerprints[3] == fingerprints[4] != fingerprints[1]

@@ -13,6 +13,7 @@ the libraries. Rules between several keys are in `config/checks.py`.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -28,6 +29,7 @@ _SECONDS = 10**7
 """About four months; no timer overflows with it."""
 LARGEST_NUMBER = 10**15
 """Of keys that have no range of their own, such as a mapping of weights."""
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _WORDS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 
 
@@ -160,6 +162,26 @@ class IsPath:
     files vLLM, DeepSpeed or transformers look for by a pattern."""
 
     is_model: bool = False
+
+
+@dataclass(frozen=True)
+class NameOrFunction:
+    """Marks a text as one of some names, or as that of a function of one's own, `package.module:function`."""
+
+    names: tuple[str, ...]
+
+    def check(self, value: str) -> str:
+        """The name.
+
+        Raises:
+            ValueError: with the names, if it has neither form.
+        """
+        if value in self.names or _FUNCTION.fullmatch(value):
+            return value
+        raise ValueError(f"it must be one of {', '.join(self.names)}, or a function as package.module:function")
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
 FilePath = Annotated[Text, IsPath()]

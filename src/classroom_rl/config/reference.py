@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 
 from classroom_rl.config.evaluation import EvalConfig
-from classroom_rl.config.fields import IsPath, Range, descriptions_of, group_in, metadata_of, types_of
+from classroom_rl.config.fields import IsPath, NameOrFunction, Range, descriptions_of, group_in, metadata_of, types_of
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.rollout.environment import ENVIRONMENTS, module_of
@@ -165,6 +165,9 @@ def values(kind: Any) -> str:
     )
     if any(isinstance(mark, IsPath) for mark in metadata_of(kind)):
         return "a path or name"
+    names = [f"`{name}`" for mark in metadata_of(kind) if isinstance(mark, NameOrFunction) for name in mark.names]
+    if names:
+        return f"{', '.join(names)}; or `package.module:function`"
     ranges = [mark for mark in metadata_of(kind) if isinstance(mark, Range) and mark.least > -math.inf]
     rules = [re.sub("^, it (must be|is) ", ", ", f", {mark.rule}") for mark in ranges]
     return words + "".join(rules)

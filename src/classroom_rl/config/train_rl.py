@@ -1,7 +1,7 @@
 """Schema of `vllm_server.py` and `train_rl.py`: one file configures both programs."""
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, get_args
 
 from classroom_rl.config.base import (
     ApiModelConfig,
@@ -24,6 +24,7 @@ from classroom_rl.config.fields import (
     LearningRate,
     MaxSteps,
     ModelPath,
+    NameOrFunction,
     Number,
     Positive,
     Seconds,
@@ -190,8 +191,9 @@ class TrainConfig:
     epsilon_high: Positive | None = None
     """The policy ratio is clipped at 1 + `epsilon_high` above; null: as `epsilon`. With `loss_type: cispo` it is the
     largest ratio itself, at least 1; null: 5. `sapo` clips nothing."""
-    loss_type: LossType = "dapo"
-    """By TRL's name: how the ratio is clipped, and what the mean is taken over. docs/algorithms.md has the formulas."""
+    loss_type: Annotated[Text, NameOrFunction(get_args(LossType))] = "dapo"
+    """By TRL's name: how the ratio is clipped, and what the mean is taken over. docs/algorithms.md has the formulas,
+    and what a function of your own gets and gives."""
     scale_rewards: RewardScale = "group"
     """What the advantages are divided by: the standard deviation of the group's rewards, that of the batch's, or
     nothing."""

@@ -8,7 +8,6 @@ import os
 from classroom_rl.config.checks import check_environment, check_train_rl
 from classroom_rl.config.load import program
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import PPO
 from classroom_rl.system.startup import large_imports
 
 
@@ -39,10 +38,7 @@ def main(config: TrainRLConfig) -> None:
     with large_imports():
         check_budget(config, launch_of_environment, with_engines=False)  # the server has checked its engines
         check_prompts_fit(config)
-        if config.train.algorithm == PPO:
-            from classroom_rl.trainer.ppo.trainer import train
-        else:
-            from classroom_rl.trainer.grpo.run import train
+        from classroom_rl.trainer.run import train
     train(config)
 
 

@@ -6,10 +6,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from accelerate import Accelerator
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
@@ -17,6 +18,8 @@ from transformers.integrations import TensorBoardCallback
 from classroom_rl.errors import ClassroomError
 from classroom_rl.results.plots import write_plots
 from classroom_rl.results.run_folder import METRICS_NAME, last_figures, load_run, read_lines
+from classroom_rl.results.supervision_summary import REVIEW_COLUMNS, review_rows
+from classroom_rl.rollout.trajectory import Trajectory
 
 
 def last_metrics(run_folder: Path) -> dict[str, Any]:
@@ -187,3 +190,20 @@ class PlotCallback(TrainerCallback):
             import trackio
 
             trackio.log({f"plots/{path.stem}": trackio.Image(str(path)) for path in paths}, step=state.global_step)
+
+
+def show_conversations(records: Sequence[Trajectory], trackers: Collection[str], accelerator: Accelerator) -> None:
+    """Send a batch's conversations, and the supervisor's reviews, to Weights & Biases as tables, if it is
+    configured."""
+    if "wandb" not in trackers or not accelerator.is_main_process:
+        return
+    import wandb
+
+    table = wandb.Table(columns=["step", "conversation", "problem", "transcript", "reward"])
+    for record in records:
+        transcript = "\n".join(f"{turn.role}: {turn.text}" for turn in record.turns)
+        table.add_data(record.step, record.id, record.problem, transcript, record.reward)
+    tables = {"conversations": table}
+    if reviews := review_rows(records):
+        tables["reviews"] = wandb.Table(columns=list(REVIEW_COLUMNS), data=[list(row) for row in reviews])
+    wandb.log(tables, commit=False)

@@ -1,14 +1,10 @@
-"""What resuming depends on: checkpoints that are complete or absent, and an order of problems that depends on the epoch
-only."""
+"""What resuming depends on: checkpoints that are complete or absent."""
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch.utils.data import Sampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
-from trl.trainer.utils import RepeatSampler
 
 from classroom_rl.models.checkpoint_safety import refuse_unsafe_checkpoint
 from classroom_rl.models.policy_folder import complete, policies_folder, shared_memory_folder
@@ -63,23 +59,3 @@ def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
     older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
     for path in older[:-keep]:
         shutil.rmtree(path)
-
-
-class EpochOrderSampler(Sampler):
-    """TRL's sampler with an order that depends on the epoch only. TRL's own sampler draws the orders one after the
-    other, so a run that resumes in its second epoch would repeat the order of the first.
-
-    Args:
-        epoch: returns the epoch that begins, from 0.
-    """
-
-    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]):
-        self._sampler = sampler
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        self._sampler.generator.manual_seed(self._sampler.seed + 1_000_003 * self._epoch())
-        return iter(self._sampler)
-
-    def __len__(self) -> int:
-        return len(self._sampler)

@@ -1,197 +1,29 @@
-"""The corrections of a run as targets for the teacher, and the supervised pass over them between two RL steps.
+"""Supervised passes over corrections between two steps of a training.
 
-Every rank holds the whole set, in the same order; the main process writes the file. The cursor, which says what was
-trained on already, is saved in each checkpoint, so that a resumed run makes the same passes.
-
-The pass uses the training's own optimizer, at a learning rate of its own. It stops when the policy has moved too far on
+A pass uses the training's own optimizer, at a learning rate of its own. It stops when the policy has moved too far on
 tokens that it sampled itself, and leaves the schedule of the learning rate as it was.
 """
 
-import json
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from classroom_rl.config.train_rl import CorrectionsConfig
+from classroom_rl.config.train_rl import CorrectionsConfig, TrainRLConfig, pass_batch_size
 from classroom_rl.config.values import CHANGED
-from classroom_rl.results.corrections import (
-    CORRECTIONS_NAME,
-    Correction,
-    decided,
-    read_corrections,
-    read_decisions,
-    write_corrections,
-)
-from classroom_rl.rollout.rows import CORRECTION, context_of, sampled_tokens, unchanged_tokens
-from classroom_rl.rollout.tokens import AuxSample
-from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.trainer.collective import on_main_process
+from classroom_rl.results.corrections import Correction
+from classroom_rl.rollout.rows import CORRECTION, TrainingRow
+from classroom_rl.trainer.batch import Batch, Sample
+from classroom_rl.trainer.log_probs import log_probs, without_dropout
+from classroom_rl.trainer.loop import TrainingLoop
+from classroom_rl.trainer.losses import approximate_kl
 
 logger = logging.getLogger(__name__)
-
-
-CURSOR_NAME = "corrections.json"
-_KEPT_SETS = 2
-"""The file keeps this many times the capacity, so that a run that resumes finds what it had at its checkpoint."""
-
-
-@dataclass(frozen=True)
-class Cursor:
-    """How far the set was trained on.
-
-    Attributes:
-        passes: the number of supervised passes.
-        examples: the number of examples that they trained on.
-        next_step: corrections of earlier steps were in a pass already.
-    """
-
-    passes: int = 0
-    examples: int = 0
-    next_step: int = 0
-
-
-class CorrectionSet:
-    """The corrections of a run.
-
-    Args:
-        capacity: the most corrections that wait for a pass.
-        fingerprint: that of the tokenizer that the ids are of.
-        encode: the ids of a corrected text and of the end of a message, for texts that people wrote.
-        cursor_of: the file of a checkpoint's cursor, if the run resumes; None otherwise.
-        resumed_step: the first step that is played now; corrections of this one and later ones come again.
-    """
-
-    def __init__(
-        self,
-        run_folder: Path,
-        capacity: int,
-        fingerprint: str,
-        encode: Callable[[str], list[int]],
-        cursor_of: Path | None = None,
-        resumed_step: int = 0,
-    ):
-        self._run_folder = run_folder
-        self._path = run_folder / CORRECTIONS_NAME
-        self._capacity = capacity
-        self._fingerprint = fingerprint
-        self._encode = encode
-        self.cursor = _read_cursor(cursor_of)
-        self._known: list[Correction] = []
-        if resumed_step > 0 and self._path.is_file():
-            known, _ = read_corrections(self._path)
-            self._known = [each for each in known if each.step < resumed_step]
-
-    def add(self, accelerator: Accelerator, step: int, records: Sequence[Trajectory]) -> None:
-        """Add the corrections of a batch, from all ranks, and write the file; all ranks call this together.
-
-        Raises:
-            StorageError: on every rank, if the file cannot be written.
-        """
-        own = [correction for record in records for correction in corrections_of(record)]
-        found = gather_object(own)
-        if not found:
-            return
-        earlier = [each for each in self._known if each.step < step]
-        self._known = [*earlier, *found][-_KEPT_SETS * self._capacity :]
-        on_main_process(accelerator, lambda: write_corrections(self._path, self._known, self._fingerprint))
-
-    def waiting(self, accelerator: Accelerator) -> list[Correction]:
-        """The corrections that came since the last pass, as people decided about them: the newest ones, as many as the
-        capacity allows; all ranks call this together."""
-        new = [each for each in self._known if each.step >= self.cursor.next_step]
-        return self._as_decided(accelerator, new)[-self._capacity :]
-
-    def earlier(self, accelerator: Accelerator, most: int, seed: int) -> list[Correction]:
-        """At most so many of the kept corrections that were in a pass already, drawn by the seed, as people decided
-        about them; all ranks call this together."""
-        if not most:
-            return []
-        known = self._as_decided(accelerator, [each for each in self._known if each.step < self.cursor.next_step])
-        return random.Random(f"{seed}|earlier").sample(known, min(most, len(known)))
-
-    def _as_decided(self, accelerator: Accelerator, found: list[Correction]) -> list[Correction]:
-        decisions = on_main_process(accelerator, lambda: read_decisions(self._run_folder))
-        return decided(found, decisions, self._encode)
-
-    @property
-    def count(self) -> int:
-        """The number of corrections that came since the last pass."""
-        return min(self._capacity, sum(each.step >= self.cursor.next_step for each in self._known))
-
-    def passed(self, step: int, examples: int) -> None:
-        """Record that a pass trained on these many examples of the steps before `step`."""
-        self.cursor = Cursor(self.cursor.passes + 1, self.cursor.examples + examples, step)
-
-    def save_cursor(self, checkpoint: Path) -> None:
-        """Write the cursor into a checkpoint."""
-        (checkpoint / CURSOR_NAME).write_text(json.dumps(asdict(self.cursor)) + "\n", encoding="utf-8")
-
-
-def corrections_of(record: Trajectory) -> list[Correction]:
-    """The corrections of one conversation, one for each of its rows of that kind."""
-    return [_correction(record, branch) for branch in record.branches if branch.kind == CORRECTION]
-
-
-def _correction(record: Trajectory, branch: AuxSample) -> Correction:
-    turn = record.turns[branch.turn]
-    review = turn.review if branch.draft < 0 else turn.drafts[branch.draft].review
-    prompt, before = context_of(record, branch)
-    ids, logprobs = sampled_tokens(record, branch)
-    return Correction(
-        conversation=record.id,
-        step=record.step,
-        turn=branch.turn,
-        draft=branch.draft,
-        policy=str(turn.policy),
-        prompt_ids=[*prompt, *before],
-        draft_ids=ids,
-        draft_logprobs=logprobs,
-        target_text=review.correction,
-        target_ids=list(branch.ids),
-        category=review.category,
-        critique=review.critique,
-        source=review.source,
-        unchanged=unchanged_tokens(record, branch),
-    )
-
-
-def _read_cursor(checkpoint: Path | None) -> Cursor:
-    """The cursor in a checkpoint; that of a new run without one, or in a checkpoint from before there were
-    corrections."""
-    path = None if checkpoint is None else checkpoint / CURSOR_NAME
-    if path is None or not path.is_file():
-        return Cursor()
-    return Cursor(**json.loads(path.read_text(encoding="utf-8")))
-
-
-class PassTrainer(Protocol):
-    """What a pass needs of a trainer."""
-
-    accelerator: Accelerator
-    temperature: float
-    optimizer: Any
-    lr_scheduler: Any
-
-    def score(self, rows: Sequence[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probs of the completions of (prompt ids, completion ids), and their mask; both of shape (rows,
-        tokens). An empty completion is padding."""
-
-    def own_rows(self) -> tuple[list[tuple[list[int], list[int]]], list[list[int]]]:
-        """Some rows of the last batch, and the mask of what the policy sampled in them."""
-
-    def backward_and_step(self, loss: torch.Tensor) -> None:
-        """One optimizer step on a loss that was averaged over ranks by its own normalizer."""
-
-    def log_figure(self, name: str, value: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -215,27 +47,37 @@ class PassResult:
 
 
 def run_pass(
-    trainer: PassTrainer, corrections: Sequence[Correction], options: CorrectionsConfig, batch: int, seed: int
+    loop: TrainingLoop, corrections: Sequence[Correction], options: CorrectionsConfig, batch: int, seed: int
 ) -> PassResult:
-    """Train on all corrections, the same number of rows on every rank; all ranks call this together.
+    """Train on all corrections, the same number of rows on every process; all processes call this together.
 
     Args:
-        batch: the rows of each rank in one optimizer step.
+        batch: the rows of each process in one optimizer step.
     """
-    accelerator = trainer.accelerator
-    rows, mask = trainer.own_rows()
-    before = _scored(trainer, rows, mask)
+    own = sampled_rows(loop)
+    before = _scored(loop, own)
     losses: list[float] = []
     examples, kl, stopped = 0, 0.0, False
-    with learning_rate(trainer, options.learning_rate):
-        for share in _batches(corrections, options.epochs, batch * accelerator.num_processes, seed):
-            losses.append(_train_on(trainer, share, batch, options.targets == CHANGED))
+    with learning_rate(loop, options.learning_rate):
+        for share in _batches(corrections, options.epochs, batch * loop.accelerator.num_processes, seed):
+            losses.append(_train_on(loop, share, options))
             examples += len(share)
-            kl = _moved(trainer, before, rows, mask)
+            kl = _moved(loop, before, own)
             if kl > options.max_kl:
                 stopped = True
                 break
     return PassResult(examples, len(losses), losses[0], losses[-1], kl, stopped)
+
+
+def sampled_rows(loop: TrainingLoop) -> Batch:
+    """Samples of the last batch with tokens that the policy sampled: those of the first micro-batch with any,
+    `train.per_device_train_batch_size` at most, because a micro-batch can have many more. Without any, one with nothing
+    in it: all processes score together."""
+    for micro in loop.micro_batches:
+        rows = micro.mask_BT.any(dim=1).nonzero().flatten().tolist()
+        if rows:
+            return micro.take(rows[: loop.args.per_device_train_batch_size])
+    return loop.micro_batches[0].take([])
 
 
 def _batches(corrections: Sequence[Correction], epochs: int, size: int, seed: int) -> Iterator[list[Correction]]:
@@ -246,39 +88,52 @@ def _batches(corrections: Sequence[Correction], epochs: int, size: int, seed: in
             yield order[start : start + size]
 
 
-def _train_on(trainer: PassTrainer, share: Sequence[Correction], batch: int, changed_only: bool) -> float:
-    """One optimizer step; returns the mean cross-entropy per token. Each correction is on exactly one rank."""
-    accelerator = trainer.accelerator
+def _train_on(loop: TrainingLoop, share: Sequence[Correction], options: CorrectionsConfig) -> float:
+    """One optimizer step; returns the mean cross-entropy per token. Each correction is on exactly one process."""
+    accelerator = loop.accelerator
     own = share[accelerator.process_index :: accelerator.num_processes]
-    padding = [([], [])] * (batch - len(own))
-    logps, mask = trainer.score([*((each.prompt_ids, each.target_ids) for each in own), *padding])
-    for place, each in enumerate(own):
-        mask[place, : each.unchanged if changed_only else 0] = False
-    tokens = accelerator.reduce(mask.sum(), reduction="sum").clamp(min=1)
-    summed = -(logps * mask).sum()
-    trainer.backward_and_step(summed * trainer.temperature * accelerator.num_processes / tokens)
+    micro = _as_batch(own, options.targets == CHANGED, loop)
+    scores = log_probs(loop.model_wrapped, micro, micro.target_BT, accelerator, loop.is_cut)
+    tokens = accelerator.reduce(micro.target_BT.sum(), reduction="sum").clamp(min=1)
+    summed = -torch.where(micro.target_BT, scores.logps_BT, 0.0).sum()
+    loop.step_beside(summed * loop.temperature * accelerator.num_processes / tokens)
     return (accelerator.reduce(summed.detach(), reduction="sum") / tokens).item()
 
 
+def _as_batch(corrections: Sequence[Correction], changed_only: bool, loop: TrainingLoop) -> Batch:
+    """Corrections as a micro-batch; without any, one with nothing to train on."""
+    pad_id = loop.processing_class.pad_token_id
+    samples = []
+    for each in corrections:
+        start, length = each.unchanged if changed_only else 0, len(each.target_ids)
+        target, nothing = [0] * start + [1] * (length - start), [0] * length
+        prompt = each.prompt_ids or [pad_id]
+        row = TrainingRow("", CORRECTION, None, prompt, each.target_ids, nothing, target, [0.0] * length, nothing)
+        samples.append(Sample(row, [0.0] * length))
+    if not samples:
+        samples = [Sample(TrainingRow("", CORRECTION, None, [pad_id], [pad_id], [0], [0], [0.0], [0]), [0.0])]
+    return Batch.of(samples, pad_id, loop.accelerator.device)
+
+
 @torch.no_grad()
-def _scored(trainer: PassTrainer, rows: Sequence[tuple[list[int], list[int]]], mask: Sequence[list[int]]) -> Any:
-    logps, _ = trainer.score(rows)
-    sampled = torch.zeros_like(logps, dtype=torch.bool)
-    for place, own in enumerate(mask):
-        sampled[place, : len(own)] = torch.tensor(own, dtype=torch.bool)
-    return logps[sampled]
+def _scored(loop: TrainingLoop, own: Batch) -> torch.Tensor:
+    """The log-probs of what the policy sampled."""
+    with without_dropout(loop.model):
+        scores = log_probs(loop.model_wrapped, own, own.mask_BT, loop.accelerator, loop.is_cut)
+    return scores.logps_BT[own.mask_BT]
 
 
-def _moved(trainer: PassTrainer, before: torch.Tensor, rows: Any, mask: Any) -> float:
-    """The k3 estimate of KL(before ‖ now) per token (Schulman, "Approximating KL divergence", 2020), over all ranks."""
-    delta = _scored(trainer, rows, mask) - before
-    sums = torch.stack([(torch.exp(delta) - 1 - delta).sum(), delta.new_tensor(float(delta.numel()))])
-    total, count = trainer.accelerator.reduce(sums, reduction="sum")
+def _moved(loop: TrainingLoop, before: torch.Tensor, own: Batch) -> float:
+    """The k3 estimate of KL(before ‖ now) per token (Schulman, "Approximating KL divergence", 2020), over all
+    processes."""
+    found = approximate_kl(_scored(loop, own), before)
+    sums = torch.stack([found.sum(), found.new_tensor(float(found.numel()))])
+    total, count = loop.accelerator.reduce(sums, reduction="sum")
     return (total / count.clamp(min=1)).item()
 
 
 @contextmanager
-def learning_rate(trainer: PassTrainer, rate: float | None) -> Iterator[None]:
+def learning_rate(trainer: Trainer, rate: float | None) -> Iterator[None]:
     """Another learning rate for the optimizer; afterwards rate and schedule are as before. None changes neither."""
     groups = trainer.optimizer.param_groups
     rates = [group["lr"] for group in groups]
@@ -296,41 +151,25 @@ def learning_rate(trainer: PassTrainer, rate: float | None) -> Iterator[None]:
 
 
 class CorrectionPasses(TrainerCallback):
-    """Runs a pass every `interval` optimizer steps, at the end of a batch, if enough corrections wait.
+    """Runs a pass every `interval` optimizer steps, at the end of a batch, if enough corrections wait."""
 
-    Args:
-        corrections: the set of the run.
-        batch: the rows of each rank in one optimizer step.
-        steps_per_batch: the optimizer steps that share a batch.
-    """
-
-    def __init__(
-        self,
-        trainer: PassTrainer,
-        corrections: CorrectionSet,
-        options: CorrectionsConfig,
-        batch: int,
-        steps_per_batch: int,
-        seed: int,
-    ):
-        self._trainer = trainer
-        self._corrections = corrections
-        self._options = options
-        self._batch = batch
-        self._interval = -(-options.interval // steps_per_batch) * steps_per_batch
-        self._seed = seed
+    def __init__(self, loop: TrainingLoop, config: TrainRLConfig):
+        train = config.train
+        self._loop, self._corrections, self._options = loop, loop.corrections, train.corrections
+        self._batch, self._seed = pass_batch_size(train), config.seed
+        self._interval = -(-train.corrections.interval // train.mu) * train.mu
 
     @property
     def _rate(self) -> float:
         """The learning rate of a pass that runs now."""
         own = self._options.learning_rate
-        return self._trainer.optimizer.param_groups[0]["lr"] if own is None else own
+        return self._loop.optimizer.param_groups[0]["lr"] if own is None else own
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Run a pass if one is due."""
         if state.global_step % self._interval:
             return
-        found = self._corrections.waiting(self._trainer.accelerator)
+        found = self._corrections.waiting(self._loop.accelerator)
         if len(found) < self._options.min_examples:
             logger.info(
                 "no supervised pass: %d corrections wait, %d are needed", len(found), self._options.min_examples
@@ -341,17 +180,16 @@ class CorrectionPasses(TrainerCallback):
             return
         seed = self._seed + state.global_step
         again = round(self._options.replay * len(found))
-        found += self._corrections.earlier(self._trainer.accelerator, again, seed)
-        result = run_pass(self._trainer, found, self._options, self._batch, seed)
+        found += self._corrections.earlier(self._loop.accelerator, again, seed)
+        result = run_pass(self._loop, found, self._options, self._batch, seed)
         self._corrections.passed(state.global_step, result.examples)
         figures = {
-            "examples": result.examples,
-            "loss": result.last_loss,
-            "first_loss": result.first_loss,
-            "kl": result.kl,
+            "corrections/pass_examples": result.examples,
+            "corrections/pass_loss": result.last_loss,
+            "corrections/pass_first_loss": result.first_loss,
+            "corrections/pass_kl": result.kl,
         }
-        for name, value in figures.items():
-            self._trainer.log_figure(f"corrections/pass_{name}", value)
+        self._loop.log_figures(figures)
         logger.info(
             "supervised pass %d: %d examples in %d steps, cross-entropy %.3f to %.3f nats per token, KL %.4f%s",
             self._corrections.cursor.passes,

@@ -102,7 +102,7 @@ class PlayedBatch:
         left_out: the places of those that are not trained on.
         usage: what each request used of the roles' APIs.
         played: everything that was played for it, the conversations that others took the place of included.
-        figures: metrics of its groups, for the log.
+        figures: metrics for the log.
     """
 
     records: list[Trajectory]

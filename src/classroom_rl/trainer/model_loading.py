@@ -2,17 +2,27 @@
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from transformers import PreTrainedModel
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType, set_seed
+from peft import PeftModel, get_peft_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.distributed.fsdp import is_fsdp_enabled
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.kernels import chunked_logprob
+from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer import utils as trl_utils
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path
+
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.models.lora import peft_config
+from classroom_rl.models.pretrained import check_model, load_tokenizer
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 _NEVER, _TOP_PAD_BYTES = -1, 2**26
@@ -71,20 +81,88 @@ def device_for_weights() -> torch.device | None:
     return None if on_host else device
 
 
+Reference = Callable[[Any], AbstractContextManager[Any]]
+"""Gives the reference model, inside; its argument is the model that is trained."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a training begins with.
+
+    Attributes:
+        model: the model that is trained, under PEFT if an adapter is. Its head gives log-probs and entropies of the
+            tokens that have a label (`add_fused_lm_head`).
+        tokenizer: the model's.
+        reference: a second copy of the model; None if the loss has no KL, or an adapter is trained: then the reference
+            is the model without it.
+        has_kl: whether the loss has a KL.
+        aux_loss_weight: the model's own weight of the loss that balances its experts; 0 if it has none.
+    """
+
+    model: PreTrainedModel | PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    reference: PreTrainedModel | None
+    has_kl: bool
+    aux_loss_weight: float
+
+    def prepare_reference(self, accelerator: Accelerator) -> Reference | None:
+        """The reference, distributed as the trained model is; None if the loss has no KL."""
+        if not self.has_kl:
+            return None
+        if self.reference is None:
+            return partial(_without_adapter, accelerator)
+        if accelerator.distributed_type == DistributedType.DEEPSPEED:
+            prepared = prepare_deepspeed(self.reference, accelerator)
+        elif accelerator.distributed_type == DistributedType.FSDP:
+            prepared = prepare_fsdp(self.reference, accelerator)
+        else:
+            prepared = accelerator.prepare_model(self.reference, evaluation_mode=True)
+        return lambda _model: nullcontext(prepared)
+
+
 @contextmanager
-def models_go_to(device: torch.device | None) -> Iterator[None]:
-    """Inside, TRL loads policy and reference model onto `device`. TRL alone would load both into the host's memory,
-    with DeepSpeed and with several processes, in all processes at the same time."""
-    from trl.trainer import grpo_trainer  # which imports vLLM, and a fine-tuning needs neither
+def _without_adapter(accelerator: Accelerator, model: Any) -> Iterator[Any]:
+    with accelerator.unwrap_model(model).disable_adapter():
+        yield model
 
-    load = grpo_trainer.create_model_from_path
 
-    def load_there(name: str, **options: Any) -> PreTrainedModel:
-        return load(name, **(options | {"device_map": {"": device}}))
+def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
+    """Load the teacher, and what the loss compares it with. The training arguments must have been made: with ZeRO-3
+    they decide where weights are read to.
 
-    if device is not None:
-        grpo_trainer.create_model_from_path = load_there
-    try:
-        yield
-    finally:
-        grpo_trainer.create_model_from_path = load
+    Raises:
+        ConfigError: if there is no such model.
+    """
+    key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
+    check_model(key, name)
+    tokenizer = load_tokenizer(key, name, padding_side="left")
+    if config.teacher_model.adapter is not None:
+        lora = peft_config(config.teacher_model.lora)
+    has_kl = config.train.beta != 0
+    model = _load(config, ("log_probs", "entropy"))
+    text_config = model.config.get_text_config()
+    has_experts = hasattr(text_config, "output_router_logits")
+    aux_loss_weight = getattr(text_config, "router_aux_loss_coef", 0.0) if has_experts else 0.0
+    if lora is not None:
+        set_seed(config.seed)  # an adapter begins with random weights
+        one_dtype = is_deepspeed_zero3_enabled()  # it cannot gather weights of two (DeepSpeed issue 8072)
+        model = get_peft_model(model, lora, autocast_adapter_dtype=not one_dtype)
+        if arguments.gradient_checkpointing:
+            model.enable_input_require_grads()
+            if is_deepspeed_zero3_enabled():  # PEFT under ZeRO-3 recomputes with other shapes otherwise
+                arguments.gradient_checkpointing_kwargs = {"use_reentrant": True}
+    reference = _load(config, ("log_probs",)) if has_kl and lora is None else None
+    return Policy(model, tokenizer, reference, has_kl, aux_loss_weight)
+
+
+def _load(config: TrainRLConfig, outputs: tuple[str, ...]) -> PreTrainedModel:
+    teacher, device = config.teacher_model, device_for_weights()
+    model = create_model_from_path(
+        teacher.model_name_or_path,
+        dtype=weights_dtype(config.train.dtype, teacher.adapter is not None),
+        device_map=None if device is None else {"": device},
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    add_fused_lm_head(model, temperature=teacher.vllm.temperature, outputs=outputs)
+    return model

@@ -1,5 +1,5 @@
-"""Samples a batch on the server and turns its conversations into the columns that TRL trains on: tokens, masks,
-log-probs and rewards."""
+"""Has the server play the episodes of a batch: which problems, one request for each process, and what the batch was
+like."""
 
 import hashlib
 import logging
@@ -8,28 +8,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Protocol
 
+import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 
-from classroom_rl.errors import ConfigError, PolicyMismatch, TooManyFailedJudgements
+from classroom_rl.config.checks import reward_weights
+from classroom_rl.config.train_rl import TrainConfig
+from classroom_rl.errors import PolicyMismatch, TooManyFailedJudgements
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.engine import Usage
-from classroom_rl.rollout.problem import Problem, material_of
+from classroom_rl.rollout.environment import environment_of
+from classroom_rl.rollout.problem import material_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.rows import POLICY
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.collective import on_every_process, to_main_process
-from classroom_rl.trainer.context import TrainerContext
 from classroom_rl.trainer.curriculum import Curriculum
 from classroom_rl.trainer.group_variance import GroupFilter, PlayedBatch
 from classroom_rl.trainer.judge_monitor import JudgeMonitor
-from classroom_rl.trainer.supervision_metrics import supervision_metrics
+from classroom_rl.trainer.metrics import supervision_metrics
+from classroom_rl.trainer.session import TrainingSession, refuse_other_weights
 
 logger = logging.getLogger(__name__)
 
@@ -88,108 +89,93 @@ class NextBatch:
         return None if batch is None or batch.step != step else batch
 
 
-LEFT_OUT = "left_out"
-"""The rollout column of whether a conversation is left out of the training."""
-
-
-class Planner(Protocol):
-    """Adds a column to a batch: what a trainer has to know of each conversation besides its tokens and its reward."""
-
-    column: str
-
-    def plan(self, accelerator: Accelerator, records: Sequence[Trajectory], step: int) -> list[Any]:
-        """One entry for each of this rank's conversations; all ranks call this together."""
-
-
-class ClassroomRollout:
-    """TRL's `rollout_func`: takes this rank's slice of problem ids, returns the tokens of their conversations.
+class ProblemOrder:
+    """The problems of each batch: all once in an epoch, in an order that depends on the seed and the epoch only. A last
+    batch of an epoch that would not be full is not played.
 
     Args:
-        problems: the training problems by id.
-        reward_weights: the configured weights of the rewards.
-        max_failed_share: the run stops if more than this share of a batch's conversations, over all ranks, have no
-            verdict or content that the judge refused.
-        judge_monitor: checks the judge during the training.
-        metrics: computes the environment's own metrics of a batch.
-        planner: adds a column, such as the rows beside the conversations; None if there is none to add.
-        supervised: whether a supervisor reads the policy's messages.
-        on_batch: called with (step, conversations) on every rank, after they were written.
-        groups: leaves groups without variance out, or replaces them; None if all are kept.
-        curriculum: draws the problems of each batch; None for those that TRL asks for.
-        ahead: whether the next batch is played while one is judged and trained on.
+        problem_ids: the ids of all problems.
+        train: the number of problems of a batch, of episodes of each, and of steps on a batch.
     """
 
-    def __init__(
-        self,
-        problems: dict[str, Problem],
-        client: ClassroomClient,
-        run_folder: Path,
-        run_id: str,
-        seed: int,
-        reward_weights: dict[str, float],
-        max_failed_share: float,
-        judge_monitor: JudgeMonitor,
-        metrics: Callable[[Sequence[Trajectory]], dict[str, float]],
-        planner: Planner | None = None,
-        supervised: bool = False,
-        on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None,
-        groups: GroupFilter | None = None,
-        curriculum: Curriculum | None = None,
-        ahead: bool = False,
-    ):
-        self._problems = problems
-        self._client = client
-        self._run_folder = run_folder
-        self._run_id = run_id
-        self._seed = seed
-        self._reward_weights = reward_weights
-        self._max_failed_share = max_failed_share
-        self._judge_monitor = judge_monitor
-        self._metrics = metrics
-        self._planner = planner
-        self._supervised = supervised
-        self._on_batch = on_batch
-        self._groups = groups
-        self._curriculum = curriculum
-        self._next = NextBatch(client.play, self._sample) if ahead else None
+    def __init__(self, problem_ids: Sequence[str], train: TrainConfig, seed: int):
+        self._ids, self._seed = list(problem_ids), seed
+        self._count, self._group, self._mu = train.number_of_problems_per_batch, train.num_samples_per_problem, train.mu
+        self.batches_per_epoch = len(self._ids) // self._count
+
+    def of(self, step: int, accelerator: Accelerator) -> list[str]:
+        """The problems of this process's episodes in the batch that begins at an optimizer step, one for each episode.
+
+        The order of an epoch is that of TRL's `RepeatSampler` with this seed.
+        """
+        epoch, place = divmod(step // self._mu, self.batches_per_epoch)
+        generator = torch.Generator().manual_seed(self._seed + 1_000_003 * epoch)
+        order = torch.randperm(len(self._ids), generator=generator).tolist()
+        chosen = order[place * self._count : (place + 1) * self._count]
+        episodes = [self._ids[each] for each in chosen for _ in range(self._group)]
+        own = len(episodes) // accelerator.num_processes
+        return episodes[accelerator.process_index * own : (accelerator.process_index + 1) * own]
+
+
+class BatchPlayer:
+    """Has the server play this process's part of each batch, and checks what it answers.
+
+    Args:
+        session: the problems, the server, and the configuration of the training.
+        on_batch: called with (step, everything that was played) on every process, once it is written.
+    """
+
+    def __init__(self, session: TrainingSession, on_batch: Callable[[int, Sequence[Trajectory]], None] | None = None):
+        config = session.config
+        train, ids = config.train, [problem.id for problem in session.problems]
+        self._problems = {problem.id: problem for problem in session.problems}
+        self._client, self._gpus = session.client, session.gpus
+        self._run_folder, self._run_id, self._seed = session.run_folder, session.run_id, config.seed
+        self._reward_weights = reward_weights(config)
+        self._max_failed_share = config.judge_model.max_failed_share
+        self._judge_monitor = JudgeMonitor(config, session.client, session.run_folder)
+        self._metrics = environment_of(config).batch_metrics
+        self._supervised = config.supervisor_model is not None
+        self._steps_of_batch, self._on_batch = train.mu, on_batch
+        self._groups = GroupFilter.of(config, ids)
+        self._curriculum = None
+        if config.dataset.curriculum:
+            self._curriculum = Curriculum(ids, train.num_samples_per_problem, config.seed, session.run_folder, train.mu)
+        self.order = ProblemOrder(ids, train, config.seed)
+        self._next = NextBatch(session.client.play, self._sample) if train.max_staleness > 0 else None
         self._first = True
 
-    def __call__(self, prompts: Sequence[str], trainer: TrainerContext) -> dict[str, list[Any]]:
-        """Sample one conversation per prompt (a problem id, repeated for its group).
+    def play(self, policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator) -> PlayedBatch:
+        """Play the batch of an optimizer step with a policy that the server has loaded; all processes call this
+        together. `figures` of what is returned are means over the processes that have them.
 
         Raises:
-            TooManyFailedJudgements: on every rank, if judging failed for too many conversations.
-            ConfigError: on every rank, if a server uses other reward weights.
-            ClassroomError: on every rank, if sampling, or writing the conversations, failed on any.
+            TooManyFailedJudgements: on every process, if judging failed for too many episodes.
+            ConfigError: on every process, if a server uses other reward weights.
+            ClassroomError: on every process, if sampling, or writing the episodes, failed on any.
         """
-        started, step = time.monotonic(), trainer.state.global_step
-        trainer.gpus.wake_engines()
-        batch = self._play(self._problems_of(step, prompts, trainer), trainer)
+        started = time.monotonic()
+        self._gpus.wake_engines()
+        batch = self._play(self._problems_of(step, accelerator), policy, step, max_steps, accelerator)
         self._first = False
         records = batch.records
-        checked = self._judge_monitor.check(trainer.accelerator, step, records)  # while the engines are awake
-        trainer.gpus.sleep_engines()
-        metrics = batch_metrics(records, batch.played) | supervision_metrics(records) | checked | batch.figures
-        everyones = to_main_process(trainer.accelerator, (records, batch.usage))
-        if everyones is not None:  # metrics are means over the processes that record them
-            metrics |= self._metrics_of_all(everyones)
+        checked = self._judge_monitor.check(accelerator, step, records)  # while the engines are awake
+        self._gpus.sleep_engines()
+        figures = batch_metrics(records, batch.played) | supervision_metrics(records) | checked
+        everyones = to_main_process(accelerator, (records, batch.usage))
+        if everyones is not None:
+            figures |= self._metrics_of_all(everyones)
         if self._curriculum is not None:
-            metrics |= self._curriculum.record(step, batch.played)
+            figures |= self._curriculum.record(step, batch.played)
         if self._next is not None:
-            metrics["policy/staleness"] = fmean(staleness(records, trainer.policy))
+            figures["policy/staleness"] = fmean(staleness(records, policy))
             if self._curriculum is not None:  # it draws by the rewards of these
-                self._begin_next(trainer)
-        for name, value in metrics.items():
-            trainer.record_metric(name, value)
-        trainer.record_metric("seconds/rollout", time.monotonic() - started)
-        trainer.show_conversations(records)
+                self._begin_next(policy, step, max_steps, accelerator)
+        batch.figures |= figures | {"seconds/rollout": time.monotonic() - started}
         if self._on_batch is not None:
             self._on_batch(step, batch.played)
-        columns = to_rollout(records)
-        columns[LEFT_OUT] = [place in batch.left_out or each.unrewarded for place, each in enumerate(records)]
-        if self._planner is not None:
-            columns[self._planner.column] = self._planner.plan(trainer.accelerator, records, step)
-        return columns
+        batch.left_out |= {place for place, each in enumerate(records) if each.unrewarded}
+        return batch
 
     def _metrics_of_all(
         self, everyones: Sequence[tuple[Sequence[Trajectory], Sequence[Mapping[str, Usage]]]]
@@ -202,38 +188,38 @@ class ClassroomRollout:
             metrics |= usage_metrics(role, [each.get(role) for each in usages])
         return metrics
 
-    def _problems_of(self, step: int, prompts: Sequence[str], trainer: TrainerContext) -> Sequence[str]:
-        """The problems of this rank's conversations: those that TRL asks for, or the curriculum's."""
-        if self._curriculum is None:
-            return prompts
-        return self._curriculum.choose(trainer.accelerator, len(prompts), step)
+    def _problems_of(self, step: int, accelerator: Accelerator) -> Sequence[str]:
+        """The problems of this process's episodes: the next ones of the order, or the curriculum's."""
+        problems = self.order.of(step, accelerator)
+        return problems if self._curriculum is None else self._curriculum.choose(accelerator, len(problems), step)
 
-    def wait_for_next(self) -> bool:
-        """Wait until the policy is not needed any more in this rank's part of the next batch, before new weights are
-        loaded. Returns whether batches are played ahead at all."""
-        if self._next is None:
-            return False
-        self._next.wait()
-        return True
+    def wait_for_next(self, accelerator: Accelerator) -> None:
+        """Wait until no process needs the policy any more in the batch that is played ahead, before new weights are
+        loaded; all processes call this together."""
+        if self._next is not None:
+            self._next.wait()
+            accelerator.wait_for_everyone()  # other processes' episodes are played with the same engine
 
-    def _begin_next(self, trainer: TrainerContext) -> None:
-        """Have the next batch played with the weights that are loaded now, while this one is judged and trained on."""
-        step = trainer.state.global_step + trainer.steps_of_batch
-        if step < trainer.state.max_steps:
-            problems = self._problems_of(step, trainer.prompts_of(step), trainer)
-            self._next.start(self._request(problems, trainer, 0, step))
+    def _begin_next(self, policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator) -> None:
+        """Have the batch after this step's played with the weights that are loaded now, while this step's is judged and
+        trained on."""
+        step += self._steps_of_batch
+        if step < max_steps:
+            problems = self._problems_of(step, accelerator)
+            self._next.start(self._request(problems, policy, 0, step, accelerator))
 
-    def _play(self, prompts: Sequence[str], trainer: TrainerContext) -> PlayedBatch:
-        """Play a batch, with what the filter of groups does to it; all ranks call this together."""
-        accelerator, step = trainer.accelerator, trainer.state.global_step
+    def _play(
+        self, prompts: Sequence[str], policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator
+    ) -> PlayedBatch:
+        """Play a batch, with what the filter of groups does to it; all processes call this together."""
 
         def sample(problem_ids: Sequence[str], attempt: int) -> SampleResponse | None:
             if not problem_ids:
                 return None
             if self._next is not None and attempt == 0:
-                response = self._take(problem_ids, trainer)
+                response = self._take(problem_ids, policy, step, max_steps, accelerator)
             else:
-                response = self._sample(self._request(problem_ids, trainer, attempt, step))
+                response = self._sample(self._request(problem_ids, policy, attempt, step, accelerator))
             write_rollouts(self._run_folder, step, accelerator.process_index, response.conversations, attempt)
             return response
 
@@ -249,22 +235,24 @@ class ClassroomRollout:
             self._groups.apply(accelerator, batch, step, list(dict.fromkeys(prompts)), play)
         return batch
 
-    def _take(self, prompts: Sequence[str], trainer: TrainerContext) -> SampleResponse:
-        """This rank's part of the batch, which was begun one batch ago, save the first. The next one is begun as soon
-        as the policy is not needed in this one any more, while its judge still reads."""
-        step = trainer.state.global_step
+    def _take(
+        self, prompts: Sequence[str], policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator
+    ) -> SampleResponse:
+        """This process's part of the batch, which was begun one batch ago, save the first. The next one is begun as
+        soon as the policy is not needed in this one any more, while its judge still reads."""
         batch = self._next.take(step)
         if batch is None:
-            self._next.start(self._request(prompts, trainer, 0, step))
+            self._next.start(self._request(prompts, policy, 0, step, accelerator))
             batch = self._next.take(step)
         batch.played.result()
         if self._curriculum is None:
-            self._begin_next(trainer)
+            self._begin_next(policy, step, max_steps, accelerator)
         return batch.answer.result()
 
-    def _request(self, prompts: Sequence[str], trainer: TrainerContext, attempt: int, step: int) -> SampleRequest:
+    def _request(
+        self, prompts: Sequence[str], policy: PolicyVersion, attempt: int, step: int, accelerator: Accelerator
+    ) -> SampleRequest:
         problems = [self._problems[prompt] for prompt in prompts]
-        policy, accelerator = trainer.policy, trainer.accelerator
         # A restarted trainer requests its batch by the same id, and gets the conversations that were played already.
         # A judge that failed may have stopped the trainer before: in the first batch, failed attempts are repeated.
         rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
@@ -325,35 +313,6 @@ class ClassroomRollout:
                 f"more than the share of {self._max_failed_share:g} that judge_model.max_failed_share allows. "
                 f"The first, {conversation}: {error}"
             )
-
-
-def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float]) -> None:
-    """Raise a `ConfigError` if a server sums up rewards by other weights than its trainer's."""
-    if theirs != ours:
-        raise ConfigError(
-            f"The server sums up rewards by {theirs}, but this trainer is configured for {ours}. Start both with the "
-            "same train.reward_weights and judge rules."
-        )
-
-
-def to_rollout(records: Sequence[Trajectory]) -> dict[str, list[Any]]:
-    """TRL's rollout columns, one entry per conversation in the given order.
-
-    `completion_ids` is everything after the teacher's first prompt; `env_mask` is 1 for tokens that the policy sampled.
-    """
-    return {
-        "prompt_ids": [record.prompt_ids for record in records],
-        "completion_ids": [record.completion_ids for record in records],
-        "logprobs": [record.logprobs for record in records],
-        "env_mask": [record.mask for record in records],
-        "conversation_id": [record.id for record in records],
-        "reward": [record.reward for record in records],
-    }
-
-
-def reward_column(prompts: list, completions: list, reward: list[float | None], **_: Any) -> list[float | None]:
-    """TRL's reward function: the `reward` of each conversation; None for one without a verdict."""
-    return reward
 
 
 def batch_metrics(records: Sequence[Trajectory], played: Sequence[Trajectory] = ()) -> dict[str, float]:

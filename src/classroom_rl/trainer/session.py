@@ -1,49 +1,38 @@
-"""A training session for any algorithm: everything before the first step, and after the last one until the model is
-released."""
+"""What a training begins with: the claimed run folder, the problems, the server, and the checkpoint."""
 
 import logging
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
-from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from classroom_rl.config.checks import check_machines, reward_weights
 from classroom_rl.config.load import record_run
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
+from classroom_rl.errors import ConfigError
 from classroom_rl.memory.sources import machines_of
 from classroom_rl.models.lora import check_checkpoint
-from classroom_rl.results.hub import check_push, release
-from classroom_rl.results.learning import describe_learning, write_learning
-from classroom_rl.results.rollout_files import drop_rollouts_from
-from classroom_rl.results.supervision_summary import describe_supervision, write_supervision
+from classroom_rl.results.hub import check_push
 from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.server.agreement import conversation_keys
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import Health
 from classroom_rl.system.run_lock import claim
-from classroom_rl.trainer.callbacks import GRPOMetricsCallback, PlotCallback, last_metrics
-from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers, step_of
+from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers
 from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.contents import Contents
 from classroom_rl.trainer.resume import check_launch, check_problems, check_resume, contents_at_start
 from classroom_rl.trainer.run_length import load_training_problems, report_length
-from classroom_rl.trainer.sample_batch import refuse_other_weights
 from classroom_rl.trainer.servers import AssignedServer, SharedGpus, assign_server
-from classroom_rl.trainer.weight_delta import parameter_movement
 
 logger = logging.getLogger(__name__)
-_STOPS = (ProviderFailure, TooManyFailedJudgements, ConfigError)
-"""Errors that reach every rank before a step has changed any weight, so that a checkpoint can be saved."""
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 """What a request id, which begins with it, can hold. Earlier versions took the folder's name, which may not fit."""
 _LEAST_FOR_AN_ADAPTER = 5e-6
@@ -72,43 +61,6 @@ class TrainingSession:
     gpus: SharedGpus
     checkpoint: str | None
     contents: Contents
-
-    def run(self, trainer: Any) -> None:
-        """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json` (with a
-        supervisor also `supervision.json`), and push to the Hub if configured.
-
-        Args:
-            trainer: a transformers `Trainer` that is a `TrainerContext` and has `publisher`, `save_progress`,
-                `save_adapter` and `save_whole`.
-
-        Raises:
-            ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, or a restarted
-                server has another configuration, a checkpoint of the steps so far is saved first.
-        """
-        config, run_folder, state = self.config, self.run_folder, PartialState()
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(GRPOMetricsCallback(run_folder))
-        trainer.add_callback(PlotCallback(run_folder, trainer))
-        limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
-        environment_of(config).check_problems(config, self.problems, trainer.processing_class, limit)
-        on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(self.checkpoint)))
-        try:
-            trainer.train(resume_from_checkpoint=self.checkpoint)
-        except _STOPS:
-            trainer.save_progress()
-            raise
-        trainer.publisher.sync_weights(last=True)
-        self.gpus.wake_engines()
-        if trainer.has_adapter:
-            trainer.save_adapter(run_folder / "adapter")
-        trainer.save_whole(run_folder / "model")
-        base = config.teacher_model.model_name_or_path
-        movement = parameter_movement(trainer, base)
-        if state.is_main_process:  # not a collective: an upload may take longer than the other ranks would wait
-            print(describe_learning(write_learning(run_folder, movement)), flush=True)
-            if (supervision := write_supervision(run_folder)) is not None:
-                print(describe_supervision(supervision), flush=True)
-            release(run_folder / "model", config, base, config.train.algorithm, last_metrics(run_folder))
 
 
 @contextmanager
@@ -184,6 +136,15 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
         refuse_other_weights(health.reward_weights, reward_weights(config))
     client.expect(conversation_keys(config))
     return client
+
+
+def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float]) -> None:
+    """Raise a `ConfigError` if a server sums up rewards by other weights than its trainer's."""
+    if theirs != ours:
+        raise ConfigError(
+            f"The server sums up rewards by {theirs}, but this trainer is configured for {ours}. Start both with the "
+            "same train.reward_weights and judge rules."
+        )
 
 
 def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) -> None:

@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -22,7 +22,6 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from classroom_rl.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from classroom_rl.models.pretrained import save_tokenizer
 from classroom_rl.trainer.collective import Result, on_main_process
-from classroom_rl.trainer.context import TrainerContext
 from classroom_rl.trainer.weight_files import KeptFiles, SafetensorsWriter
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def weight_bytes(model: torch.nn.Module, only_trained: bool = False) -> int:
     return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in counted)
 
 
-def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
+def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
     """Have the main process save the trained model, with an adapter merged in; all processes call this together. The
     folder has transformers' format, with smaller shards.
 
@@ -65,7 +64,7 @@ def save_together(trainer: TrainerContext, write: Callable[[Save], None]) -> Non
     use_together(trainer, pieces, lambda: write(save))
 
 
-def save_weights_together(trainer: TrainerContext, write: Callable[[Save], None], kept: KeptFiles) -> None:
+def save_weights_together(trainer: Trainer, write: Callable[[Save], None], kept: KeptFiles) -> None:
     """Have the main process save the trained model's weights alone, without configuration and tokenizer; all processes
     call this together. `write` and errors are as for `save_together`.
 
@@ -78,7 +77,7 @@ def save_weights_together(trainer: TrainerContext, write: Callable[[Save], None]
     use_together(trainer, pieces, lambda: write(lambda folder: write_shards(pieces, folder, kept=kept)))
 
 
-def save_adapter_together(trainer: TrainerContext, write: Callable[[Save], None]) -> None:
+def save_adapter_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
     """Have the main process save the adapter's weights and configuration in PEFT's format; all processes call this
     together. `write` and errors are as for `save_together`."""
     model = trained_model(trainer)
@@ -99,12 +98,12 @@ def _config_to_publish(config: PeftConfig) -> str:
     return json.dumps({key: sorted(value) if isinstance(value, set) else value for key, value in fields}, indent=2)
 
 
-def trained_model(trainer: TrainerContext) -> PreTrainedModel | PeftModel:
+def trained_model(trainer: Trainer) -> PreTrainedModel | PeftModel:
     """The model under training, without the wrappers of accelerate and DeepSpeed."""
     return trainer.accelerator.unwrap_model(trainer.model_wrapped)
 
 
-def use_together(trainer: TrainerContext, pieces: Iterator[Weights], use: Callable[[], Result]) -> Result:
+def use_together(trainer: Trainer, pieces: Iterator[Weights], use: Callable[[], Result]) -> Result:
     """Have the main process run `use`, which iterates over the pieces, and broadcast its result; all processes call
     this together.
 

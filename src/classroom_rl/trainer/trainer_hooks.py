@@ -1,4 +1,5 @@
-"""Changes to transformers' `Trainer` for every algorithm; all overrides of its private methods are in this module.
+"""Changes to transformers' `Trainer` for every training; its two private methods that are overridden are in this
+module.
 
 They were checked against the version in `CHECKED_AGAINST`. A test fails if a signature changes.
 """
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from classroom_rl.trainer.checkpoints import UNFINISHED, complete_checkpoint, remove_unfinished
@@ -23,48 +24,56 @@ CHECKED_AGAINST = {"transformers": "5.19.0"}
 SIGNATURES = {
     "_get_output_dir": ("trial",),
     "_save_checkpoint": ("model", "trial"),
-    "_load_optimizer_and_scheduler": ("checkpoint",),
-    "save_model": ("output_dir", "_internal_call"),
-    "_run_epoch": (
-        *("model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial"),
-        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
-        "steps_trained_in_current_epoch",
-    ),
 }
 """The parameters of the overridden methods."""
 
 
 class ResumedTrainer(Trainer):
-    """Resumes with the configured learning rate, schedule and save steps, and makes no step beyond the last one.
-    transformers takes learning rate and save steps from the checkpoint, even if the configuration changed, and makes
+    """Resumes with the configured learning rates, schedule and save steps, and makes no step beyond the last one.
+    transformers takes learning rates and save steps from the checkpoint, even if the configuration changed, and makes
     one more step if the checkpoint is that of the last one."""
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        self.state.compute_steps(self.args, self.state.max_steps)
-        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # DeepSpeed's own is wrapped
-        if not isinstance(scheduler, LambdaLR):
-            logger.warning("the scheduler of DeepSpeed's configuration goes on with the checkpoint's learning rate")
-            return
-        rates = [self.rate_of(group) for group in scheduler.optimizer.param_groups]
-        shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
-        now = [rate * share for rate, share in zip(rates, shares, strict=True)]
-        scheduler.base_lrs, scheduler._last_lr = rates, now
-        for optimizer in (scheduler.optimizer, self.optimizer):  # DeepSpeed wraps one in the other
-            for group, rate, rate_now in zip(optimizer.param_groups, rates, now, strict=True):
-                group["lr"], group["initial_lr"] = rate_now, rate
+    def train(self, resume_from_checkpoint: str | None = None, **named: Any) -> Any:
+        """Train, or only load a checkpoint in which no step is missing."""
+        if resume_from_checkpoint is not None:
+            self.add_callback(_GoOnAsConfigured(self))
+        try:
+            return super().train(resume_from_checkpoint, **named)
+        except _NoStepIsMissing:
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
 
     def rate_of(self, group: dict[str, Any]) -> float:
         """The configured learning rate of a group of the optimizer's parameters."""
         return self.args.learning_rate
+
+
+class _NoStepIsMissing(Exception):
+    """The checkpoint that was loaded is that of the last step."""
+
+
+class _GoOnAsConfigured(TrainerCallback):
+    """Sets learning rates, schedule and save steps to the configured ones, once a checkpoint has been loaded."""
+
+    def __init__(self, trainer: ResumedTrainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        trainer = self._trainer
+        if state.global_step >= state.max_steps:
+            raise _NoStepIsMissing
+        state.compute_steps(args, state.max_steps)
+        scheduler = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # DeepSpeed's own is wrapped
+        if not isinstance(scheduler, LambdaLR):
+            logger.warning("the scheduler of DeepSpeed's configuration goes on with the checkpoint's learning rate")
+            return
+        scheduler.base_lrs = [trainer.rate_of(group) for group in scheduler.optimizer.param_groups]
+        scheduler.last_epoch -= 1
+        scheduler.step()  # to where it was, from the configured rates
+        for optimizer in (scheduler.optimizer, trainer.optimizer):  # DeepSpeed wraps one in the other
+            for group, rate, now in zip(
+                optimizer.param_groups, scheduler.base_lrs, scheduler.get_last_lr(), strict=True
+            ):
+                group["lr"], group["initial_lr"] = now, rate
 
 
 class AtomicCheckpoints(Trainer):
@@ -87,7 +96,7 @@ class AtomicCheckpoints(Trainer):
         if self.state.global_step > 0 and not checkpoint.exists():
             self._save_checkpoint(self.model_wrapped, None)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str | None = None, *_: Any, **__: Any) -> None:
         """Save model and tokenizer, or only the adapter if one is trained; all ranks call this together."""
         save_trained = save_adapter_together if self.has_adapter else save_together
         save_trained(self, lambda save: save(Path(output_dir or self.args.output_dir)))

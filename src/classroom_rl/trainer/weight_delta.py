@@ -8,11 +8,11 @@ from typing import Optional
 import torch
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
+from transformers import Trainer
 
 from classroom_rl.errors import ConfigError
 from classroom_rl.models.pretrained import weight_files
 from classroom_rl.results.learning import Movement
-from classroom_rl.trainer.context import TrainerContext
 from classroom_rl.trainer.sharded_save import (
     Weights,
     adapted_layers,
@@ -27,7 +27,7 @@ from classroom_rl.trainer.sharded_save import (
 logger = logging.getLogger(__name__)
 
 
-def parameter_movement(trainer: TrainerContext, start: str) -> Optional[Movement]:
+def parameter_movement(trainer: Trainer, start: str) -> Optional[Movement]:
     """The distance of the trained model from the model that the training began with, also after a resume. All processes
     call this together; no second model is loaded.
 

@@ -3,10 +3,8 @@ each failure ends. A full context, whichever model's it is, ends one conversatio
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,19 +17,15 @@ from classroom_rl.errors import (
     DataError,
     EngineFailure,
     PolicyMismatch,
-    TooManyFailedJudgements,
     UnknownConversation,
 )
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME
-from classroom_rl.trainer.sample_batch import batch_metrics, to_rollout
 from classroom_rl.viewer.journal_tail import JournalTail
 from tests.environments.classroom.conftest import ACCEPTS, REJECTS
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
-from tests.trainer.grpo.test_run import _rollout
-from tests.trainer.grpo.test_run import record as finished
 
 
 def test_guided_conversation_token_by_token(room: Room, generation: GenerationConfig) -> None:
@@ -337,23 +331,6 @@ def test_solutions_that_cannot_be_written_or_graded_cost_one_conversation(room: 
     lost = [record for record in records if record.overflow]
     assert len(lost) == 1 and lost[0].reward is None and lost[0].verdicts and lost[0].failure == lost[0].overflow
     assert [record.rewards["end_rm"] for record in records if not record.overflow] == [0.25]
-
-
-def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_run(tmp_path: Path, caplog) -> None:
-    lost = {"reward": None, "verdicts": [], "failure": "too long", "overflow": "too long"}
-    cut = {"overflow": "the student's context is full"}
-    records = [finished(0, **lost), finished(1, **cut), finished(2), finished(3, **lost)]
-    assert batch_metrics(records)["conversation/overflow_share"] == 0.75
-    assert batch_metrics(records)["judge/failed_share"] == 0, "a full context is no failure of the judge"
-    with caplog.at_level(logging.WARNING):
-        _rollout(0.0, tmp_path)._check_judging(records)
-    assert "3 of the 4 conversations of this batch ended early" in caplog.text and "r-0000: too long" in caplog.text
-    unjudged = finished(1, reward=None, **cut)
-    with pytest.raises(TooManyFailedJudgements, match=r"1 of 4 .* r-0001: JudgeOutputError: no JSON"):
-        _rollout(0.2, tmp_path)._check_judging([finished(0, **lost), unjudged, finished(2), finished(3)])
-    with pytest.raises(TooManyFailedJudgements, match=r"None of the 2 conversations .* r-0000: too long"):
-        _rollout(1.0, tmp_path)._check_judging([finished(0, **lost), finished(3, **lost)])
-    assert len(to_rollout(records)["completion_ids"]) == 4
 
 
 def test_the_page_shows_a_dialogue_that_was_cut_while_it_is_judged(room: Room, generation: GenerationConfig) -> None:

@@ -18,7 +18,7 @@ from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, TrainingRow, message_numbers, rows_of
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY, SampledDraft, is_supervised
 from classroom_rl.rollout.tokens import Turn
-from classroom_rl.trainer.supervision_metrics import supervision_metrics
+from classroom_rl.trainer.metrics import supervision_metrics
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import SCORES, Room
 from tests.support.supervised_room import CORRECTION as CORRECTED

@@ -14,7 +14,6 @@ from classroom_rl.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, row
 from classroom_rl.rollout.store.journal import JOURNAL_NAME
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
 from classroom_rl.rollout.tools.formats import CLOSE, OPEN
-from classroom_rl.trainer.sample_batch import to_rollout
 from tests.environments.classroom.conftest import ACCEPTS, CALLING_LINES, SOCRATIC, tool_call
 from tests.rollout.test_chat_template import LOSES_A_LONE_SYSTEM, NO_SYSTEM, WANTS_A_USER
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
@@ -38,7 +37,6 @@ def test_a_forced_thought_is_in_the_context_and_not_trained_on(room: Room, gener
     assert trained(room, record) == "hm</think> Say hello.<|im_end|>" * 3
     assert room.tokenizer.decode(record.completion_ids).count("<think>\n") == 2  # the first one ends the prompt
     assert room.tokenizer.decode(record.prompt_ids).endswith("<think>\n")
-    assert to_rollout([record])["env_mask"] == [record.mask]
     assert [turn.text for turn in record.turns[::2]] == ["<think>\nhm</think> Say hello."] * 3
     sampled = len(room.tokenizer.encode("hm</think> Say hello.", add_special_tokens=False)) + 1
     assert all(turn.tokens == sampled for turn in record.turns[::2])

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
+from statistics import fmean
 
 import pytest
-import torch
+from accelerate import Accelerator
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.marooned.config import Generation
@@ -13,10 +13,8 @@ from classroom_rl.environments.marooned.episode import Episode, GameRecord
 from classroom_rl.environments.marooned.presets import PRESETS
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.tokens import Turn
-from classroom_rl.trainer.batch_builder import RowPlanner
-from classroom_rl.trainer.grpo.row_tensors import BatchRows
+from classroom_rl.trainer.grpo import GRPO
 from tests.environments.marooned.test_environment import PROBLEMS, Table
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -79,30 +77,20 @@ def test_what_a_message_is_trained_with_is_its_own_seat_s_outcome_among_its_role
     config, records = group_of_games(tokenizer, tmp_path)
     config.train.num_samples_per_problem, config.train.number_of_problems_per_batch = 4, 1
     config.train.scale_rewards = "none"
-    alone = SimpleNamespace(process_index=0, num_processes=1)
-    planner = RowPlanner(config)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("classroom_rl.trainer.batch_builder.gather_object", list)
-        planned = planner.plan(alone, records, step=1)
+    samples, _ = GRPO(config).samples(records, frozenset(), 1, Accelerator(cpu=True))
     means = {
-        role: torch.tensor([s.reward for r in records for s in r.seats if s.role == role]).mean().item()
+        role: fmean(seat.reward for record in records for seat in record.seats if seat.role == role)
         for role in ("colonist", "traitor")
     }
-    beside = [(each, owner) for owner, own in enumerate(planned) for each in own.beside]
-    batch = BatchRows(planned, [each for each, _ in beside], [owner for _, owner in beside])
-    rows = [rows_of(record)[0] for record in records] + [each.row for each, _ in beside]
-    longest = max(len(row.completion_ids) for row in rows)
-    found = batch.advantages(torch.full((len(records),), 99.0), longest)
-    assert found.max() < 50, "no token has the game's outcome in place of its seat's"
-    checked = 0
-    for row, advantages in zip(rows, found, strict=True):
-        record = next(record for record in records if record.id == row.conversation_id)
-        for place, number in enumerate(row.messages):
-            if number >= 0 and row.kind == "policy":
-                seat = next(s for s in record.seats if s.seat == record.decisions[number].seat)
-                assert advantages[place].item() == pytest.approx(seat.reward - means[seat.role], abs=1e-5)
-                checked += 1
-    assert checked > 100 and len({round(value.item(), 2) for value in found.flatten()}) > 4
+    found = []
+    for sample in samples:
+        record = next(record for record in records if record.id == sample.row.conversation_id)
+        for number, advantage in zip(sample.row.messages, sample.advantages, strict=True):
+            if number >= 0 and sample.row.kind == "policy":
+                seat = next(each for each in record.seats if each.seat == record.decisions[number].seat)
+                assert advantage == pytest.approx(seat.reward - means[seat.role], abs=1e-5)
+                found.append(round(advantage, 2))
+    assert len(found) > 100 and len(set(found)) > 4
 
 
 def test_a_game_is_cut_after_so_many_decisions_of_each_seat() -> None:

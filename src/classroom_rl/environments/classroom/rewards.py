@@ -9,7 +9,7 @@ Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving
 
 A function of `TURN_REWARDS` returns one number for every message that the teacher sampled, in order, or None for a
 message that it cannot score. To add one, write a function and add it to `TURN_REWARDS`; `train.turn_credit.rewards`
-gives it a weight. How a message's tokens are credited with it: trainer/turn_advantages.py and docs/supervision.md.
+gives it a weight. How a message's tokens are credited with it: trainer/advantages.py and docs/supervision.md.
 """
 
 from collections.abc import Callable, Iterable

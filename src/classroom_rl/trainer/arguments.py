@@ -1,0 +1,109 @@
+"""Translates the project's configuration to transformers' training arguments."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+from transformers import TrainingArguments
+
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import GROUP
+from classroom_rl.errors import ConfigError
+from classroom_rl.results.trackers import report_to
+from classroom_rl.system.distributed import communication_backend, keep_deepspeed_from_compiling, let_fsdp_run_on_cpus
+
+_COMPUTING_S = 1800
+_OBJECTIVE = {
+    "label_smoothing_factor": 0.0,
+    "neftune_noise_alpha": None,
+    "use_liger_kernel": False,
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "warmup_steps": 0,
+    "average_tokens_across_devices": False,
+}
+"""Options of transformers that change what is learned and have no key of their own: set here, so that another version
+with other defaults trains for the same. The constants of the losses are in `losses.py`."""
+
+
+def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArguments:
+    """The arguments of this run: one optimizer step for each of the `mu` passes over a batch. Making them sets up the
+    process group.
+
+    Raises:
+        ConfigError: if the batch is not divisible by micro-batch size × processes, or if processes share groups that
+            are judged together.
+    """
+    keep_deepspeed_from_compiling()
+    let_fsdp_run_on_cpus()
+    train = config.train
+    batch = train.number_of_problems_per_batch * train.num_samples_per_problem
+    rows, named = train.per_device_train_batch_size, "train.per_device_train_batch_size × processes"
+    if train.max_tokens_per_micro_batch is not None:
+        rows, named = 1, "the number of processes"
+    _check_divides(batch, rows, named)
+    if config.judge_model.mode == GROUP:
+        _check_whole_groups(batch, train.num_samples_per_problem)
+    return TrainingArguments(
+        **_OBJECTIVE,
+        output_dir=str(run_folder / "checkpoints"),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=1,  # the loop has micro-batches of its own
+        max_steps=train.max_steps,
+        num_train_epochs=train.epochs,
+        learning_rate=train.learning_rate,
+        lr_scheduler_type=train.lr_scheduler_type,
+        optim=train.optimizer,
+        max_grad_norm=train.max_grad_norm,
+        gradient_checkpointing=train.gradient_checkpointing,
+        bf16=train.dtype == "bfloat16",
+        fp16=train.dtype == "float16",
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend=communication_backend(),
+        ddp_timeout=collective_timeout_s(config),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=math.ceil(config.logging.save_steps / train.mu) * train.mu,  # no resume in the middle of a batch
+        save_total_limit=2,
+        report_to=report_to(config.logging, run_folder),
+        project=config.logging.wandb_project,
+        run_name=config.logging.wandb_run_name,
+        seed=config.seed,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+
+
+def collective_timeout_s(config: TrainRLConfig) -> int:
+    """The timeout of collective operations between the training's processes, in seconds.
+
+    It exceeds the longest time between two collectives: that of a batch, or of a server that restarts and loads the
+    weights, plus torch's default of 30 minutes for reading and writing models and for computing.
+    """
+    generation = config.generation
+    loaded_s = generation.server_start_timeout_s + generation.load_weights_timeout_s
+    return math.ceil(max(generation.sample_timeout_s, loaded_s)) + _COMPUTING_S
+
+
+def _check_whole_groups(batch: int, group: int) -> None:
+    """Refuse processes that share a group: each asks for its own conversations, and they are judged together."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if batch // processes % group:
+        raise ConfigError(
+            f"judge_model.mode is {GROUP}, but each of {processes} processes plays {batch // processes} conversations "
+            f"of a batch, and a group has {group}: raise train.number_of_problems_per_batch to a multiple of "
+            f"{processes}, or set judge_model.mode=absolute."
+        )
+
+
+def _check_divides(batch: int, per_device: int, named: str) -> None:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if batch % (per_device * processes):
+        raise ConfigError(
+            f"A batch of {batch} conversations must be divisible by {named} "
+            f"({per_device} × {processes} = {per_device * processes})."
+        )

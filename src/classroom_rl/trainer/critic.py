@@ -1,0 +1,96 @@
+"""The critic: a linear head on the policy's trunk, inside the model, so that data parallelism and ZeRO see it."""
+
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from trl.trainer.utils import FusedCausalLMOutput
+
+from classroom_rl.trainer.sharded_save import VALUE_HEAD, whole
+
+HEAD_FILE = "value_head.safetensors"
+"""The head's file in a checkpoint."""
+
+
+class ValueHead(nn.Module):
+    """A scalar value of each state, computed in float32 from the trunk's last hidden state. It begins at 0 everywhere.
+
+    Attributes:
+        offset: what is added to every value. It is not trained: the weights learn the difference from it.
+        from_fixed_trunk: whether the gradient ends at the trunk.
+    """
+
+    def __init__(self, width: int, device: torch.device):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, width, device=device, dtype=torch.float32))
+        self.bias = nn.Parameter(torch.zeros(1, device=device, dtype=torch.float32))
+        self.register_buffer("offset", torch.zeros(1, device=device, dtype=torch.float32))
+        self.from_fixed_trunk = False
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values of shape (rows, tokens) of hidden states of shape (rows, tokens, width)."""
+        hidden = hidden.detach() if self.from_fixed_trunk else hidden
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = self.bias.float() + self.offset.float()
+            return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
+
+
+@dataclass
+class ScoredOutput(FusedCausalLMOutput):
+    """The output of TRL's fused head, and the value of the state after each token, of shape (rows, tokens)."""
+
+    state_values: Tensor | None = None
+
+
+def add_value_head(model: PreTrainedModel) -> ValueHead:
+    """Put a head into a causal language model that has TRL's fused head.
+
+    The head is part of the model's own forward pass: its values are in the output, where DistributedDataParallel looks
+    for what the loss depends on. A hook on the whole model would not do: PEFT calls its `forward` directly.
+    """
+    head = ValueHead(model.config.get_text_config().hidden_size, model.get_input_embeddings().weight.device)
+    model.add_module(VALUE_HEAD, head)
+    hidden: list[Tensor] = []
+    forward = model.forward
+
+    def keep_hidden(_module: nn.Module, _arguments: tuple, output: object) -> None:
+        hidden[:] = [output.last_hidden_state]
+
+    @wraps(forward)
+    def with_values(*arguments: object, **named: object) -> object:
+        output = forward(*arguments, **named)
+        last, hidden[:] = list(hidden), []
+        if not isinstance(output, FusedCausalLMOutput):
+            return output
+        return ScoredOutput(**output, state_values=head(*last))
+
+    model.base_model.register_forward_hook(keep_hidden)
+    model.forward = with_values
+    return head
+
+
+def head_weights(head: ValueHead) -> dict[str, Tensor]:
+    """The head's weights and its offset in float32, on the CPU; all processes call this together."""
+    from deepspeed import zero
+
+    with zero.GatheredParameters(list(head.parameters())):
+        return {name: whole(each).float().to("cpu", copy=True) for name, each in head.state_dict().items()}
+
+
+def write_head(weights: dict[str, Tensor], path: Path) -> None:
+    """Write a head's weights into a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    save_file(weights, unfinished)
+    unfinished.replace(path)
+
+
+def read_head(head: ValueHead, path: Path) -> None:
+    """Set a head to the weights in a file."""
+    own = head.state_dict()
+    for name, weight in load_file(path).items():
+        own[name].copy_(weight)

@@ -1,0 +1,386 @@
+"""Proximal policy optimization (Schulman et al. 2017): the samples and rollouts of GRPO, with advantages from a critic
+instead of from the other episodes of a group."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from peft import PeftModel
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import DataError
+from classroom_rl.rollout.rows import POLICY, TrainingRow, rows_of
+from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.trainer.advantages import (
+    NO_STEP,
+    Estimates,
+    ProcessRewards,
+    cut_before_last_step,
+    estimate,
+    mean_and_variance,
+    moments,
+    process_rewards,
+    shuffled,
+    token_rewards,
+    whitened,
+)
+from classroom_rl.trainer.batch import Batch, Sample, Totals
+from classroom_rl.trainer.collective import on_main_process
+from classroom_rl.trainer.critic import HEAD_FILE, ValueHead, add_value_head, head_weights, read_head, write_head
+from classroom_rl.trainer.grpo import GRPO, reward_figures
+from classroom_rl.trainer.log_probs import Scores
+from classroom_rl.trainer.losses import (
+    approximate_kl,
+    clipped,
+    is_clipped,
+    is_value_clipped,
+    kl_to_reference,
+    value_loss,
+)
+
+CRITIC_FOLDER = "critic"
+
+
+def critic_path(run_folder: Path, version: int) -> Path:
+    """The file of the value head that belongs to a policy version."""
+    return run_folder / CRITIC_FOLDER / f"v{version:06d}.safetensors"
+
+
+class PPO(GRPO):
+    """PPO's samples, advantages and loss.
+
+    The critic is never published: it is in the checkpoints, and `critic/` in the run folder has the head of every
+    version that a batch was sampled from.
+
+    Args:
+        checkpoint: the checkpoint to resume the critic from; None for a new one.
+
+    Attributes:
+        value_head: the critic, once the model has been prepared.
+    """
+
+    needs_old_log_probs = True
+    value_head: ValueHead
+
+    def __init__(self, config: TrainRLConfig, run_folder: Path, checkpoint: Path | None = None):
+        super().__init__(config)
+        self.ppo = config.train.ppo
+        self._run_folder, self._checkpoint = run_folder, checkpoint
+        self._steps: list[EpisodeSteps] = []
+        self._stopped = self._only_critic_learns = False
+
+    def prepare_model(self, model: Any) -> None:
+        self.value_head = add_value_head(model.get_base_model() if isinstance(model, PeftModel) else model)
+        if self._checkpoint is not None:
+            read_head(self.value_head, self._checkpoint / HEAD_FILE)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        own = list(self.value_head.parameters())
+        return [{"params": own, "lr": self.ppo.value_learning_rate, "weight_decay": 0.0, "name": "critic"}]
+
+    def save(self, checkpoint: Path, accelerator: Accelerator) -> None:
+        self._write_head(checkpoint / HEAD_FILE, accelerator)
+
+    def before_batch(self, step: int, accelerator: Accelerator) -> None:
+        """Keep the critic that belongs to the policy which is about to be published."""
+        self._write_head(critic_path(self._run_folder, step), accelerator)
+
+    def _write_head(self, path: Path, accelerator: Accelerator) -> None:
+        weights = head_weights(self.value_head)
+        on_main_process(accelerator, lambda: write_head(weights, path))
+
+    # The samples of a batch, and their advantages -------------------------------------------------------------------
+
+    def samples(
+        self, records: Sequence[Trajectory], left_out: Set[int], step: int, accelerator: Accelerator
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """Every message that the policy sampled and that is part of the episode. The advantages come later."""
+        rewards = [process_rewards(record, rows_of(record), self._turn_weights) for record in records]
+        if self.train.turn_credit.shuffle:
+            start = accelerator.process_index * len(rewards)
+            everyone = shuffled(gather_object(rewards), self._seed * 1_000_003 + step)
+            rewards = everyone[start : start + len(rewards)]
+        scores = gather_object([record.reward for record in records])
+        if self.train.shuffle_rewards:
+            order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(self._seed * 1_000_003 + step))
+            scores = [scores[place] for place in order.tolist()]
+        start = accelerator.process_index * len(records)
+        weight = self.train.turn_credit.weight
+        self._steps = [
+            steps_of(record, own, score, weight)
+            for record, own, score in zip(records, rewards, scores[start : start + len(records)], strict=True)
+        ]
+        samples = [
+            Sample(row, [0.0] * len(row.completion_ids), place not in left_out)
+            for place, record in enumerate(records)
+            for row in _policy_rows(record)
+        ]
+        return samples, reward_figures(scores, self.train.num_samples_per_problem, self.train.scale_rewards)
+
+    def advantages(self, batch: Batch, old: Scores, step: int, accelerator: Accelerator) -> tuple[Batch, dict]:
+        """Advantages, returns and old values of the batch, and figures for the log. An episode without a verdict has no
+        step; one that was cut goes on with the critic's value of the state before its last step, where the critic is
+        trained.
+
+        Steps are counted along episodes, which may be several samples; all tensors inside are of episodes.
+        """
+        ppo, (rows, length) = self.ppo, batch.completion_ids_BT.shape
+        device = batch.completion_ids_BT.device
+        tokens = EpisodeTokens.of([len(each.messages) for each in self._steps], batch.completion_mask_BT.sum(dim=1))
+        messages = _padded([row for each in self._steps for row in each.messages], NO_STEP, batch.completion_ids_BT)
+        process = _padded([row for each in self._steps for row in each.process], 0.0, batch.completion_ids_BT)
+        messages, process = tokens.joined(messages, NO_STEP), tokens.joined(process, 0.0)
+        scores = torch.tensor([float("nan") if each.score is None else each.score for each in self._steps])
+        scores, truncated = scores.to(device), torch.tensor([each.truncated for each in self._steps], device=device)
+        messages[scores.isnan()] = NO_STEP
+        goes_on = truncated & ppo.bootstrap_truncated
+        ended = messages.masked_fill(goes_on.unsqueeze(1), NO_STEP)
+        rewards = token_rewards(messages, process, scores.nan_to_num(nan=0.0))
+        old_values = old.values[:, :-1].float()
+        if ppo.center_values and step == 0:
+            mean = self._mean_return(rewards, ended, messages, accelerator)
+            self.value_head.offset.fill_(mean)
+            old_values = old_values + mean
+        values = tokens.joined(old_values, 0.0)
+        share = moments(goes_on.float(), (messages != NO_STEP).any(dim=1))
+        messages, bootstrap = cut_before_last_step(messages, goes_on, values, ppo.gae_over)
+        found, of_critic = (
+            estimate(rewards, values, messages, bootstrap, ppo.gamma, lam, ppo.gae_over)
+            for lam in (ppo.lam, ppo.value_lam)
+        )
+        mask = messages != NO_STEP
+        real = self._real_returns(rewards, ended)
+        summed, figures = _batch_figures(found, of_critic, values, mask, real, share, accelerator)
+        advantages = whitened(found.advantages, mask, summed) if ppo.whiten_advantages else found.advantages
+        whole = replace(
+            batch,
+            mask_BT=tokens.apart(mask, length, rows),
+            advantages_BT=tokens.apart(advantages, length, rows),
+            value_mask_BT=tokens.apart(found.value_mask, length, rows),
+            returns_BT=tokens.apart(of_critic.returns, length, rows),
+            old_values_BT=old_values,
+        )
+        return whole, figures
+
+    def _real_returns(self, rewards: Tensor, messages: Tensor) -> Estimates:
+        """The Monte-Carlo returns: what the critic should say of episodes whose rewards are all known."""
+        nothing = torch.zeros_like(rewards)
+        return estimate(rewards, nothing, messages, nothing[:, 0], self.ppo.gamma, 1.0, self.ppo.gae_over)
+
+    def _mean_return(self, rewards: Tensor, ended: Tensor, messages: Tensor, accelerator: Accelerator) -> float:
+        """The mean Monte-Carlo return over the critic's states of all processes: in episodes that ended, or, if every
+        one was cut, in all of them, with the verdicts on what there is of them."""
+        own = [self._real_returns(rewards, each) for each in (ended, messages)]
+        sums = torch.stack([moments(each.returns, each.value_mask) for each in own])
+        of_ended, of_all = accelerator.reduce(sums, reduction="sum")
+        return mean_and_variance(of_ended if of_ended[0] > 0 else of_all)[0]
+
+    # The loss -------------------------------------------------------------------------------------------------------
+
+    def start_pass(self, first_pass: bool, step: int) -> None:
+        """Called before the first micro-batch of a pass."""
+        self._stopped = self._stopped and not first_pass
+        self._only_critic_learns = step < self.ppo.value_warmup_steps
+        self.value_head.from_fixed_trunk = self._only_critic_learns or not self.ppo.train_trunk
+
+    @property
+    def policy_learns(self) -> bool:
+        return not (self._only_critic_learns or self._stopped)
+
+    def loss(self, scores: Scores, micro: Batch, totals: Totals, first_pass: bool) -> Tensor:
+        """A micro-batch's share in the means over all sampled tokens of the batch. While only the critic learns, and
+        after a stop by `target_kl`, the policy's share is 0."""
+        logps, old, mask = scores.logps_BT, micro.old_logps_BT, micro.mask_BT
+        values, value_mask = scores.values[:, :-1], micro.value_mask_BT
+        of_policy = clipped(logps, old, micro.advantages_BT, mask, self.options)
+        of_policy = of_policy * self.engine_ratio(old, micro, first_pass)
+        of_critic = value_loss(values, micro.old_values_BT, micro.returns_BT, self.ppo.value_clip)
+        learned = of_policy
+        if self.ppo.entropy_weight > 0:
+            learned = learned - self.ppo.entropy_weight * scores.entropy_BT
+        if micro.ref_logps_BT is not None:
+            kl = kl_to_reference(logps, old, micro.ref_logps_BT)
+            learned = learned + self.train.beta * kl
+            self._means.add("kl", kl, mask)
+        with torch.no_grad():
+            below, above = is_clipped(logps, old, micro.advantages_BT, self.options)
+            self._means.add("ppo/policy_loss", of_policy, mask)
+            self._means.add("ppo/value_loss", of_critic, value_mask)
+            self._means.add("entropy", scores.entropy_BT, mask)
+            self._means.add("ppo/approx_kl", approximate_kl(logps, old), mask)
+            self._means.add("ppo/clip_fraction", below | above, mask)
+            far = is_value_clipped(values, micro.old_values_BT, self.ppo.value_clip)
+            self._means.add("ppo/value_clip_fraction", far, value_mask)
+        share = 1.0 if self.policy_learns else 0.0
+        loss = share * torch.where(mask, learned, 0.0).sum() / totals.tokens
+        weight = 0.0 if self._stopped else self.ppo.value_weight
+        return loss + weight * torch.where(value_mask, of_critic, 0.0).sum() / totals.values
+
+    def end_pass(self, first_pass: bool, accelerator: Accelerator, trainer: Any) -> dict[str, float]:
+        """The figures of a pass; it also stops this batch's updates if the policy had moved too far before it: its step
+        has a learning rate of 0, on every process."""
+        figures = super().end_pass(first_pass, accelerator, trainer)
+        if "entropy" in figures:
+            figures["ppo/entropy"] = figures["entropy"]
+        if self.ppo.target_kl is not None:
+            moved = figures.get("ppo/approx_kl", 0.0) > self.ppo.target_kl
+            self._stopped = self._stopped or (not first_pass and moved)
+            figures["ppo/stopped"] = float(self._stopped)
+        if self._stopped:
+            trainer.pause_optimizer()
+        return figures
+
+
+def _batch_figures(
+    found: Estimates,
+    of_critic: Estimates,
+    values: Tensor,
+    mask: Tensor,
+    real: Estimates,
+    share: Tensor,
+    accelerator: Accelerator,
+) -> tuple[Tensor, dict[str, float]]:
+    """The moments of the advantages, and figures that say how good the critic was before this batch. The explained
+    variance is that of the Monte-Carlo returns: those of GAE hold the critic's own values.
+
+    Args:
+        mask: true for the tokens of steps.
+        real: the Monte-Carlo returns of the episodes that ended.
+        share: the moments of whether an episode was cut.
+    """
+    own = [
+        moments(found.advantages, mask),
+        moments(of_critic.returns, of_critic.value_mask),
+        moments(real.returns - values, real.value_mask),
+        moments(real.returns, real.value_mask),
+        share,
+    ]
+    advantages, returns, errors, known_returns, cut = accelerator.reduce(torch.stack(own), reduction="sum")
+    mean, variance = mean_and_variance(advantages)
+    figures = {
+        "ppo/advantage_mean": mean,
+        "ppo/advantage_std": variance**0.5,
+        "ppo/returns_mean": mean_and_variance(returns)[0],
+        "ppo/explained_variance": explained_variance(errors, known_returns),
+        "ppo/truncated_share": mean_and_variance(cut)[0],
+    }
+    return advantages, {name: value for name, value in figures.items() if value is not None}
+
+
+def explained_variance(of_errors: Tensor, of_returns: Tensor) -> float | None:
+    """1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that knows only a constant, below 0 for
+    one that is worse. None if all returns are equal.
+
+    Args:
+        of_errors, of_returns: the `moments` of return − value and of the returns.
+    """
+    _, error = mean_and_variance(of_errors)
+    _, spread = mean_and_variance(of_returns)
+    return None if spread <= 1e-12 else 1 - error / spread
+
+
+@dataclass(frozen=True)
+class EpisodeTokens:
+    """The tokens of all episodes, one after the other. E is the number of episodes, L the most tokens of one.
+
+    Attributes:
+        rows, places: the sample of each token and its place in it, of shape (E, L).
+        there: false for padding, of shape (E, L).
+    """
+
+    rows: Tensor
+    places: Tensor
+    there: Tensor
+
+    @classmethod
+    def of(cls, samples: Sequence[int], lengths: Tensor) -> "EpisodeTokens":
+        """The tokens of episodes that follow one another in a batch.
+
+        Args:
+            samples: the number of samples of each episode.
+            lengths: the number of completion tokens of each sample.
+        """
+        device, known = lengths.device, lengths.split(list(samples))
+        starts = [sum(samples[:place]) for place in range(len(samples))]
+        rows = [
+            torch.arange(start, start + len(own), device=device).repeat_interleave(own)
+            for start, own in zip(starts, known, strict=True)
+        ]
+        places = [torch.cat([torch.arange(int(length), device=device) for length in own]) for own in known]
+        there = pad_sequence([torch.ones_like(each, dtype=torch.bool) for each in places], batch_first=True)
+        return cls(pad_sequence(rows, batch_first=True), pad_sequence(places, batch_first=True), there)
+
+    def joined(self, tokens_BT: Tensor, empty: float) -> Tensor:
+        """Values of samples as those of episodes, of shape (E, L), with `empty` as padding."""
+        found = tokens_BT[self.rows, self.places]
+        return torch.where(self.there, found, torch.full_like(found, empty))
+
+    def apart(self, joined: Tensor, length: int, rows: int) -> Tensor:
+        """Values of episodes as those of samples, of shape (rows, length); 0 where no episode has a token."""
+        found = joined.new_zeros(rows, length)
+        found[self.rows[self.there], self.places[self.there]] = joined[self.there]
+        return found
+
+
+@dataclass(frozen=True)
+class EpisodeSteps:
+    """The steps of one episode, for each of its samples: its own one first, then those of messages with a prompt of
+    their own, in the order of the messages.
+
+    Attributes:
+        messages: the number of the message that each completion token of a sample belongs to, from 0; `NO_STEP` for
+            tokens that were not sampled.
+        process: the reward of a message at its last sampled token, 0 elsewhere.
+        truncated: whether the episode was cut before its end.
+        score: the episode's reward; None without one.
+    """
+
+    messages: list[list[int]]
+    process: list[list[float]]
+    truncated: bool
+    score: float | None
+
+
+def steps_of(record: Trajectory, rewards: ProcessRewards, score: float | None, weight: float) -> EpisodeSteps:
+    """The steps of an episode. Its process rewards add up to `weight` times their mean over its messages: with a sum,
+    long lessons would look bad.
+
+    Raises:
+        DataError: if a sampled token belongs to no message.
+    """
+    messages = [_messages_of(record, row) for row in _policy_rows(record)]
+    last = {
+        number: (place, token)
+        for place, own in enumerate(messages)
+        for token, number in enumerate(own)
+        if number != NO_STEP
+    }
+    known = {number: rewards.messages[number] for number in last if rewards.messages[number] is not None}
+    process = [[0.0] * len(own) for own in messages]
+    for number, reward in known.items():
+        place, token = last[number]
+        process[place][token] = weight * reward / len(known)
+    return EpisodeSteps(messages, process, record.truncated, score)
+
+
+def _policy_rows(record: Trajectory) -> list[TrainingRow]:
+    return [row for row in rows_of(record) if row.kind == POLICY]
+
+
+def _messages_of(record: Trajectory, row: TrainingRow) -> list[int]:
+    found = [number if own else NO_STEP for number, own in zip(row.messages, row.mask, strict=True)]
+    if any(own and number == NO_STEP for number, own in zip(found, row.mask, strict=True)):
+        raise DataError(f"{record.id}: a token that the policy sampled is in no message's span.")
+    return found
+
+
+def _padded(rows: Sequence[Sequence[float]], padding: float, like_BT: Tensor) -> Tensor:
+    """Lists of values of a batch's samples, of shape (B, T)."""
+    filled = [[*row, *[padding] * (like_BT.size(1) - len(row))] for row in rows]
+    return torch.tensor(filled, device=like_BT.device)

@@ -1,0 +1,288 @@
+"""Group-relative advantages on numbers worked out by hand: of outcomes, of single messages, and of players."""
+
+from statistics import stdev
+
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
+from trl.trainer.utils import nanstd
+
+from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.rollout.reviews import Review
+from classroom_rl.rollout.rows import rows_of
+from classroom_rl.rollout.tokens import AuxSample, Turn
+from classroom_rl.rollout.trajectory import PlayerOutcome
+from classroom_rl.trainer.advantages import (
+    Credits,
+    PlayerRewards,
+    ProcessRewards,
+    by_player,
+    credits_of,
+    group_credits,
+    merged,
+    outcome_advantages,
+    process_rewards,
+    shuffled,
+)
+from classroom_rl.trainer.grpo import GRPO, reward_figures
+from tests.support.offline_trainer import PROBLEMS, conversation
+
+MODES = ("immediate", "to_go", "progress")
+COLONIST, TRAITOR = "colonist", "traitor"
+
+
+def of(*values: float | None) -> ProcessRewards:
+    return ProcessRewards(list(values), [])
+
+
+def test_each_mode_by_hand() -> None:
+    """r = 0, −1, 0.5. To go with γ = 0.5: (0 − 0.5 + 0.125) / 1.75, (−1 + 0.25) / 1.5, 0.5. Means so far: 0, −0.5,
+    −1/6."""
+    values = [0.0, -1.0, 0.5]
+    assert credits_of(values, "immediate", 0.5) == values
+    assert credits_of(values, "to_go", 0.5) == pytest.approx([-0.375 / 1.75, -0.75 / 1.5, 0.5])
+    assert credits_of(values, "progress", 0.5) == pytest.approx([0.0, -0.5, 1 / 3])
+    with pytest.raises(ValueError, match="no turn credit 'both'"):
+        credits_of(values, "both", 0.5)
+
+
+def test_a_message_without_a_verdict_gets_nothing_and_gives_nothing() -> None:
+    values = [0.0, None, -1.0]
+    assert credits_of(values, "to_go", 0.5) == pytest.approx([-0.25 / 1.25, None, -1.0])
+    assert credits_of(values, "progress", 0.5) == pytest.approx([0.0, None, -0.5])
+    one, other = group_credits([of(0.0, None), of(-1.0, -1.0)], [0, 0], "immediate", 1.0, 0.3)
+    assert one.messages == pytest.approx([0.15, 0.0]) and other.messages == pytest.approx([-0.15, 0.0])
+
+
+def test_a_good_and_a_bad_turn_of_one_conversation_get_opposite_signs() -> None:
+    """At the first message, the group's mean is −0.5; at the second it is −0.25."""
+    group = [of(0.0, -1.0), of(-1.0, 0.0), of(-1.0, 0.0), of(0.0, 0.0)]
+    first, second, *_ = group_credits(group, [0] * 4, "immediate", 0.9, 0.5)
+    assert first.messages == pytest.approx([0.25, -0.375])
+    assert second.messages == pytest.approx([-0.25, 0.125])
+
+
+def test_groups_do_not_see_each_other() -> None:
+    found = group_credits([of(0.0), of(-1.0), of(-3.0), of(-3.0)], [0, 0, 1, 1], "immediate", 0.9, 1.0)
+    assert [each.messages[0] for each in found] == pytest.approx([0.5, -0.5, 0.0, 0.0])
+
+
+def test_a_rejected_draft_counts_in_the_mean_and_a_replaced_message_does_not() -> None:
+    """The first conversation's second message was written twice: −2, then 0. The second's was replaced after −1. The
+    mean at the second message: (0 − 2 − 1) / 3."""
+    one = ProcessRewards([0.0, 0.0], [(1, -2.0)])
+    other = ProcessRewards([0.0, -1.0], [(1, -1.0)], frozenset({1}))
+    first, second = group_credits([one, other], [0, 0], "immediate", 0.9, 1.0)
+    assert first.messages == pytest.approx([0.0, 1.0]) and first.beside == pytest.approx([-1.0])
+    assert second.messages == pytest.approx([0.0, 0.0]) and second.beside == pytest.approx([0.0])
+
+
+def test_turn_rewards_are_weighed_and_summed() -> None:
+    turns = {"supervisor": [0.0, -1.0, None], "judge": [1.0, 0.5, None]}
+    record = conversation(0, PROBLEMS[0], seed=3, turn_rewards=turns)
+    rewards = process_rewards(record, rows_of(record), {"supervisor": 2.0, "judge": 1.0})
+    assert rewards.messages == [1.0, -1.5, None] and rewards.mean == -0.25
+    assert process_rewards(record, rows_of(record), {"judge": 1.0}).mean == 0.75
+
+
+def test_a_draft_has_its_own_penalty() -> None:
+    branch = AuxSample("draft", 2, 9, (7, 8), (-1.0, -1.0), reward=-2.0, draft=0)
+    record = conversation(0, PROBLEMS[0], seed=3, branches=[branch], turn_rewards={"supervisor": [0.0, 0.0, 0.0]})
+    assert process_rewards(record, rows_of(record), {"supervisor": 0.5}).beside == [(1, -1.0)]
+    row = rows_of(record)[1]
+    assert (row.kind, row.message, row.prompt_ids) == ("draft", 1, record.prompt_ids)
+    assert row.completion_ids == [*record.completion_ids[:9], 7, 8]
+    assert (row.mask, row.messages) == ([0] * 9 + [1, 1], [-1] * 9 + [1, 1])
+
+
+def test_a_message_written_with_its_critique_counts_once() -> None:
+    """Its sample has the advantage of the message, and no reward of its own in the mean: A's draft −2 and message 0,
+    B's message −1, mean −1. A's outcome is 0.5 above the mean, which its draft has no share in."""
+    branches = [
+        AuxSample("draft", 0, 0, (7,), (-1.0,), reward=-2.0, draft=0),
+        AuxSample("policy", 0, 0, (8,), (-1.0,), (9,), 0.0),
+    ]
+    a = {"reward": 1.0, "branches": branches, "turn_rewards": {"supervisor": [0.0, None, None]}}
+    b = {"reward": 0.0, "turn_rewards": {"supervisor": [-1.0, None, None]}}
+    records = [conversation(0, PROBLEMS[0], seed=3, **own) for own in (a, b)]
+    credit = TurnCreditConfig(mode="immediate", weight=1.0)
+    train = TrainConfig(num_samples_per_problem=2, scale_rewards="none", turn_credit=credit)
+    samples, _ = GRPO(TrainRLConfig(train=train)).samples(records, set(), 0, Accelerator(cpu=True))
+    found = [(each.row.kind, each.advantages[each.row.messages.index(0)]) for each in samples]
+    assert found == [("policy", 1.5), ("draft", -1.0), ("policy", 1.5), ("policy", -0.5)]
+
+
+def test_a_replaced_message_has_no_tokens_of_the_policy() -> None:
+    record = conversation(0, PROBLEMS[0], seed=3, turn_rewards={"supervisor": [0.0, -1.0, 0.0]})
+    turns = list(record.turns)
+    start, end = turns[2].span
+    turns[2] = Turn("teacher", "right", policy=turns[2].policy, review=Review(False, "leak", -1.0), replaced=True)
+    mask = [0 if start <= place < end else value for place, value in enumerate(record.mask)]
+    record = record.model_copy(update={"turns": turns, "mask": mask})
+    assert set(rows_of(record)[0].messages[start:end]) == {-1}
+    assert process_rewards(record, rows_of(record), {"supervisor": 1.0}).replaced == {1}
+
+
+values = st.lists(st.none() | st.floats(-3, 1), min_size=1, max_size=8)
+
+
+@given(values)
+def test_progress_adds_up_to_the_process_reward(known: list[float | None]) -> None:
+    paid = [value for value in credits_of(known, "progress", 0.9) if value is not None]
+    mean = of(*known).mean
+    assert mean is None and not paid or sum(paid) == pytest.approx(mean, abs=1e-9)
+
+
+@given(st.lists(values, min_size=4, max_size=4), st.sampled_from(MODES))
+def test_credits_of_a_group_cancel_out_at_each_message(group: list[list[float | None]], mode: str) -> None:
+    found = group_credits([of(*each) for each in group], [0] * 4, mode, 0.9, 0.3)
+    for number in range(max(map(len, group))):
+        at = [each.messages[number] for each in found if number < len(each.messages)]
+        assert sum(at) == pytest.approx(0.0, abs=1e-9)
+
+
+@given(values, st.sampled_from(MODES))
+def test_equal_messages_earn_a_group_nothing(known: list[float | None], mode: str) -> None:
+    for each in group_credits([of(*known)] * 3, [0] * 3, mode, 0.9, 0.3):
+        assert each.messages == pytest.approx([0.0] * len(known), abs=1e-9)
+
+
+@given(st.lists(values, min_size=2, max_size=6), st.integers(0, 99))
+def test_shuffling_keeps_the_values_and_the_gaps(batch: list[list[float | None]], seed: int) -> None:
+    before = [ProcessRewards(list(each), [(0, -7.0)]) for each in batch]
+    after = shuffled(before, seed)
+    flat = [value for each in after for value in [*each.messages, *(b for _, b in each.beside)]]
+    assert [value is None for value in flat[: len(batch[0])]] == [value is None for value in batch[0]]
+    known = sorted(value for value in flat if value is not None)
+    wanted = [value for each in before for value in [*each.messages, *(b for _, b in each.beside)] if value is not None]
+    assert known == sorted(wanted)
+
+
+# The outcome ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.sampled_from([None, 0.1, 0.7, 1.0]), min_size=8, max_size=8),
+    st.sampled_from(["group", "batch", "none"]),
+)
+def test_the_outcome_of_the_only_player_has_the_advantage_that_trl_gives_it(
+    rewards: list[float | None], scale: str
+) -> None:
+    """Two groups of four, by the formula in `GRPOTrainer`: rewards may be missing, and groups without variance."""
+    known = torch.tensor([float("nan") if each is None else each for each in rewards], dtype=torch.float64).view(2, 4)
+    spread = nanstd(known) if scale == "batch" else nanstd(known, dim=1, keepdim=True)
+    scaled = (known - known.nanmean(dim=1, keepdim=True)) / (1.0 if scale == "none" else spread + 1e-4)
+    wanted = scaled.nan_to_num(nan=0.0).flatten().tolist()
+    episodes = [by_player(of(None, None), [], reward) for reward in rewards]
+    groups = [(place // 4, "") for place in range(8)]
+    outcomes = outcome_advantages([player for (player,) in episodes], groups, scale)
+    assert outcomes == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    found = merged(episodes, [Credits([0.0, 0.0], [])] * 8, outcomes)
+    assert [(*each.messages, each.outcome) for each in found] == [(each, each, each) for each in outcomes]
+
+
+def test_rewards_are_logged_with_the_share_of_groups_that_teach_nothing() -> None:
+    """Three groups of two. As TRL has it, a single reward is not one of all the same."""
+    rewards = [0.5, 0.5, 0.0, 1.0, 0.25, None]
+    of_all = {"reward": pytest.approx(0.45), "reward_std": pytest.approx(stdev([0.5, 0.5, 0.0, 1.0, 0.25]))}
+    for scale in ("group", "none"):
+        assert reward_figures(rewards, 2, scale) == of_all | {"frac_reward_zero_std": pytest.approx(1 / 3)}
+    assert reward_figures(rewards, 2, "batch") == of_all | {"frac_reward_zero_std": 0.0}
+    assert reward_figures([0.5] * 4, 2, "batch")["frac_reward_zero_std"] == 1.0
+    assert reward_figures([None, 0.5], 2, "group") == {"reward": 0.5, "reward_std": 0.0, "frac_reward_zero_std": 0.0}
+    assert reward_figures([None, None], 2, "group") == {}
+
+
+def test_drafts_of_the_only_player_have_no_share_in_its_outcome() -> None:
+    process = ProcessRewards([0.0, -1.0], [(1, -2.0)], frozenset({1}))
+    episode = by_player(process, [], 0.7)
+    assert episode == [PlayerRewards("", 0.7, (0, 1), (0,), process)]
+    assert merged([episode], [Credits([0.25, -0.5], [-1.0])], [2.0]) == [Credits([2.25, 1.5], [-1.0], 2.0)]
+
+
+# Players: those of one role share a baseline, and roles do not -------------------------------------------------------
+
+
+def game(colonists: list[float], traitor: float) -> list[PlayerOutcome]:
+    """Each sailor has two messages: in the first round and in the second."""
+    rewards = [*((COLONIST, reward) for reward in colonists), (TRAITOR, traitor)]
+    count = len(rewards)
+    return [PlayerOutcome(role, reward, (seat, seat + count)) for seat, (role, reward) in enumerate(rewards)]
+
+
+def apart(players: list[PlayerOutcome], values: list[float | None] | None = None) -> list[PlayerRewards]:
+    messages = values or [None] * sum(len(player.messages) for player in players)
+    return by_player(ProcessRewards(messages, []), players, None)
+
+
+def test_each_role_has_its_own_mean() -> None:
+    """Two games: colonists earn 1, 2 and 3, 4 (mean 2.5), the traitors −8 and −4 (mean −6)."""
+    episodes = [apart(game([1.0, 2.0], -8.0)), apart(game([3.0, 4.0], -4.0))]
+    players = [player for each in episodes for player in each]
+    groups = [(0, player.role) for player in players]
+    assert outcome_advantages(players, groups, "none") == [-1.5, -0.5, -2.0, 0.5, 1.5, 2.0]
+    scaled = outcome_advantages(players, groups, "group")
+    assert scaled[0] == pytest.approx(-1.5 / (stdev([1, 2, 3, 4]) + 1e-4))
+    assert scaled[2] == pytest.approx(-2.0 / (stdev([-8, -4]) + 1e-4))
+    messages = [
+        each.messages for each in merged(episodes, [Credits([0.0, 0.0], [])] * 6, [-1.5, -0.5, -2, 0.5, 1.5, 2])
+    ]
+    assert messages == [[-1.5, -0.5, -2.0] * 2, [0.5, 1.5, 2.0] * 2]
+
+
+def test_groups_and_batches_are_apart() -> None:
+    """With `batch` the mean is the group's and the deviation the role's over both groups."""
+    players = [player for rewards in ([0.0], [2.0], [10.0], [14.0]) for player in apart(game(rewards, 1.0))]
+    groups = [(number // 4, player.role) for number, player in enumerate(players)]
+    found = outcome_advantages(players, groups, "batch")
+    spread = stdev([0.0, 2.0, 10.0, 14.0]) + 1e-4
+    assert found[::2] == pytest.approx([-1 / spread, 1 / spread, -2 / spread, 2 / spread])
+    assert found[1::2] == [0.0] * 4
+
+
+def test_a_player_without_a_reward_has_no_advantage_and_no_share_in_the_mean() -> None:
+    players = apart([PlayerOutcome(COLONIST, None, (0,)), PlayerOutcome(COLONIST, 3.0, (1,)), *game([5.0], 0.0)[:1]])
+    assert outcome_advantages(players, [0, 0, 0], "none") == [0.0, -1.0, 1.0]
+
+
+def test_process_rewards_are_compared_within_a_role() -> None:
+    """A colonist's and the traitor's first messages cost −1 and −3; nobody of another role moves their means."""
+    one, other = apart(game([0.0], 0.0), [-1.0, -3.0, 0.0, 0.0]), apart(game([0.0], 0.0), [0.0, -3.0, 0.0, -2.0])
+    groups = [(0, player.role) for player in [*one, *other]]
+    credits = group_credits([player.process for player in [*one, *other]], groups, "immediate", 0.9, 1.0)
+    found = merged([one, other], credits, [0.0] * 4)
+    assert [each.messages for each in found] == [[-0.5, 0.0, 0.0, 1.0], [0.5, 0.0, 0.0, -1.0]]
+
+
+def test_drafts_keep_their_places_and_have_no_outcome() -> None:
+    """Drafts at messages 2 (the traitor's first), 0 and 2 again; outcomes go to messages alone."""
+    players = [PlayerOutcome(COLONIST, 1.0, (0, 1)), PlayerOutcome(TRAITOR, 2.0, (2,))]
+    process = ProcessRewards([0.0, 0.0, 0.0], [(2, -1.0), (0, -2.0), (2, -3.0)], frozenset({2}))
+    colonist, traitor = by_player(process, players, None)
+    assert colonist.process.beside == [(0, -2.0)] and traitor.process.beside == [(0, -1.0), (0, -3.0)]
+    assert traitor.process.replaced == {0} and not colonist.process.replaced
+    credits = [Credits([10.0, 11.0], [12.0]), Credits([20.0], [21.0, 22.0])]
+    (found,) = merged([[colonist, traitor]], credits, [100.0, 200.0])
+    assert found == Credits([110.0, 111.0, 220.0], [21.0, 12.0, 22.0])
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=4), st.randoms())
+def test_nothing_gets_lost_between_splitting_and_merging(games: list[list[int]], chance) -> None:
+    """Each message's own number comes back to it, whoever wrote it."""
+    episodes, credits = [], []
+    for seats in games:
+        players = [
+            PlayerOutcome(str(seat), 0.0, tuple(place for place, each in enumerate(seats) if each == seat))
+            for seat in sorted(set(seats))
+        ]
+        drafts = [(chance.randrange(len(seats)), float(place)) for place in range(chance.randrange(4))]
+        process = ProcessRewards([float(place) for place in range(len(seats))], drafts)
+        own = by_player(process, players, None)
+        episodes.append(own)
+        credits += [Credits(each.process.messages, [value for _, value in each.process.beside]) for each in own]
+    found = merged(episodes, credits, [0.0] * len(credits))
+    for each, seats, players in zip(found, games, episodes, strict=True):
+        assert each.messages == list(range(len(seats)))
+        assert each.beside == [float(place) for place in range(sum(len(p.beside) for p in players))]

@@ -1,0 +1,151 @@
+"""A batch as tensors, and its micro-batches: the same gradient however it is divided, and none above its limit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import ConfigError
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.rows import POLICY, TrainingRow
+from classroom_rl.trainer import batch
+from classroom_rl.trainer.batch import (
+    Batch,
+    Sample,
+    micro_batches,
+    micro_batches_by_rows,
+    micro_batches_by_tokens,
+    split_to,
+)
+from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
+
+LIMIT = 150
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 400)), min_size=1, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("packing") / "model", world / "blank")
+
+
+def play(index: int, problem: Problem) -> ConversationRecord:
+    """Conversations of uneven length: the later ones are cut to a part, and one prompt is longer."""
+    record = conversation(index, problem, seed=3)
+    kept = len(record.completion_ids) - 3 * index if index % 2 else len(record.completion_ids)
+    prompt = record.prompt_ids * 4 if index == 5 else record.prompt_ids
+    cut = {name: getattr(record, name)[:kept] for name in ("completion_ids", "mask", "logprobs")}
+    return record.model_copy(update={**cut, "prompt_ids": prompt})
+
+
+def row(prompt: list[int], completion: list[int], mask: list[int], **more: Any) -> TrainingRow:
+    nothing = {"target": [0] * len(mask), "logprobs": [0.0] * len(mask), "messages": [0] * len(mask)}
+    kept = {"prompt_ids": prompt, "completion_ids": completion, "mask": mask}
+    return TrainingRow(**{"conversation_id": "r", "kind": POLICY, "message": None, **kept, **nothing, **more})
+
+
+@given(rows=lengths, limit=st.integers(1, 3000), more=st.integers(0, 60))
+def test_every_row_is_in_one_micro_batch_within_the_limit(rows: list, limit: int, more: int) -> None:
+    """Also where other processes have more micro-batches: then some of this one's are halved, or empty."""
+    by_tokens = micro_batches_by_tokens(*zip(*rows, strict=True), limit)
+    assert by_tokens == micro_batches_by_tokens(*zip(*rows, strict=True), limit)
+    by_rows = micro_batches_by_rows(len(rows), more + 1)
+    assert [len(each) for each in by_rows[:-1]] == [more + 1] * (len(by_rows) - 1) and 0 < len(by_rows[-1]) <= more + 1
+    split = split_to(by_tokens, len(by_tokens) + more)
+    assert len(split) == len(by_tokens) + more and split_to(by_tokens, 1) == by_tokens
+    assert all(split) or max(map(len, split)) == 1, "none is empty while another one can be halved"
+    for found in (by_tokens, by_rows, split):
+        assert sorted(row for pack in found for row in pack) == list(range(len(rows)))
+    for pack in (*by_tokens, *split):
+        if len(pack) > 1:
+            assert len(pack) * sum(max(rows[row][part] for row in pack) for part in (0, 1)) <= limit
+
+
+def test_rows_of_like_length_go_together() -> None:
+    assert micro_batches_by_tokens([10] * 5, [90, 10, 88, 12, 40], limit=200) == [[0, 2], [4, 3, 1]]
+
+
+def test_uncut_micro_batches_are_as_wide_as_the_batch() -> None:
+    """The longest row has 6 tokens, so two rows fill 12."""
+    rows = [row([1], [2] * length, [1] * length) for length in (1, 1, 2, 5)]
+    found = Batch.of([Sample(each, [1.0] * len(each.mask)) for each in rows], 0, torch.device("cpu"))
+    assert micro_batches(found, 1, 12, is_cut=True) == [[3, 2], [0, 1]]
+    assert micro_batches(found, 1, 12, is_cut=False) == [[0, 1], [2, 3]]
+
+
+def test_a_row_s_tensors_end_where_it_ends() -> None:
+    """What an episode that was left out sampled is not trained on, its corrections are."""
+    sampled = row([1, 2], [3, 4, 5], [1, 0, 1], logprobs=[-0.5, 0.0, None])
+    correction = row([1], [6], [0], target=[1])
+    left_out = [Sample(sampled, [2.0] * 3, learns=False), Sample(correction, [0.0], learns=False)]
+    found = Batch.of([Sample(sampled, [2.0] * 3), *left_out], 9, torch.device("cpu"))
+    assert found.prompt_ids_BP.tolist() == [[1, 2], [1, 2], [9, 1]]
+    assert found.prompt_mask_BP.tolist() == [[1, 1], [1, 1], [0, 1]]
+    assert found.completion_ids_BT.tolist() == [[3, 4, 5], [3, 4, 5], [6, 9, 9]]
+    assert found.completion_mask_BT.tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+    assert found.mask_BT.tolist() == [[True, False, True], [False] * 3, [False] * 3]
+    assert found.target_BT.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
+    assert found.advantages_BT.tolist() == [[2.0] * 3, [2.0] * 3, [0.0] * 3]
+    assert found.sampling_logps_BT.isnan().tolist() == [[False, False, True]] * 2 + [[False] * 3]
+    assert not found.take([]).wanted_BT.any() and len(found.take([]).mask_BT) == 1
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo", "sapo"])
+@pytest.mark.parametrize("groups", ["keep", "drop"])
+def test_gradients_are_the_same_in_other_micro_batches(
+    loss: str, groups: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filled by rows or by tokens, as many as another process has. With a reference model, which is scored in
+    micro-batches, too; under `drop` one group teaches nothing."""
+
+    def uneven(index: int, problem: Problem) -> ConversationRecord:
+        record = play(index, problem)
+        equal = {"reward": 0.5, "rewards": {"pedagogical": 0.5}}
+        return record.model_copy(update=equal) if groups == "drop" and index < 4 else record
+
+    def found(of_another: int, more: str = "train.mu=1") -> tuple[float, dict[str, torch.Tensor], list[Batch]]:
+        own = [f"train.loss_type={loss}", "train.beta=0.1", f"train.groups_without_variance={groups}", more]
+        monkeypatch.setattr(batch, "gather_object", lambda counts: [*counts, of_another])
+        trainer = offline_trainer(tmp_path / f"{of_another} {more}", model, own, uneven)
+        micro = trainer.batch()
+        return *trainer.loss_and_gradients(micro), micro
+
+    loss_before, before, _ = found(of_another=2)
+    largest = max(each.abs().max() for each in before.values())
+    assert largest > 1e-4
+    tokens = f"train.max_tokens_per_micro_batch={LIMIT}"
+    by_rows, by_tokens, with_empty_ones = found(3), found(1, tokens), found(12, tokens)
+    assert [len(each.mask_BT) for each in by_rows[-1]] == [2, 4, 2]
+    assert 1 < len(by_tokens[-1]) < 8 and len({len(each.mask_BT) for each in by_tokens[-1]}) > 1
+    assert len(with_empty_ones[-1]) == 12 and sum(not each.wanted_BT.any() for each in with_empty_ones[-1]) >= 4
+    for loss_now, now, _ in (by_rows, by_tokens, with_empty_ones):
+        assert loss_now == pytest.approx(loss_before, abs=1e-6)
+        for name, gradient in before.items():
+            assert torch.allclose(now[name], gradient, rtol=0, atol=min(1e-6, 1e-4 * largest)), name
+
+
+def test_rows_of_a_micro_batch_bind_nobody_where_tokens_fill_it() -> None:
+    batch = ["train.number_of_problems_per_batch=3", "train.num_samples_per_problem=3"]
+    with pytest.raises(ConfigError, match="per_device_train_batch_size"):
+        load(TrainRLConfig, "train_rl", batch, check_train_rl)
+    tokens = [*batch, "train.max_tokens_per_micro_batch=100"]
+    assert load(TrainRLConfig, "train_rl", tokens, check_train_rl).train.max_tokens_per_micro_batch == 100
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("train.loss_type=bnpo", "takes the mean of each micro-batch"),
+        ("train.algorithm=ppo", "train.algorithm=ppo divides"),
+        ("supervisor_model.model_name_or_path=rules", "with a supervisor"),
+    ],
+)
+def test_what_cannot_be_divided_by_tokens_is_refused(more: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(TrainRLConfig, "train_rl", ["train.max_tokens_per_micro_batch=100", more], check_train_rl)
