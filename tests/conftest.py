@@ -24,7 +24,7 @@ from tests.support.scripted_room import Room, guided, write_templates
 ROOT = Path(__file__).resolve().parent.parent
 GPU_SHARE = 0.1
 """What an engine of a test takes of a GPU, where there is one: two of a server and one more fit beside a trainer."""
-ENGINE_ROOMS = ("grpo", "models", "server", "trainer", "vllm")
+ENGINE_ROOMS = ("models", "server", "trainer", "vllm")
 """The rooms whose tests start most of the engines and trainings."""
 os.environ.update(short_openmp_wait())  # before a test loads torch: two halves of the suite share the cores
 hypothesis.settings.register_profile(
