@@ -75,6 +75,10 @@ class GRPO:
         """Groups of parameters with options of their own, for the optimizer."""
         return []
 
+    def rate_of(self, group: dict[str, Any]) -> float:
+        """The configured learning rate of a group of the optimizer's parameters."""
+        return self.train.learning_rate
+
     def save(self, checkpoint: Path, accelerator: Accelerator) -> None:
         """Write what the algorithm trains besides the policy into a checkpoint; all processes call this together."""
 

@@ -234,8 +234,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
 
     def rate_of(self, group: dict[str, Any]) -> float:
         """The configured learning rate of a group of the optimizer's parameters."""
-        own = {each["name"]: each["lr"] for each in self.algorithm.parameter_groups()}
-        return own.get(group.get("name"), super().rate_of(group))
+        return self.algorithm.rate_of(group)
 
     def pause_optimizer(self) -> None:
         """Set the learning rate of the coming step to 0; the scheduler sets it anew after the step."""

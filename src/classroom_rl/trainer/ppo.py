@@ -45,6 +45,8 @@ from classroom_rl.trainer.losses import (
 )
 
 CRITIC_FOLDER = "critic"
+HEAD_GROUP = "of_value_head"
+"""Marks the optimizer's group of parameters that has a learning rate of its own, in checkpoints, too."""
 
 
 def critic_path(run_folder: Path, version: int) -> Path:
@@ -82,7 +84,10 @@ class PPO(GRPO):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         own = list(self.value_head.parameters())
-        return [{"params": own, "lr": self.ppo.value_learning_rate, "weight_decay": 0.0, "name": "critic"}]
+        return [{"params": own, "lr": self.ppo.value_learning_rate, "weight_decay": 0.0, HEAD_GROUP: True}]
+
+    def rate_of(self, group: dict[str, Any]) -> float:
+        return self.ppo.value_learning_rate if group.get(HEAD_GROUP) else super().rate_of(group)
 
     def save(self, checkpoint: Path, accelerator: Accelerator) -> None:
         self._write_head(checkpoint / HEAD_FILE, accelerator)
