@@ -1,6 +1,7 @@
 """How the configuration reaches the training: transformers' arguments, the loss, and what is refused."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def loss_of_token(algorithm: GRPO, ratio: float, **tensors: torch.Tensor) -> tor
     """The loss of one sampled token with advantage 1, whose log-prob was −1 before the step."""
     row = rows_of(record(0, completion_ids=[7], mask=[1], logprobs=[-1.0]))[0]
     micro = Batch.of([Sample(row, [1.0])], 0, torch.device("cpu"))
-    micro = micro.with_values(old_logps_BT=-torch.ones(1, 1), **tensors)
+    micro = replace(micro, old_logps_BT=-torch.ones(1, 1), **tensors)
     scores = Scores(torch.full((1, 1), math.log(ratio) - 1), torch.zeros(1, 1), None, None)
     return algorithm.loss(scores, micro, totals([micro], Accelerator(cpu=True)), True)
 

@@ -270,7 +270,7 @@ def unjudged(**changes: Any) -> Callable[[int, Problem], ConversationRecord]:
 
 def with_a_distant_reference(batch: Sequence[Batch]) -> list[Batch]:
     """The same, but the reference finds every token e^0.7 times less likely."""
-    return [micro.with_values(ref_logps_BT=micro.ref_logps_BT - 0.7) for micro in batch]
+    return [replace(micro, ref_logps_BT=micro.ref_logps_BT - 0.7) for micro in batch]
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["rows of their own", "shared micro-batches"])

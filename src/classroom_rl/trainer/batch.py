@@ -122,10 +122,6 @@ class Batch:
             }
         return replace(self, **own)
 
-    def with_values(self, **tensors: Tensor) -> "Batch":
-        """The batch with some of its tensors set."""
-        return replace(self, **tensors)
-
     def _tensors(self) -> dict[str, Tensor]:
         named = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: each for name, each in named if each is not None}

@@ -104,8 +104,8 @@ class GRPO:
             for place, (own, credit) in enumerate(zip(rows, credits, strict=True))
             for sample in self._samples_of(own, credit, kept.get(place, set()), place not in left_out)
         ]
-        if any(gather_object([any(1 in each.row.target for each in samples)])):
-            figures["corrections/rows"] = sum(gather_object([sum(1 in each.row.target for each in samples)]))
+        if corrections := sum(gather_object([sum(1 in each.row.target for each in samples)])):
+            figures["corrections/rows"] = corrections
         return samples, figures
 
     def _samples_of(

@@ -17,12 +17,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
@@ -102,7 +103,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         for place, micro in enumerate(self.micro_batches, start=1):
             is_last = place == len(self.micro_batches)
             self.accelerator.sync_gradients = is_last
-            with nullcontext() if is_last else self.accelerator.no_sync(model):
+            syncs = is_last or self.is_deepspeed_enabled  # DeepSpeed waits for the last one by itself
+            with nullcontext() if syncs else self.accelerator.no_sync(model):
                 own = self.loss_of(model, micro, first_pass)
                 if is_last:
                     self.log_figures(self.algorithm.end_pass(first_pass, self.accelerator, self))
@@ -134,10 +136,10 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         old = None
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
             old = self.score_batch(self.model, batch, places)
-            batch = batch.with_values(old_logps_BT=old.logps_BT)
+            batch = replace(batch, old_logps_BT=old.logps_BT)
         if self.reference is not None:
             with self.reference(self.model) as model:
-                batch = batch.with_values(ref_logps_BT=self.score_batch(model, batch, places).logps_BT)
+                batch = replace(batch, ref_logps_BT=self.score_batch(model, batch, places).logps_BT)
         batch, more = self.algorithm.advantages(batch, old, step, accelerator)
         micro = [batch.take(each) for each in places]
         self.log_figures(figures | more | self._completion_figures(played.records))
@@ -178,8 +180,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
 
     def backward(self, loss: Tensor) -> None:
         """Backward as accelerate wants it; DeepSpeed must not divide by a number of micro-batches."""
-        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+        self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
 
     # Figures --------------------------------------------------------------------------------------------------------
 
