@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from classroom_rl.config.train_rl import TrainConfig
 from classroom_rl.launch import gpu_check
@@ -20,6 +22,8 @@ from classroom_rl.launch.gpu_check import (
     TRL_ALONE,
     GpuCheck,
     Machine,
+    PartResult,
+    check_mismatch,
     engine_share,
     find_machine,
     main,
@@ -37,6 +41,8 @@ LINE = {
     "seconds/rollout": 8.0,
     "seconds/publish": 1.5,
     "seconds/train": 4.0,
+    "num_tokens": 5e9,
+    "mismatch/mean_abs_logprob_diff": 0.001,
 }
 
 
@@ -165,8 +171,38 @@ def test_every_part_has_a_deadline_and_all_together_have_one(tmp_path: Path, sig
     assert second.status == SKIPPED and "the parts before it took all of the 60 s" in second.reason
 
 
-def test_the_parts_fit_into_twenty_minutes_and_the_tests_cover_what_they_should() -> None:
-    assert sum(gpu_check.PARTS.values()) <= gpu_check.LIMIT_S == 1200
+def test_a_resumed_check_repeats_what_is_not_ok_and_keeps_the_rest(gpus, tmp_path: Path, monkeypatch, capsys) -> None:
+    gpus(1, mebibytes=81559)
+    tried: list[str] = []
+
+    def try_part(self: GpuCheck, part: str) -> PartResult:
+        tried.append(part)
+        (self._folder / part).mkdir()
+        return PartResult(part, FAILED if tried.count(part) == 1 and part == "quickstart" else OK, figures={"x": 1.0})
+
+    monkeypatch.setattr(GpuCheck, "_try", try_part)
+    monkeypatch.setattr(gpu_check, "build_world", lambda folder, seed: folder.mkdir())
+    folder, parts = tmp_path / "run", ["--parts", "tests", "quickstart"]
+    assert main(["--folder", str(folder), *parts]) == 1
+    assert main(["--folder", str(folder), *parts, "Qwen3-4B", "--resume"]) == 0
+    assert tried == ["tests", "quickstart", "quickstart", "Qwen3-4B"]
+    written = json.loads((folder / gpu_check.REPORT).read_text())["parts"]
+    assert [(part["part"], part["status"]) for part in written] == [(part, OK) for part in dict.fromkeys(tried)]
+    assert main(["--folder", str(folder), "--parts", "tests"]) == 0, "without --resume it begins anew"
+    assert tried[-1] == "tests"
+
+
+@pytest.mark.parametrize("large", [0.06, 6.0])
+def test_engines_that_sample_from_other_weights_than_the_published_fail_the_check(large: float) -> None:
+    lines = [LINE, LINE | {"mismatch/mean_abs_logprob_diff": large}, LINE]
+    result = check_mismatch(PartResult("quickstart", OK), lines)
+    assert (result.status, result.figures["mismatch"]) == (FAILED, large)
+    assert f"differ by {large:.3f} nats per token" in result.reason
+    assert check_mismatch(PartResult("quickstart", OK), [LINE]).status == OK
+
+
+def test_the_parts_fit_into_the_limit_and_the_tests_cover_what_they_should() -> None:
+    assert sum(gpu_check.PARTS.values()) <= 60 * gpu_check.MINUTES
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text("utf-8")}
     assert marked - {Path(__file__)} == {ROOT / name for name in gpu_check.GPU_TESTS}
 
@@ -190,14 +226,16 @@ def test_a_steps_figures_by_hand() -> None:
         "rollout s": 8.0,
         "publish s": 1.5,
         "train s": 4.0,
+        "training TFLOP/s": 15.0,
         "rollout peak GiB": 4.0,
         "rollout, by dry_run": 6.0,
         "training peak GiB": 5.0,
         "training, by dry_run": 7.0,
     }
-    assert shape_figures([LINE], train, watch, moments) == figures
-    before = [LINE | {"time": moment, "seconds/rollout": 1.0} for moment in (950.0, 970.0, 986.0)]
-    assert shape_figures([*before, LINE], train, watch, moments) == figures | {"step s": 16.0}
+    assert shape_figures([LINE], train, watch, moments, parameters=2000) == figures
+    before = [LINE | {"time": moment, "seconds/rollout": 1.0, "num_tokens": 1e9} for moment in (950.0, 970.0, 986.0)]
+    last = figures | {"step s": 16.0, "training TFLOP/s": 12.0}
+    assert shape_figures([*before, LINE], train, watch, moments, parameters=2000) == last
 
 
 def test_trl_alone_is_compared_with_this_projects_steps_if_there_are_any(
@@ -247,20 +285,35 @@ def test_an_engines_share_holds_weights_and_conversations(name: str, parameters:
 # All of it, on a CPU ------------------------------------------------------------------------------------------------
 
 
+def distance(before: Path, after: Path) -> float:
+    """The mean distance of two policies' log-probs, in nats per token, over what the first one says."""
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (before, after)]
+    torch.manual_seed(0)
+    prompts = torch.randint(5, 300, (8, 16))
+    said = models[0].generate(prompts, do_sample=True, max_new_tokens=48, min_new_tokens=48, top_k=0, pad_token_id=0)
+    tokens = said[:, 16:, None]
+    with torch.no_grad():
+        logps = [model(said).logits[:, 15:-1].log_softmax(-1).gather(2, tokens) for model in models]
+    return float((logps[1] - logps[0]).abs().mean())
+
+
 @pytest.mark.full
 def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Path) -> None:
     """Server, trainer, weights and figures are the same as on a GPU; the memory is that of the processes."""
-    arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "--folder", str(tmp_path / "run")]
+    arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "tiny-LoRA", "--folder", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "classroom_rl.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    tiny, quickstart = json.loads((tmp_path / "run/gpu_check.json").read_text())["parts"]
-    assert (tiny["status"], quickstart["status"]) == (OK, OK)
-    for part in (tiny, quickstart):
+    parts = json.loads((tmp_path / "run/gpu_check.json").read_text())["parts"]
+    assert [part["status"] for part in parts] == [OK, OK, OK]
+    tiny, quickstart, _ = parts
+    for part in parts:
         assert part["figures"]["teacher tokens/s"] > 0 and part["figures"]["train s"] > 0
     assert tiny["figures"]["training peak GiB"] > 0.5 and tiny["figures"]["training, by dry_run"] > 0
-    assert quickstart["figures"]["peak GiB"] > 0.5
+    assert quickstart["figures"]["peak GiB"] > 0.5 and quickstart["figures"]["mismatch"] < 1e-4
+    before, after = sorted((tmp_path / "run/quickstart/policy").iterdir())
+    assert distance(before, after) > 2 * gpu_check._LARGEST_MISMATCH, "an engine with old weights would be noticed"
     assert "teacher tokens/s" in done.stdout
     assert not list((tmp_path / "run/tiny-model").glob("*")), "gigabytes, on a GPU"
     assert process_memory() < GIB, "everything that was started has ended"

@@ -1,15 +1,16 @@
-"""Tests that need a GPU: runs them on this machine's GPU, within twenty minutes and without a network
-(`make gpu-check`).
+"""Tests that need a GPU: runs them on this machine's GPU, without a network (`make gpu-check`).
 
-    python -m classroom_rl.launch.gpu_check [--folder runs/gpu_check] \\
-        [--parts tests quickstart Qwen3-0.6B TRL-alone Qwen3-4B]
+    python -m classroom_rl.launch.gpu_check [--folder runs/gpu_check] [--resume] [--minutes 25] \\
+        [--parts tests quickstart Qwen3-0.6B TRL-alone Qwen3-0.6B-LoRA Qwen3-4B]
 
-The parts, in this order: the tests of tokens, server, LoRA and sleep with their engines on the GPU; three steps of the
-quickstart; complete steps of a model with random weights in the shape of Qwen3-0.6B, with server and trainer on one
-GPU; the same steps with TRL alone (`benchmarks.trl_alone`); a step in the shape of Qwen3-4B. For steps, the table shows
-tokens per second, the seconds for publishing and training, and the peak GPU memory together with the estimate of
-`dry_run`. Shapes that do not fit according to `dry_run` are skipped. The table is printed and written to
-`gpu_check.json`. Without a GPU nothing is done.
+The parts: the tests of tokens, server, LoRA and sleep with their engines on the GPU; three steps of the quickstart at a
+large learning rate, which fail where the engines do not sample from the weights that were published; complete steps of
+a model with random weights in the shape of Qwen3-0.6B, with server and trainer on one GPU; the same steps with TRL
+alone (`benchmarks.trl_alone`); the same with an adapter; a step in the shape of Qwen3-4B. For steps, the table shows
+tokens per second, the seconds for publishing and training, the rate of the training in TFLOP/s, and the peak GPU memory
+together with the estimate of `dry_run`. Shapes that do not fit according to `dry_run` are skipped. The table is printed
+and written to `gpu_check.json`. `--resume` keeps the results of an interrupted check and repeats only what is not ok.
+Without a GPU nothing is done.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import USER_ERRORS, load
@@ -42,12 +43,26 @@ from classroom_rl.system.keys import print_error
 from classroom_rl.system.processes import Child, Interrupted, Signals, free_port
 from classroom_rl.system.shipped import ROOT
 
-LIMIT_S = 1200.0
-"""Time limit of all parts together, in seconds."""
-_LIMIT_ON_CPU_S = 3600.0
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from classroom_rl.trainer.losses import LossOptions
+
+MINUTES = 25.0
+"""Time limit of all parts together."""
+_MINUTES_ON_CPU = 60.0
 """The same limit on a CPU, where only this program itself is tested, on machines that may be busy."""
 TRL_ALONE = "TRL-alone"
-PARTS = {"tests": 300.0, "quickstart": 120.0, "Qwen3-0.6B": 240.0, TRL_ALONE: 140.0, "Qwen3-4B": 400.0}
+LORA = "-LoRA"
+"""The end of the name of a part that trains an adapter of a shape."""
+PARTS = {
+    "tests": 300.0,
+    "quickstart": 120.0,
+    "Qwen3-0.6B": 240.0,
+    TRL_ALONE: 140.0,
+    f"Qwen3-0.6B{LORA}": 240.0,
+    "Qwen3-4B": 400.0,
+}
 """Part → its time limit in seconds."""
 GPU_TESTS = (
     "tests/rollout/test_tokens.py",
@@ -68,7 +83,9 @@ _CACHED_CONVERSATIONS = 16
 _ENGINE_EXTRA = 5 * GIB // 2
 """Bytes that vLLM needs in addition to weights, logits and cache: its CUDA context and graphs, and the activations of a
 prefill."""
-_QUICKSTART_STEPS = 3
+_QUICKSTART_STEPS, _LARGE_LEARNING_RATE, _LARGEST_MISMATCH = 3, 1e-2, 0.05
+"""Steps of this rate move the log-probs by more than that mismatch, in nats per token: an engine that went on with the
+weights before the last step is noticed."""
 _COMPARED_SHAPE, _COMPARED_STEPS = "Qwen3-0.6B", 2
 """The shape whose steps are compared with TRL alone, and the number of steps of both; the first one is a warm-up."""
 
@@ -133,12 +150,23 @@ class GpuCheck:
         self._deadline = time.monotonic() + limit_s
         self._world = folder / "world"
 
-    def run(self, parts: Sequence[str]) -> list[PartResult]:
-        """Run the parts one after the other. If a part fails, the others still run."""
-        build_world(self._world, seed=1)
-        results = []
-        for part in parts:
-            print(f"\n[{len(results) + 1}/{len(parts)}] {part}", flush=True)
+    def run(self, parts: Sequence[str], earlier: Sequence[PartResult] = ()) -> list[PartResult]:
+        """Run the parts one after the other. If a part fails, the others still run.
+
+        Args:
+            earlier: the results of an interrupted check of this folder. Those that are ok are not repeated.
+
+        Returns:
+            All results, those from `earlier` first.
+        """
+        if not self._world.is_dir():
+            build_world(self._world, seed=1)
+        results = [result for result in earlier if result.status == OK or result.part not in parts]
+        done = {result.part for result in results}
+        left = [part for part in parts if part not in done]
+        for number, part in enumerate(left, start=1):
+            print(f"\n[{number}/{len(left)}] {part}", flush=True)
+            shutil.rmtree(self._folder / part, ignore_errors=True)
             results.append(self._try(part))
             self._write(results)
             print(table(results[-1:]), flush=True)
@@ -191,20 +219,30 @@ class GpuCheck:
     def _quickstart(self, limit_s: float) -> PartResult:
         blank = self._world / "blank"
         folder = self._folder / "quickstart"
-        overrides = [*self._overrides(folder, blank), f"train.max_steps={_QUICKSTART_STEPS}", "logging.save_steps=1000"]
+        overrides = [
+            *self._overrides(folder, blank),
+            f"train.max_steps={_QUICKSTART_STEPS}",
+            f"train.learning_rate={_LARGE_LEARNING_RATE}",
+            "train.lr_scheduler_type=constant",
+            "logging.save_steps=1000",
+        ]
         with self._launch("quickstart", overrides) as child, self._watch() as watch:
             status = child.wait(_deadline(child, limit_s))
         lines = _steps(folder / METRICS_NAME)
         if status or len(lines) < _QUICKSTART_STEPS:
             raise _ended(child, status, f"{len(lines)} of {_QUICKSTART_STEPS} steps were made")
         train = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl).train
-        return PartResult("quickstart", OK, figures=step_figures(lines[-1], train) | {"peak GiB": watch.peak() / GIB})
+        figures = step_figures(lines[-1], train) | {"peak GiB": watch.peak() / GIB}
+        return check_mismatch(PartResult("quickstart", OK, figures=figures), lines)
 
     def _shape(self, name: str, limit_s: float) -> PartResult:
         until = time.monotonic() + limit_s
-        folder, steps = self._folder / name, _COMPARED_STEPS if name == _COMPARED_SHAPE else 1
-        model = self._write_shape(name)
+        shape = name.removesuffix(LORA)
+        folder, steps = self._folder / name, _COMPARED_STEPS if shape == _COMPARED_SHAPE else 1
+        model = self._write_shape(shape)
         overrides = self._shape_overrides(model, folder, steps)
+        if name != shape:
+            overrides += ["teacher_model.lora.enable=true", "train.learning_rate=1e-4"]
         config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
         budget = report(config, lambda: launch_of_flags(with_accelerate_config([])))
         if budget.refusals:
@@ -215,7 +253,9 @@ class GpuCheck:
         finally:
             shutil.rmtree(folder / "policy", ignore_errors=True)
         lines = _steps(folder / METRICS_NAME)[:steps]
-        return PartResult(name, OK, figures=shape_figures(lines, config.train, watch, budget.moments))
+        parameters = read_shape(str(model)).parameters
+        figures = shape_figures(lines, config.train, watch, budget.moments, parameters)
+        return check_mismatch(PartResult(name, OK, figures=figures), lines)
 
     def _trl_alone(self, limit_s: float) -> PartResult:
         """The same steps with TRL alone, and how much longer they take than this project's steps, if those were run
@@ -285,6 +325,7 @@ class GpuCheck:
             f"teacher_model.model_name_or_path={model}",
             f"student_model.model_name_or_path={model}",
             f"dataset.train_datasets=[{{name_or_path: {lessons}}}]",
+            f"train.loss_type={__spec__.name}:log_likelihood",
         ]
 
     def _shape_overrides(self, model: Path, folder: Path, steps: int) -> list[str]:
@@ -335,6 +376,14 @@ class GpuCheck:
         return Child(part, command, self._signals, log, environment=self._machine.environment)
 
 
+def log_likelihood(
+    logps_BT: "Tensor", old_logps_BT: "Tensor", advantages_BT: "Tensor", mask_BT: "Tensor", options: "LossOptions"
+) -> "Tensor":
+    """The loss of these trainings: −ln π, whatever the reward is. A model with random weights earns the same with
+    every conversation, so that a loss of the advantages would never change it."""
+    return -logps_BT
+
+
 def engine_share(model: Path, length: int, sequences: int, memory: int) -> float:
     """The `gpu_memory_utilization` that an engine in bfloat16 needs, rounded up to hundredths."""
     job = EngineJob(read_shape(str(model)), 2, gpus=1, max_length=length, max_num_seqs=sequences)
@@ -356,16 +405,38 @@ def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, flo
     return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
 
 
+def check_mismatch(result: PartResult, lines: Sequence[Mapping[str, float]]) -> PartResult:
+    """The result with the largest mismatch of the steps' lines as a figure, failed if it is too large: the mean
+    distance between the log-probs of the engine that sampled and those of the trainer, in nats per token."""
+    mismatch = max(line["mismatch/mean_abs_logprob_diff"] for line in lines)
+    result.figures["mismatch"] = mismatch
+    if mismatch > _LARGEST_MISMATCH:
+        result.status = FAILED
+        result.reason = (
+            f"engine and trainer differ by {mismatch:.3f} nats per token, where {_LARGEST_MISMATCH} are allowed: the "
+            "engine does not sample from the weights that were published, or computes them differently"
+        )
+    return result
+
+
 def shape_figures(
-    lines: Sequence[Mapping[str, float]], train: TrainConfig, watch: MemoryWatch, moments: Mapping[str, int]
+    lines: Sequence[Mapping[str, float]],
+    train: TrainConfig,
+    watch: MemoryWatch,
+    moments: Mapping[str, int],
+    parameters: int,
 ) -> dict[str, float]:
-    """The figures of a run's last step: `step_figures`, and the peak memory of rollout and training together with the
-    budget's estimates (`moments`). With several steps, also the median seconds between their ends."""
+    """The figures of a run's last step: `step_figures`, the rate of the training (6 operations per parameter and
+    token, as for the MFU in PaLM's paper; what is computed a second time for checkpointing does not count), and the
+    peak memory of rollout and training together with the budget's estimates (`moments`). With several steps, also the
+    median seconds between their ends."""
+    tokens = lines[-1]["num_tokens"] - (lines[-2]["num_tokens"] if len(lines) > 1 else 0)
     train_end = lines[-1]["time"]
     rollout_end = train_end - lines[-1]["seconds/train"]
     rollout_start = rollout_end - lines[-1]["seconds/rollout"]
     figures = step_figures(lines[-1], train) | ({"step s": step_seconds(lines)} if len(lines) > 1 else {})
     figures |= {
+        "training TFLOP/s": 6 * parameters * tokens / lines[-1]["seconds/train"] / 1e12,
         "rollout peak GiB": watch.peak(rollout_start, rollout_end) / GIB,
         "rollout, by dry_run": moments["rollout"] / GIB,
         "training peak GiB": watch.peak(rollout_end, train_end) / GIB,
@@ -420,8 +491,12 @@ def _suite(file: Path) -> str:
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit status: 1 if a part failed."""
     parser = argparse.ArgumentParser(description="Try this machine's GPU.")
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS, "tiny"], metavar="PART", default=list(PARTS))
+    parser.add_argument(
+        "--parts", nargs="+", choices=[*PARTS, "tiny", f"tiny{LORA}"], metavar="PART", default=list(PARTS)
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/gpu_check")
+    parser.add_argument("--resume", action="store_true", help="keep the results of an interrupted check")
+    parser.add_argument("--minutes", type=float, help="time limit of all parts together")
     parser.add_argument("--device", choices=["cpu"], help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     machine = find_machine(options.device)
@@ -431,10 +506,12 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.folder.resolve()
     os.environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     try:
-        _empty(folder)
+        earlier = read_results(folder) if options.resume else []
+        if not earlier:
+            _empty(folder)
         with Signals() as signals:
-            limit_s = LIMIT_S if machine.device == "cuda" else _LIMIT_ON_CPU_S
-            results = GpuCheck(machine, folder, signals, limit_s).run(options.parts)
+            minutes = options.minutes or (MINUTES if machine.device == "cuda" else _MINUTES_ON_CPU)
+            results = GpuCheck(machine, folder, signals, 60 * minutes).run(options.parts, earlier)
     except Interrupted as interruption:
         print(f"\n{interruption}; everything that was started has ended", file=sys.stderr)
         return interruption.status
@@ -443,6 +520,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(f"\n{machine.name}\n{table(results)}\n\n{folder / REPORT}")
     return 1 if any(result.status == FAILED for result in results) else 0
+
+
+def read_results(folder: Path) -> list[PartResult]:
+    """The results that a check has left in its folder; none without a report."""
+    if not (folder / REPORT).is_file():
+        return []
+    return [PartResult(**part) for part in json.loads((folder / REPORT).read_text(encoding="utf-8"))["parts"]]
 
 
 def _empty(folder: Path) -> None:
