@@ -22,7 +22,9 @@ def test_more_samples_than_a_server_holds_are_refused_with_all_numbers():
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_all_numbers():
-    sizes = ("number_of_problems_per_batch=16", "num_samples_per_problem=8", "per_device_train_batch_size=7")
+    sizes = (
+        "number_of_problems_per_batch=16 num_samples_per_problem=8 per_device_train_batch_size=7 loss_type=bnpo".split()
+    )
     with pytest.raises(ConfigError, match=r"\(16 × 8 = 128\) must be divisible by .*\(7\)"):
         loaded("train_rl", *(f"train.{size}" for size in sizes))
 

@@ -136,8 +136,9 @@ def test_processes_wait_for_each_other_longer_than_one_may_wait_for_the_server(t
 
 def test_batch_that_does_not_divide_over_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ConfigError, match=r"64 conversations must be divisible .*16 × 3 = 48"):
-        training_arguments(configured(), tmp_path)
+    for more, numbers in (("train.loss_type=dapo", "processes, 3"), ("train.loss_type=bnpo", "16 × 3 = 48")):
+        with pytest.raises(ConfigError, match=f"64 conversations must be divisible .*{numbers}"):
+            training_arguments(configured(more), tmp_path)
 
 
 def test_processes_that_share_a_group_cannot_have_it_judged_together(

@@ -1,5 +1,6 @@
 """A batch as tensors, and its micro-batches: the same gradient however it is divided, and none above its limit."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,18 @@ def test_a_row_s_tensors_end_where_it_ends() -> None:
     assert not found.take([]).wanted_BT.any() and len(found.take([]).mask_BT) == 1
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo", "sapo"])
-@pytest.mark.parametrize("groups", ["keep", "drop"])
+@pytest.mark.parametrize(
+    ("own", "groups"),
+    [
+        *product(
+            (f"train.loss_type={loss}" for loss in ("dapo", "grpo", "dr_grpo", "cispo", "sapo")), ("keep", "drop")
+        ),
+        ("train.importance_sampling_level=sequence", "keep"),
+        ("train.algorithm=ppo", "keep"),
+    ],
+)
 def test_gradients_are_the_same_in_other_micro_batches(
-    loss: str, groups: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: str, groups: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Filled by rows or by tokens, as many as another process has. With a reference model, which is scored in
     micro-batches, too; under `drop` one group teaches nothing."""
@@ -110,9 +119,9 @@ def test_gradients_are_the_same_in_other_micro_batches(
         return record.model_copy(update=equal) if groups == "drop" and index < 4 else record
 
     def found(of_another: int, more: str = "train.mu=1") -> tuple[float, dict[str, torch.Tensor], list[Batch]]:
-        own = [f"train.loss_type={loss}", "train.beta=0.1", f"train.groups_without_variance={groups}", more]
+        overrides = [own, "train.beta=0.1", f"train.groups_without_variance={groups}", more]
         monkeypatch.setattr(batch, "gather_object", lambda counts: [*counts, of_another])
-        trainer = offline_trainer(tmp_path / f"{of_another} {more}", model, own, uneven)
+        trainer = offline_trainer(tmp_path / f"{of_another} {more}", model, overrides, uneven)
         micro = trainer.batch()
         return *trainer.loss_and_gradients(micro), micro
 
@@ -121,31 +130,20 @@ def test_gradients_are_the_same_in_other_micro_batches(
     assert largest > 1e-4
     tokens = f"train.max_tokens_per_micro_batch={LIMIT}"
     by_rows, by_tokens, with_empty_ones = found(3), found(1, tokens), found(12, tokens)
+    in_threes = found(1, "train.per_device_train_batch_size=3")
     assert [len(each.mask_BT) for each in by_rows[-1]] == [2, 4, 2]
+    assert [len(each.mask_BT) for each in in_threes[-1]] == [3, 3, 2]
     assert 1 < len(by_tokens[-1]) < 8 and len({len(each.mask_BT) for each in by_tokens[-1]}) > 1
     assert len(with_empty_ones[-1]) == 12 and sum(not each.wanted_BT.any() for each in with_empty_ones[-1]) >= 4
-    for loss_now, now, _ in (by_rows, by_tokens, with_empty_ones):
+    for loss_now, now, _ in (by_rows, by_tokens, with_empty_ones, in_threes):
         assert loss_now == pytest.approx(loss_before, abs=1e-6)
         for name, gradient in before.items():
             assert torch.allclose(now[name], gradient, rtol=0, atol=min(1e-6, 1e-4 * largest)), name
 
 
-def test_rows_of_a_micro_batch_bind_nobody_where_tokens_fill_it() -> None:
+def test_the_mean_of_each_micro_batch_needs_micro_batches_of_equal_size() -> None:
     batch = ["train.number_of_problems_per_batch=3", "train.num_samples_per_problem=3"]
-    with pytest.raises(ConfigError, match="per_device_train_batch_size"):
-        load(TrainRLConfig, "train_rl", batch, check_train_rl)
-    tokens = [*batch, "train.max_tokens_per_micro_batch=100"]
-    assert load(TrainRLConfig, "train_rl", tokens, check_train_rl).train.max_tokens_per_micro_batch == 100
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("train.loss_type=bnpo", "takes the mean of each micro-batch"),
-        ("train.algorithm=ppo", "train.algorithm=ppo divides"),
-        ("supervisor_model.model_name_or_path=rules", "with a supervisor"),
-    ],
-)
-def test_what_cannot_be_divided_by_tokens_is_refused(more: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load(TrainRLConfig, "train_rl", ["train.max_tokens_per_micro_batch=100", more], check_train_rl)
+    assert load(TrainRLConfig, "train_rl", batch, check_train_rl).train.per_device_train_batch_size > 9
+    for more in (batch, ["train.max_tokens_per_micro_batch=100"]):
+        with pytest.raises(ConfigError, match="takes the mean of each micro-batch"):
+            load(TrainRLConfig, "train_rl", [*more, "train.loss_type=bnpo"], check_train_rl)

@@ -27,6 +27,7 @@ from classroom_rl.trainer.losses import (
     TOKENS,
     LossOptions,
     approximate_kl,
+    at_sequence_level,
     clipped,
     importance_ratio,
     is_clipped,
@@ -142,6 +143,44 @@ def test_loss_gradient_and_figures_are_those_of_trl(loss: str, beta: float, mode
     assert logged == pytest.approx({name: each for name, each in figures.items() if name not in extremes}, rel=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_loss_of_whole_samples_is_that_of_trl(loss: str, mode: str) -> None:
+    """With one advantage for all tokens of a sample, as GSPO has it."""
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    mask = torch.rand(6, 9, generator=generator) > 0.4
+    mask[:, 0] = True
+    logps = random(6, 9) - 3
+    old, engine = logps + 0.5 * random(6, 9), logps + 0.5 * random(6, 9)
+    micro = micro_batch(mask, old, random(6, 1).expand(6, 9), engine, None)
+    totals = Totals(rows=12, tokens=77, targets=1, micro_batches=2, values=1)
+    own = (f"train.importance_sampling_mode={mode}", "train.importance_sampling_level=sequence", "train.beta=0")
+    algorithm = grpo(loss, *own)
+
+    ours, theirs = (logps.clone().requires_grad_() for _ in range(2))
+    loss_now = algorithm.loss(Scores(ours, random(6, 9).exp(), None, None), micro, totals, first_pass=False)
+    loss_now.backward()
+    of_trl, _ = loss_of_trl(algorithm, theirs, random(6, 9).exp(), micro, totals)
+    of_trl.backward()
+    assert ours.grad.any() and torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert loss_now.item() == pytest.approx(of_trl.item(), rel=0, abs=1e-12)
+
+
+def test_the_ratio_of_a_sample_by_hand() -> None:
+    """Log-ratios 0.3 and 0.1, and −0.5 that does not count: their mean is 0.2 everywhere, and each token's gradient is
+    its own advantage's."""
+    logps = tokens(0.3, 0.1, -0.5).requires_grad_()
+    old = at_sequence_level(logps, torch.zeros(1, 3), torch.tensor([[1, 1, 0]]))
+    assert (logps - old)[0].tolist() == pytest.approx([0.2, 0.2, 0.2])
+    (torch.exp(logps - old) * tokens(1, -2, 0)).sum().backward()
+    assert logps.grad[0].tolist() == pytest.approx([math.exp(0.2), -2 * math.exp(0.2), 0])
+    assert at_sequence_level(logps, logps.detach(), torch.zeros(1, 3)).isfinite().all()
+
+
 def loss_of_trl(
     algorithm: GRPO, logps: Tensor, entropies: Tensor, micro: Batch, totals: Totals
 ) -> tuple[Tensor, dict[str, float]]:
@@ -164,7 +203,7 @@ def loss_of_trl(
         current_gradient_accumulation_steps=totals.micro_batches,
         epsilon_high=options.epsilon_high,
         epsilon_low=options.epsilon_low,
-        importance_sampling_level="token",
+        importance_sampling_level=train.importance_sampling_level,
         loss_type=train.loss_type,
         max_completion_length=options.max_completion_length,
         model=SimpleNamespace(training=True),

@@ -126,7 +126,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_logging(config.logging)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     _check_batch(config)
-    _check_micro_batches(config)
+    _check_micro_batches(config.train)
     check_hub(config.huggingface)
     _check_training(config.train)
     _check_groups(config)
@@ -371,23 +371,13 @@ def _check_groups(config: TrainRLConfig) -> None:
         )
 
 
-def _check_micro_batches(config: TrainRLConfig) -> None:
+def _check_micro_batches(train: TrainConfig) -> None:
     """Micro-batches of uneven numbers of rows must add up to the same gradient."""
-    train = config.train
-    if train.max_tokens_per_micro_batch is None:
-        return
-    said = f"train.max_tokens_per_micro_batch is {train.max_tokens_per_micro_batch}, but "
-    fix = "set it to null, and train.per_device_train_batch_size to a number of rows."
-    if train.loss_type == BNPO:
+    if train.max_tokens_per_micro_batch is not None and train.loss_type == BNPO:
         raise ConfigError(
-            f"{said}train.loss_type={BNPO} takes the mean of each micro-batch, which would depend on how the batch is "
-            f"divided: take dapo, or {fix}"
-        )
-    if train.algorithm == PPO:
-        raise ConfigError(f"{said}train.algorithm={PPO} divides its batches by rows: {fix}")
-    if config.supervisor_model is not None or most_rows(config) is not None:
-        raise ConfigError(
-            f"{said}with a supervisor, or where each message is a row, batches are divided by rows: {fix}"
+            f"train.max_tokens_per_micro_batch is {train.max_tokens_per_micro_batch}, but train.loss_type={BNPO} takes "
+            "the mean of each micro-batch, which would depend on how the batch is divided: take dapo, or set it to "
+            "null, and train.per_device_train_batch_size to a number of rows."
         )
 
 
@@ -398,10 +388,10 @@ def _check_batch(config: TrainRLConfig) -> None:
         "train.number_of_problems_per_batch × train.num_samples_per_problem "
         f"({train.number_of_problems_per_batch} × {train.num_samples_per_problem} = {batch})"
     )
-    by_rows = train.max_tokens_per_micro_batch is None
-    if by_rows and batch % train.per_device_train_batch_size:
+    if train.loss_type == BNPO and batch % train.per_device_train_batch_size:
         raise ConfigError(
-            f"{product} must be divisible by train.per_device_train_batch_size ({train.per_device_train_batch_size})."
+            f"{product} must be divisible by train.per_device_train_batch_size ({train.per_device_train_batch_size}) "
+            f"with train.loss_type={BNPO}, which takes the mean of each micro-batch."
         )
     if batch > LARGEST_BATCH:
         raise ConfigError(

@@ -52,6 +52,7 @@ from classroom_rl.config.values import (
     CorrectionMode,
     CorrectionTargets,
     GroupMode,
+    ImportanceSamplingLevel,
     ImportanceSamplingMode,
     LossType,
     Optimizer,
@@ -160,7 +161,8 @@ class TrainConfig:
     over it is one optimizer step."""
 
     algorithm: Algorithm = GRPO
-    """PPO trains a critic, too, and has no use for `loss_type`, `scale_rewards` and `groups_without_variance`."""
+    """PPO trains a critic, too, and has no use for `loss_type`, `importance_sampling_level`, `scale_rewards` and
+    `groups_without_variance`."""
     number_of_problems_per_batch: Count = 16
     """Each is played by a group of conversations."""
     num_samples_per_problem: Annotated[
@@ -194,6 +196,8 @@ class TrainConfig:
     loss_type: Annotated[Text, NameOrFunction(get_args(LossType))] = "dapo"
     """By TRL's name: how the ratio is clipped, and what the mean is taken over. docs/algorithms.md has the formulas,
     and what a function of your own gets and gives."""
+    importance_sampling_level: ImportanceSamplingLevel = "token"
+    """By TRL's name: the ratio π/π_old is that of each token, or of the whole sample (GSPO)."""
     scale_rewards: RewardScale = "group"
     """What the advantages are divided by: the standard deviation of the group's rewards, that of the batch's, or
     nothing."""

@@ -25,6 +25,7 @@ from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
 
 OF_GRPO = {
     "loss_type": "which loss GRPO has",
+    "importance_sampling_level": "whether GRPO's ratio is of a token or of a sample",
     "scale_rewards": "how GRPO compares the conversations of a group",
     "groups_without_variance": "what becomes of groups that teach GRPO nothing",
 }

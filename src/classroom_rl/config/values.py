@@ -92,6 +92,7 @@ CISPO_LARGEST_RATIO = 5.0
 """What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
 RewardScale = Literal["group", "batch", "none"]
 BY_BATCH, UNSCALED = "batch", "none"
+ImportanceSamplingLevel = Literal["token", "sequence"]
 ImportanceSamplingMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 TrainingDtype = Literal["float32", "bfloat16", "float16"]
 EngineDtype = Literal["auto", "bfloat16", "float16", "float32"]

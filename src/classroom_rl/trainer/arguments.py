@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import GROUP
+from classroom_rl.config.values import BNPO, GROUP
 from classroom_rl.errors import ConfigError
 from classroom_rl.results.trackers import report_to
 from classroom_rl.system.distributed import communication_backend, keep_deepspeed_from_compiling, let_fsdp_run_on_cpus
@@ -41,10 +41,8 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
     let_fsdp_run_on_cpus()
     train = config.train
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
-    rows, named = train.per_device_train_batch_size, "train.per_device_train_batch_size × processes"
-    if train.max_tokens_per_micro_batch is not None:
-        rows, named = 1, "the number of processes"
-    _check_divides(batch, rows, named)
+    rows = train.per_device_train_batch_size
+    _check_divides(batch, rows if train.loss_type == BNPO else 1)
     if config.judge_model.mode == GROUP:
         _check_whole_groups(batch, train.num_samples_per_problem)
     return TrainingArguments(
@@ -100,10 +98,13 @@ def _check_whole_groups(batch: int, group: int) -> None:
         )
 
 
-def _check_divides(batch: int, per_device: int, named: str) -> None:
+def _check_divides(batch: int, rows: int) -> None:
+    """Refuse a batch of which the processes, or their micro-batches of so many rows, would have uneven shares."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if batch % (per_device * processes):
+    if batch % (rows * processes):
+        share = (
+            f" and train.per_device_train_batch_size ({rows} × {processes} = {rows * processes})" if rows > 1 else ""
+        )
         raise ConfigError(
-            f"A batch of {batch} conversations must be divisible by {named} "
-            f"({per_device} × {processes} = {per_device * processes})."
+            f"A batch of {batch} conversations must be divisible by the number of processes, {processes}{share}."
         )

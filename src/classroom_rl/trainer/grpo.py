@@ -36,6 +36,7 @@ from classroom_rl.trainer.batch import Batch, Sample, Totals
 from classroom_rl.trainer.log_probs import Scores
 from classroom_rl.trainer.losses import (
     LossOptions,
+    at_sequence_level,
     cross_entropy,
     importance_ratio,
     is_clipped,
@@ -63,6 +64,7 @@ class GRPO:
     def __init__(self, config: TrainRLConfig):
         train = self.train = config.train
         self._policy_loss, self._mean_over = policy_loss_of(train.loss_type)
+        self._by_sequence = train.importance_sampling_level == "sequence"
         self.options = LossOptions(train.epsilon, train.upper_clip, config.generation.max_tokens_in_conversation)
         self._turn_weights = turn_reward_weights(config)
         self._seed, self._temperature = config.seed, config.teacher_model.vllm.temperature
@@ -203,13 +205,14 @@ class GRPO:
         (or samples), so more corrections do not thin out the rest."""
         logps, mask = scores.logps_BT, micro.mask_BT
         old = logps.detach() if micro.old_logps_BT is None else micro.old_logps_BT
-        learned = self._policy_loss(logps, old, micro.advantages_BT, mask, self.options)
+        compared = at_sequence_level(logps, old, mask) if self._by_sequence else old
+        learned = self._policy_loss(logps, compared, micro.advantages_BT, mask, self.options)
         learned = learned * self.engine_ratio(old, micro, first_pass)
         if micro.ref_logps_BT is not None:
             kl = kl_to_reference(logps, old, micro.ref_logps_BT)
             learned = learned + self.train.beta * kl
             self._means.add("kl", kl, mask)
-        self._note(scores, old, micro)
+        self._note(scores, compared, micro)
         loss = reduced(learned, mask, self._mean_over, totals, self.options.max_completion_length)
         if self.train.corrections.weight > 0:
             targets = cross_entropy(logps, micro.target_BT, self._temperature) / totals.targets

@@ -131,7 +131,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
                 self.log_figures({"corrections/waiting": waiting, "corrections/passes": passes})
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
-        parts = max(1, len(played.records) // train.per_device_train_batch_size)
+        parts = -(-len(played.records) // train.per_device_train_batch_size)
         places = micro_batches(batch, -(-len(samples) // parts), train.max_tokens_per_micro_batch, self.is_cut)
         old = None
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):

@@ -169,6 +169,15 @@ def approximate_kl(logps_BT: Tensor, old_logps_BT: Tensor) -> Tensor:
     return torch.exp(log_ratio) - 1 - log_ratio
 
 
+def at_sequence_level(logps_BT: Tensor, old_logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The old log-probs with which every token has the ratio of its sample, (π(y)/π_old(y))^(1/|y|). The gradient stays
+    each token's own, so that tokens may have different advantages; where they have the same, it is GSPO's (Zheng et al.
+    2025, "Group sequence policy optimization", equations 7 and 14)."""
+    log_ratio_BT = (logps_BT - old_logps_BT).detach() * mask_BT
+    mean_B1 = log_ratio_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+    return logps_BT.detach() - mean_B1
+
+
 def kl_to_reference(logps_BT: Tensor, old_logps_BT: Tensor, ref_logps_BT: Tensor) -> Tensor:
     """The k3 estimate of KL(π ‖ reference) from tokens that π_old sampled, in nats, times the ratio π/π_old (DeepSeek
     2025, "DeepSeek-V3.2", section 3.1; TRL's `use_bias_correction_kl`). Without the ratio its gradient would be that of

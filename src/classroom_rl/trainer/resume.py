@@ -61,16 +61,15 @@ TAKES_EFFECT = frozenset(
     for key in (
         "per_device_train_batch_size learning_rate lr_scheduler_type epochs max_steps beta epsilon epsilon_high "
         "max_tokens_per_micro_batch groups_without_variance resample_up_to max_staleness publish_through "
-        "publish_to_disk_every "
-        "loss_type scale_rewards max_grad_norm gradient_checkpointing reward_weights shuffle_rewards "
-        "importance_sampling_correction importance_sampling_mode importance_sampling_clip_max keep_published_policies "
-        "gpu_memory_gib turn_credit.mode turn_credit.weight turn_credit.gamma turn_credit.rewards turn_credit.shuffle "
-        "corrections.mode corrections.weight corrections.interval corrections.min_examples corrections.epochs "
-        "corrections.learning_rate corrections.max_kl corrections.capacity corrections.replay "
-        "corrections.rows_per_batch corrections.pass_batch_size corrections.targets "
-        "ppo.gamma ppo.lam ppo.value_lam ppo.gae_over ppo.whiten_advantages ppo.bootstrap_truncated "
-        "ppo.value_learning_rate ppo.value_weight ppo.center_values ppo.value_clip ppo.train_trunk "
-        "ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl"
+        "publish_to_disk_every loss_type scale_rewards max_grad_norm gradient_checkpointing reward_weights "
+        "shuffle_rewards importance_sampling_level importance_sampling_correction importance_sampling_mode "
+        "importance_sampling_clip_max keep_published_policies gpu_memory_gib turn_credit.mode turn_credit.weight "
+        "turn_credit.gamma turn_credit.rewards turn_credit.shuffle corrections.mode corrections.weight "
+        "corrections.interval corrections.min_examples corrections.epochs corrections.learning_rate corrections.max_kl "
+        "corrections.capacity corrections.replay corrections.rows_per_batch corrections.pass_batch_size "
+        "corrections.targets ppo.gamma ppo.lam ppo.value_lam ppo.gae_over ppo.whiten_advantages "
+        "ppo.bootstrap_truncated ppo.value_learning_rate ppo.value_weight ppo.center_values ppo.value_clip "
+        "ppo.train_trunk ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl"
     ).split()
 ) | {"supervisor_model", "dataset.curriculum"}
 """The keys of `train`, of the data, and those at the top, that may change. So may all keys of playing, judging,
