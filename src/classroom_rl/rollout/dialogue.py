@@ -1,19 +1,19 @@
 """Environments in which code answers the policy's messages until it ends the episode.
 
-A subclass of `DialogueEnvironment` defines the first messages, the replies and the rewards. This module handles tokens,
-journal, restarts, limits and schedules.
+A subclass of `DialogueEnvironment` defines the first messages, the replies, the rewards, and what tools the policy may
+call. This module handles tokens, journal, restarts, limits and schedules.
 """
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter
 
 from classroom_rl.errors import DataError
-from classroom_rl.rollout.chat_template import Message, encode_chat
+from classroom_rl.rollout.chat_template import Message, ReplyFrame
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Environment, Play, Roles
 from classroom_rl.rollout.problem import Problem
@@ -21,7 +21,11 @@ from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import check_answer
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens
+from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens, add_turn
+from classroom_rl.rollout.tools.formats import ToolFrame
+from classroom_rl.rollout.tools.metrics import tool_metrics
+from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
+from classroom_rl.rollout.tools.turn import sample_with_tools, without_tools
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
@@ -82,19 +86,35 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         context: the context length of the policy's model, in tokens.
         sampling: how the policy's messages are sampled.
         rewards: the names of the rewards to compute.
+        turn_rewards: the names of the turn rewards to compute.
+
+    Attributes:
+        tools: what the policy may call while it writes a message: tools, or functions to make tools of.
+        tool_limits: the limits of the calls in one message.
     """
 
+    tools: ClassVar[Sequence[Tool | Callable[..., Any]]] = ()
+    tool_limits: ClassVar[ToolLimits] = ToolLimits()
     phases = (Phase("dialogue", (POLICY_TURN, REPLY), (POLICY_ROLE,)),)
 
     def __init__(
-        self, generation: Any, context: int, sampling: Sampling, roles: Roles, journal: Journal, rewards: Sequence[str]
+        self,
+        generation: Any,
+        context: int,
+        sampling: Sampling,
+        roles: Roles,
+        journal: Journal,
+        rewards: Sequence[str],
+        turn_rewards: Sequence[str] = (),
     ):
         self.generation = generation
         self.roles = roles
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
         self._journal = journal
-        self._rewards = tuple(rewards)
+        self._rewards, self._turn_rewards = tuple(rewards), tuple(turn_rewards)
+        self._toolbox = Toolbox(self.tools, self.tool_limits)
+        self._tool_frame = ToolFrame(roles.policy.tokenizer, roles.policy.frame, self._toolbox.schemas())
 
     # To be defined by a subclass ---------------------------------------------------------------------------------
 
@@ -111,6 +131,11 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
     def reward(self, name: str, episode: DialogueEpisode) -> float:
         """One reward of a finished episode."""
 
+    def turn_rewards(self, name: str, episode: DialogueEpisode) -> Sequence[float | None]:
+        """One turn reward of a finished episode: a number for each of the policy's messages, in order, or None for one
+        that it cannot score. Its names are `TURN_REWARD_NAMES` in `config`, weighed by `train.turn_credit.rewards`."""
+        raise NotImplementedError(f"{type(self).__name__} names the turn reward {name}, but has no turn_rewards")
+
     # The same for all subclasses ---------------------------------------------------------------------------------
 
     @classmethod
@@ -118,13 +143,15 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
-        return cls(generation, options.max_length, sampling, roles, journal, list(reward_weights))
+        names = (list(reward_weights), list(config.train.turn_credit.weights))
+        return cls(generation, options.max_length, sampling, roles, journal, *names)
 
     @classmethod
     def check_problems(cls, config: Any, problems: Sequence[Problem], tokenizer: Any, limit: int) -> None:
         """Refuse a problem whose first messages leave no room for a message of the policy."""
+        frame = ToolFrame(tokenizer, ReplyFrame(tokenizer), Toolbox(cls.tools).schemas())
         for problem in problems:
-            needed = len(encode_chat(tokenizer, cls.first_messages(problem, config.generation)))
+            needed = len(frame.encode_chat(cls.first_messages(problem, config.generation)))
             if needed + 1 >= limit:
                 raise DataError(
                     f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
@@ -134,9 +161,11 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The environment's class, `generation` without the server's keys, the context, the sampling, and the
-        rewards."""
-        return (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
+        """The environment's class, `generation` without the server's keys, the context, the sampling, the rewards, and
+        what the policy is told of its tools."""
+        own = (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
+        tools = (self._toolbox.schemas(), self._toolbox.limits) if self._toolbox.tools else ()
+        return (*own, *([self._turn_rewards] if self._turn_rewards else []), *tools)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> DialogueEpisode:
         """Create an episode, in its state before the policy's first message."""
@@ -149,7 +178,7 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
             if event["event"] == "turn":
                 if "prompt_ids" in event:
                     episode.buffer = TokenBuffer(event["prompt_ids"])
-                add_tokens(episode.buffer, event["ids"], event["logprobs"])
+                add_turn(episode.buffer, event)
                 self._add(episode, _TURN.validate_python(event["turn"]))
             recorded = recorded or event["event"] == "conversation"
         return recorded
@@ -181,20 +210,28 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         prompt_field = {}  # the event of the first message holds the prompt, too
         if episode.buffer is None:
             messages = self.first_messages(episode.problem, self.generation)
-            episode.buffer = TokenBuffer(encode_chat(policy.tokenizer, messages))
+            episode.buffer = TokenBuffer(self._tool_frame.encode_chat(messages))
             prompt_field = {"prompt_ids": episode.buffer.prompt_ids}
         sampling = replace(play.sampled_with(self._sampling), max_tokens=self._room(episode))
         if play.request.greedy:
             sampling = replace(sampling, temperature=0.0)
-        answer = await policy.generate(episode.buffer.ids, sampling)
-        check_answer(play, answer)
+        context = episode.buffer.ids
+        if self._toolbox.tools:
+            room = self._limit - len(context) - 1  # one token is reserved, as in `_room`
+            message = await sample_with_tools(policy, self._tool_frame, context, sampling, self._toolbox, room)
+        else:
+            message = without_tools(await policy.generate(context, sampling))
+        for answer in message.answers:
+            check_answer(play, answer)
         end = policy.frame.turn_end_id
-        missing_end = [] if answer.ids[-1:] == (end,) else [end]  # the policy did not write it itself
-        span = episode.buffer.append_sampled(answer.ids, answer.logprobs)
-        episode.buffer.append_given(missing_end)
-        turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
-        ids, logprobs = [*answer.ids, *missing_end], answer.logprobs
-        self._journal.append("turn", conversation=episode.id, turn=turn, ids=ids, logprobs=logprobs, **prompt_field)
+        ids = [*message.ids, *([] if message.ids[-1:] == (end,) else [end])]  # the policy may not write it itself
+        start = len(episode.buffer.completion_ids)
+        span = start, start + len(message.ids)
+        turn = Turn(POLICY_ROLE, message.text, None, message.sampled, message.ended, span, message.policy)
+        turn = replace(turn, tool_calls=message.calls)
+        tokens = {"ids": ids, "logprobs": message.logprobs} | ({} if all(message.mask) else {"mask": message.mask})
+        self._journal.append("turn", conversation=episode.id, turn=turn, **tokens, **prompt_field)
+        add_tokens(episode.buffer, **tokens)
         self._add(episode, turn)
 
     def _add(self, episode: DialogueEpisode, turn: Turn) -> None:
@@ -207,4 +244,19 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
 
     def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""
-        return self.Record(**play.common_fields(reward))
+        named = {name: self._turn_rewards_of(name, play.episode) for name in self._turn_rewards}
+        return self.Record(**play.common_fields(reward), turn_rewards=named)
+
+    def _turn_rewards_of(self, name: str, episode: DialogueEpisode) -> list[float | None]:
+        values, messages = list(self.turn_rewards(name, episode)), len(episode.messages)
+        if len(values) != messages:
+            raise DataError(
+                f"turn_rewards({name!r}) returned {len(values)} values for {episode.id}, which has {messages} messages "
+                "of the policy; it must return a number or None for each."
+            )
+        return values
+
+    @classmethod
+    def batch_metrics(cls, records: Sequence[Trajectory]) -> dict[str, float]:
+        """The tool calls of a batch, if there are any."""
+        return tool_metrics(records)
