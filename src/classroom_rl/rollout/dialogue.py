@@ -7,32 +7,28 @@ call. This module handles tokens, journal, restarts, limits and schedules.
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
-
-from pydantic import TypeAdapter
 
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.chat_template import Message, ReplyFrame
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Environment, Play, Roles
+from classroom_rl.rollout.policy_turn import PolicyModel, add_policy_message, replay_event, sample_draft
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.runner import check_answer
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens, add_turn
+from classroom_rl.rollout.supervision import unreviewed
+from classroom_rl.rollout.tokens import TokenBuffer, Turn
 from classroom_rl.rollout.tools.formats import ToolFrame
 from classroom_rl.rollout.tools.metrics import tool_metrics
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
-from classroom_rl.rollout.tools.turn import sample_with_tools, without_tools
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
 PROGRAM = "program"
 """The role of the code's replies."""
-
-_TURN = TypeAdapter(Turn)
 
 
 @dataclass
@@ -114,7 +110,7 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         self._journal = journal
         self._rewards, self._turn_rewards = tuple(rewards), tuple(turn_rewards)
         self._toolbox = Toolbox(self.tools, self.tool_limits)
-        self._tool_frame = ToolFrame(roles.policy.tokenizer, roles.policy.frame, self._toolbox.schemas())
+        self._policy = PolicyModel(roles.policy, self._toolbox if self.tools else None)
 
     # To be defined by a subclass ---------------------------------------------------------------------------------
 
@@ -175,11 +171,9 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         """Replay an episode's events; returns whether the journal holds its finished record."""
         recorded = False
         for event in events:
-            if event["event"] == "turn":
-                if "prompt_ids" in event:
-                    episode.buffer = TokenBuffer(event["prompt_ids"])
-                add_turn(episode.buffer, event)
-                self._add(episode, _TURN.validate_python(event["turn"]))
+            turn = replay_event(episode, event)
+            if turn is not None:
+                self._add(episode, turn)
             recorded = recorded or event["event"] == "conversation"
         return recorded
 
@@ -206,41 +200,22 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         self._add(episode, turn)
 
     async def _policy_turn(self, play: Play[DialogueEpisode, bool]) -> None:
-        episode, policy = play.episode, self.roles.policy
-        prompt_field = {}  # the event of the first message holds the prompt, too
+        episode, opening = play.episode, {}  # the event of the first message holds the prompt, too
         if episode.buffer is None:
             messages = self.first_messages(episode.problem, self.generation)
-            episode.buffer = TokenBuffer(self._tool_frame.encode_chat(messages))
-            prompt_field = {"prompt_ids": episode.buffer.prompt_ids}
-        sampling = replace(play.sampled_with(self._sampling), max_tokens=self._room(episode))
-        if play.request.greedy:
-            sampling = replace(sampling, temperature=0.0)
-        context = episode.buffer.ids
-        if self._toolbox.tools:
-            room = self._limit - len(context) - 1  # one token is reserved, as in `_room`
-            message = await sample_with_tools(policy, self._tool_frame, context, sampling, self._toolbox, room)
-        else:
-            message = without_tools(await policy.generate(context, sampling))
-        for answer in message.answers:
-            check_answer(play, answer)
-        end = policy.frame.turn_end_id
-        ids = [*message.ids, *([] if message.ids[-1:] == (end,) else [end])]  # the policy may not write it itself
-        start = len(episode.buffer.completion_ids)
-        span = start, start + len(message.ids)
-        turn = Turn(POLICY_ROLE, message.text, None, message.sampled, message.ended, span, message.policy)
-        turn = replace(turn, tool_calls=message.calls)
-        tokens = {"ids": ids, "logprobs": message.logprobs} | ({} if all(message.mask) else {"mask": message.mask})
-        self._journal.append("turn", conversation=episode.id, turn=turn, **tokens, **prompt_field)
-        add_tokens(episode.buffer, **tokens)
-        self._add(episode, turn)
+            episode.buffer = TokenBuffer(self._policy.encode_chat(messages))
+            opening = {"prompt_ids": episode.buffer.prompt_ids}
+        draft = await sample_draft(play, self._policy, episode.buffer.ids, self._sampling, self._room(episode))
+        message = unreviewed(draft, (len(episode.turns), len(episode.buffer.completion_ids)))
+        self._add(episode, add_policy_message(self._journal, episode, message, opening))
 
     def _add(self, episode: DialogueEpisode, turn: Turn) -> None:
         episode.turns.append(turn)
         episode.state = REPLY if turn.role == POLICY_ROLE or self._room(episode) < 1 else POLICY_TURN
 
     def _room(self, episode: DialogueEpisode) -> int:
-        """The token limit of the policy's next message; one token is reserved for an end token that it may omit."""
-        return min(self.generation.max_tokens_per_turn, self._limit - len(episode.buffer) - 1)
+        """How many tokens the policy's next message may have; one is reserved for an end token that it may omit."""
+        return self._limit - len(episode.buffer) - 1
 
     def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""
