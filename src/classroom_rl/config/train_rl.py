@@ -63,6 +63,7 @@ from classroom_rl.config.values import (
     StepKind,
     TrainingDtype,
     TurnCredit,
+    ValueHeadKind,
 )
 
 
@@ -128,7 +129,7 @@ class CorrectionsConfig:
 @config_group
 class PPOConfig:
     """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them. The critic is a
-    linear head on the trained model."""
+    head on the trained model."""
 
     gamma: Share = 1.0
     """γ of GAE, the discount per step."""
@@ -143,6 +144,9 @@ class PPOConfig:
     bootstrap_truncated: Flag = True
     """A conversation that was cut because a context was full has the critic's value before its last step in place of
     its reward."""
+    head: ValueHeadKind = "linear"
+    """The critic: a linear function of the model's last hidden state, or an MLP on it with one layer of twice the
+    model's width."""
     value_learning_rate: LearningRate = 1e-4
     """Of the critic's head. It follows `lr_scheduler_type`."""
     value_weight: Weight = 0.5
