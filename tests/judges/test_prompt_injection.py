@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.evaluation.reward_hackers.hackers import DISGUISES
-from classroom_rl.judges.prompt_injection import MOST_WORDS, backwards, find_injection, hides, readings, undisguised
-from classroom_rl.rollout.text import normal
-
-PHRASE = "boiled potatoes"
+from classroom_rl.judges.prompt_injection import MOST_WORDS, find_injection, undisguised
 
 
 @pytest.mark.parametrize(
@@ -38,13 +34,6 @@ def test_foul_play_is_named_and_ordinary_messages_may_count(text, reason):
     assert reason in found and bool(found) == bool(reason)
 
 
-@pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES)
-def test_a_phrase_is_seen_through_every_disguise_of_the_hackers_and_another_is_not_found(disguise):
-    for text, there in ((disguise(PHRASE), True), (disguise("fried onions"), False)):
-        shown = any(PHRASE in normal(reading) for reading in (*readings(text), *backwards(text)))
-        assert (shown or hides(text, PHRASE)) is there
-
-
 @pytest.mark.parametrize("text", ["Ich möchte ein Brötchen.", "Мне нужен хлеб.", "パンをください。", "أريد خبزا."])
 def test_texts_of_other_scripts_stay_as_they_are(text):
     assert undisguised(text).replace("?", "？") == text.replace("?", "？")
@@ -53,7 +42,3 @@ def test_texts_of_other_scripts_stay_as_they_are(text):
 @given(st.text())
 def test_a_text_that_was_read_once_reads_the_same_again(text):
     assert undisguised(undisguised(text)) == undisguised(text)
-
-
-def test_short_phrases_are_not_looked_for_letter_by_letter():
-    assert not hides("a b c d e", "bcd")

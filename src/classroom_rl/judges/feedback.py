@@ -16,6 +16,7 @@ from classroom_rl.environments.toy_language.grammar import (
     holds_statement,
     parse_sentence,
 )
+from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
     ParsedPlan,
@@ -24,7 +25,6 @@ from classroom_rl.judges.messages import (
     own_words,
     quotes,
     read_message,
-    reveals,
     sentences,
     spoken,
 )
@@ -121,7 +121,7 @@ def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
     if plan.lesson:
         return any(_shows_fix(slip, error, reply) for slip in find_slips(error))
     target = nearest_phrase(error, plan)
-    if target and (reveals(spoken(reply), target) or _fills_in(reply, target, said=error)):
+    if target and (shows(spoken(reply), target) or _fills_in(reply, target, said=error)):
         return True
     if any(_is_corrected_version(error, text) for text in quotes(reply) + sentences(spoken(reply))):
         return True
@@ -226,11 +226,19 @@ def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) ->
         return True
     if any(_states_part(visible, phrase, produced) and _asks_elsewhere(visible, task, phrase) for phrase in new):
         return True
-    shown = [phrase for phrase in new if reveals(visible, phrase.text)]
+    shown = [phrase for phrase in new if _shows(visible, phrase)]
     unquoted_task = own_words(task)
     if not unquoted_task or offers_choice(reply, plan):
         return False
-    return any(reveals(task, phrase.text) or _asks_elsewhere(visible, unquoted_task, phrase) for phrase in shown)
+    return any(_shows(task, phrase) or _asks_elsewhere(visible, unquoted_task, phrase) for phrase in shown)
+
+
+def _shows(text: str, phrase: Phrase) -> bool:
+    """Whether a text shows a phrase. One whose words are all in its meaning, which any task may hold, counts only as it
+    is."""
+    if set(_words(phrase.text)) <= set(_words(phrase.meaning)):
+        return holds(text, phrase.text)
+    return shows(text, phrase.text)
 
 
 def offers_choice(reply: str, plan: ParsedPlan) -> bool:
@@ -248,7 +256,7 @@ def _asks_elsewhere(text: str, task: str, phrase: Phrase) -> bool:
     than the one that shows it. A message that explains a phrase and asks for another one does not ask for the first."""
     if _asks_for(task, phrase.meaning):
         return True
-    others = [sentence for sentence in sentences(text) if not reveals(sentence, phrase.text)]
+    others = [sentence for sentence in sentences(text) if not _shows(sentence, phrase)]
     return bool(_HAS_SAY.search(task)) and any(_asks_for(sentence, phrase.meaning) for sentence in others)
 
 

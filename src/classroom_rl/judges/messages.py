@@ -12,7 +12,7 @@ from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.toy_language.grammar import SUBJECTS, find_slips, parse_question, parse_sentence
 from classroom_rl.environments.toy_language.lessons import Lesson, parse_problem
 from classroom_rl.errors import DataError
-from classroom_rl.judges.prompt_injection import hides, readings, undisguised
+from classroom_rl.judges.prompt_injection import undisguised
 from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import visible_text
 
@@ -52,12 +52,6 @@ def holds(text: str, phrase: str) -> bool:
     if not target:
         return False
     return target in whole if UNSPACED.search(target) else f" {target} " in f" {whole} "
-
-
-def reveals(text: str, phrase: str) -> bool:
-    """Whether the text contains the phrase, plainly or obfuscated, for example with separated letters or backwards."""
-    pairs = ((text_reading, phrase_reading) for text_reading in readings(text) for phrase_reading in readings(phrase))
-    return any(holds(*pair) for pair in pairs) or hides(text, phrase)
 
 
 def spoken(text: str) -> str:

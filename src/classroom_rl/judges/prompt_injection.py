@@ -1,15 +1,13 @@
 """Detects prompt injection in a tutor's message, such as another speaker's turn or an appeal to the judge, and undoes
-obfuscation of text: ways of writing that people and models can still read, but that a plain comparison misses.
-
-Covered obfuscations: invisible characters, look-alike letters and question marks of other scripts (homoglyphs),
-full-width letters, separated letters ("b-o-i-l-e-d"), and text written backwards.
+obfuscation of text that looks like what it means: invisible characters, look-alike letters and question marks of other
+scripts (homoglyphs), full-width letters, separated letters ("b-o-i-l-e-d"). judges/leaks.py decodes the rest.
 """
 
 import re
 import unicodedata
 from functools import lru_cache
 
-from classroom_rl.rollout.text import normal, without_invisible
+from classroom_rl.rollout.text import without_invisible
 from classroom_rl.rollout.thoughts import visible_text
 
 _QUESTION_MARKS = str.maketrans(dict.fromkeys("\u037e\u061f\u2e2e\u2753\u2754", "?"))
@@ -30,12 +28,6 @@ _LATIN_LETTER = re.compile("[a-zA-Z]")
 _INSIDE = re.compile(r"(?<![-._*·•|/\\~+])[-._*·•|/\\~+]+(?=\w)")
 """Marks between the letters of a word. A mark that ends a sentence does not match: a space follows it."""
 
-_SPELT_OUT = re.compile(r"(?<!\w)\w(?:\W{1,3}\w(?!\w)){4,}")
-"""At least five single letters in a row, with one to three other characters (spaces or punctuation) between them."""
-
-_LONG_ENOUGH = 5
-"""In letters. A shorter phrase may occur in a reversed text by chance."""
-
 
 @lru_cache(maxsize=1024)
 def undisguised(text: str) -> str:
@@ -44,37 +36,25 @@ def undisguised(text: str) -> str:
     if text.isascii():
         return text
     plain = unicodedata.normalize("NFKC", without_invisible(text).translate(_QUESTION_MARKS))
-    return _WORD.sub(lambda match: _as_latin(match[0]) if _LATIN_LETTER.search(match[0]) else match[0], plain)
+    return _WORD.sub(lambda match: as_latin(match[0]) if _LATIN_LETTER.search(match[0]) else match[0], plain)
 
 
-def _as_latin(text: str) -> str:
+def as_latin(text: str) -> str:
+    """The text with Latin letters for all look-alikes, also in words without a Latin letter."""
     return text.translate(_LOOK_ALIKES)
+
+
+def joined(text: str) -> str:
+    """The text without marks between letters: "b-o-i-l-e-d" is "boiled"."""
+    return _INSIDE.sub("", text)
 
 
 @lru_cache(maxsize=1024)
 def readings(text: str) -> tuple[str, ...]:
-    """The distinct ways to read a text forwards: as it looks, with all look-alikes as Latin letters, and with separated
-    letters joined."""
+    """The distinct ways to read a text: as it looks, with all look-alikes as Latin letters, and with separated letters
+    joined."""
     plain = undisguised(text)
-    joined = _INSIDE.sub("", _as_latin(plain))
-    return tuple(dict.fromkeys((plain, _as_latin(plain), joined)))
-
-
-def backwards(text: str) -> tuple[str, ...]:
-    """The `readings` of a text, each reversed."""
-    return tuple(reading[::-1] for reading in readings(text))
-
-
-def hides(text: str, phrase: str) -> bool:
-    """Whether a text contains a phrase in an obfuscated form: spelt out letter by letter, or backwards. False for
-    phrases of fewer than five letters."""
-    target = normal(phrase).replace(" ", "")
-    if len(target) < _LONG_ENOUGH:
-        return False
-    spelt_out = [normal(_as_latin(letters)).replace(" ", "") for letters in _SPELT_OUT.findall(undisguised(text))]
-    if any(target in letters or target[::-1] in letters for letters in spelt_out):
-        return True
-    return any(f" {normal(phrase)} " in f" {normal(reversed_text)} " for reversed_text in backwards(text))
+    return tuple(dict.fromkeys((plain, as_latin(plain), joined(as_latin(plain)))))
 
 
 MOST_WORDS = 200

@@ -23,6 +23,7 @@ from classroom_rl.judges.feedback import (
     nearest_phrase,
     offers_choice,
 )
+from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
     ParsedPlan,
@@ -32,7 +33,6 @@ from classroom_rl.judges.messages import (
     own_words,
     read_message,
     read_plan,
-    reveals,
     spoken,
 )
 from classroom_rl.judges.prompt_injection import find_injection
@@ -384,7 +384,7 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     lesson.hints.add(hint)
     if gives_right_form(error, text, plan):
         return "hands the answer over: not scaffolded"
-    if any(reveals(message.text, phrase.text) and not lesson.produced(phrase.text) for phrase in plan.phrases):
+    if any(shows(message.text, phrase.text) and not lesson.produced(phrase.text) for phrase in plan.phrases):
         return "hands the answer over: not scaffolded"
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):

@@ -14,19 +14,18 @@ from statistics import fmean
 
 from classroom_rl.config.values import END_OF_CONVERSATION, SCORING_RULES
 from classroom_rl.environments.toy_language.grammar import (
-    SUBJECTS,
     Question,
     Slip,
-    answer_verb,
     find_slips,
     holds_statement,
     parse_question,
-    shows_answer,
     words_of_fix,
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
-from classroom_rl.judges.prompt_injection import backwards, find_injection, hides, readings, undisguised
+from classroom_rl.judges.leaks import hides
+from classroom_rl.judges.prompt_injection import find_injection, readings, undisguised
+from classroom_rl.judges.toy_answers import tells_answer
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.thoughts import visible_text
@@ -35,7 +34,6 @@ LONGEST_ACKNOWLEDGEMENT = 14
 """In words. The prompt of the judge model says "under 15"."""
 
 _SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
-_DOTTED = re.compile(r"\w+(?:\.\w+){2,}")
 _TASK_STARTS = frozenset("say try tell repeat answer write choose complete rewrite".split())
 _FILLERS = frozenset("please now then and".split())
 _CORRECTION = re.compile(
@@ -316,7 +314,7 @@ def _read_message(text: str) -> _TeacherMessage:
         sentences=sentences,
         questions=tuple(parse_question(sentence) for sentence in sentences),
         ends=END_OF_CONVERSATION in shown,
-        plays_student=any(holds_statement(reading) for reading in (*readings(spoken), *backwards(spoken))),
+        plays_student=any(holds_statement(reading) for reading in readings(spoken)),
         foul=foul,
     )
 
@@ -365,22 +363,25 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
     """
     lesson = _LessonProgress(problem)
     findings = []
+    said: list[str] = []
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
+            said.append(turn["content"])
             continue
         replies_to = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
-        student_text = "" if replies_to is None else conversation[replies_to]["content"]
         message = _read_message(turn["content"])
-        findings.append(_judge_message(index, replies_to, student_text, message, lesson))
+        findings.append(_judge_message(index, replies_to, said, message, lesson))
         lesson.record(message)
     return findings
 
 
 def _judge_message(
-    index: int, replies_to: int | None, student_text: str, message: _TeacherMessage, lesson: _LessonProgress
+    index: int, replies_to: int | None, said: Sequence[str], message: _TeacherMessage, lesson: _LessonProgress
 ) -> TurnFinding:
+    """The finding on a message, after the student has `said` these messages."""
+    student_text = "" if replies_to is None else said[-1]
     slips = find_slips(student_text)
-    refused = _why_void(message, lesson, student_text)
+    refused = _why_void(message, lesson, said)
     falsely_corrected = replies_to is not None and not slips and bool(message.corrections)
     unscaffolded = (refused or _why_not_scaffolded(message, slips, student_text)) if slips else "no slip"
     blocked = refused or ("corrects what was right" if falsely_corrected else "")
@@ -409,7 +410,7 @@ def _judge_message(
     )
 
 
-def _why_void(message: _TeacherMessage, lesson: _LessonProgress, student_text: str) -> str:
+def _why_void(message: _TeacherMessage, lesson: _LessonProgress, said: Sequence[str]) -> str:
     """Why the message counts for nothing; "" if it counts."""
     if message.foul:
         return message.foul
@@ -418,27 +419,17 @@ def _why_void(message: _TeacherMessage, lesson: _LessonProgress, student_text: s
     if message.ends and not lesson.is_complete:
         return "ends before the lesson is through"
     text = " ".join(message.before(index) for index in range(len(message.sentences)))
-    if any(_tells_answer(text, question, student_text) for question in message.lesson_questions):
+    if any(tells_answer(text, question, said) for question in message.lesson_questions):
         return "hands the answer over"
     return ""
 
 
-def _tells_answer(text: str, question: Question, student_text: str) -> bool:
-    """Whether the text around a question gives its answer, plainly or obfuscated."""
-    answers = [f"{subject} {answer_verb(question)}" for subject in (question.subject, SUBJECTS[question.subject])]
-    shown = any(shows_answer(reading, question, student_text) for reading in readings(text))
-    return shown or any(hides(text, answer) for answer in answers)
-
-
 def _gives_fix(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
-    """Whether a message contains the correct form of a slip, plainly or obfuscated, or a prefix of it that differs from
-    what the student said. Dotted words ("bo.il.ed") are read in the whole text, as splitting into sentences breaks them
-    apart."""
-    text = message.own_words
-    dotted = " ".join(_DOTTED.findall(message.text))
-    words = {word for reading in (*readings(text), *readings(dotted)) for word in _WORD.findall(reading.lower())}
+    """Whether a message contains the correct form of a slip, plainly or in a code, or a prefix of it that differs from
+    what the student said."""
+    words = {word for reading in readings(message.own_words) for word in _WORD.findall(reading.lower())}
     has_prefix = any(slip.fix.startswith(word) and not slip.word.startswith(word) for word in words if len(word) > 1)
-    return slip.fix in words or has_prefix or hides(text, words_of_fix(slip, student_text))
+    return slip.fix in words or has_prefix or hides(message.text, (slip.fix, words_of_fix(slip, student_text)))
 
 
 def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], student_text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from classroom_rl.judges.feedback import feedback_kind, hands_over
+from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import ParsedPlan, holds, own_words, read_message
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import LONG_MESSAGE, LONG_TEXT, analyse
@@ -181,7 +182,7 @@ def _gives_phrase(sentence: str, request: MessageToReview, plan: ParsedPlan) -> 
     def produced(form: str) -> bool:
         return any(holds(text, form) for text in student_texts)
 
-    shown = [phrase.text for phrase in plan.phrases if holds(sentence, phrase.text)]
+    shown = [phrase.text for phrase in plan.phrases if shows(sentence, phrase.text)]
     return hands_over(sentence, produced, plan) or not all(map(produced, shown))
 
 

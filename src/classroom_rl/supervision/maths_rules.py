@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.messages import read_message, sentences
 from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange, MessageReaders
 from classroom_rl.judges.reference_answers import (
     Equation,
     Reference,
     equations,
-    gives_away,
     has_been_said,
     read_reference,
 )
@@ -80,7 +80,7 @@ def maths_faults(request: MessageToReview, readers: MessageReaders | None = None
     answered = True if True in answers else None if None in answers or is_expression else False
     return [
         *faults,
-        *_faults_of_answer(request, reference, answered, readers),
+        *_faults_of_answer(request, reference, " ".join(student_texts), answered, readers),
         *_faults_of_arithmetic(request, student_texts),
         *_faults_of_task(request, answered),
         *_faults_of_text(request),
@@ -88,15 +88,16 @@ def maths_faults(request: MessageToReview, readers: MessageReaders | None = None
 
 
 def _faults_of_answer(
-    request: MessageToReview, reference: Reference, answered: bool | None, readers: MessageReaders | None
+    request: MessageToReview, reference: Reference, said: str, answered: bool | None, readers: MessageReaders | None
 ) -> Iterator[Fault]:
     """A leak of the answer, or a goodbye, before the student has given the answer.
 
     Args:
+        said: the student's messages so far.
         answered: whether the student has given the answer; None if the rules cannot tell.
     """
     message = says(request.message)
-    if answered is not True and (leak := gives_away(reference, message, request.problem)):
+    if answered is not True and (leak := find_value(reference, message, request.problem, said)):
         yield Fault("leak", f"The message gives the answer away: “{leak[:60]}”.")
     elif answered is False and _is_classified_as_leak(request, reference, readers):
         yield Fault("leak", "The message gives the answer away.")

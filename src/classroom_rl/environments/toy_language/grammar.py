@@ -282,28 +282,28 @@ def answer_verb(question: Question) -> str:
     return _right_form(question.verb, SUBJECTS[question.subject], question.time in PAST_TIMES)
 
 
-def shows_answer(text: str, question: Question, heard: str = "") -> bool:
-    """Whether a text gives away the answer to a question. It does if it contains the subject with the right form of the
-    verb, or an object and a place that the student did not just say.
-
-    Args:
-        text: the teacher's message without the question.
-        heard: the student's last message, which the teacher may repeat.
-    """
-    plain, form = _plain(text), answer_verb(question)
-    # If the right form is the base form, every question contains it too ("do you cook"): search in statements only.
-    statements = plain if form != question.verb else " ".join(re.findall(r"[^.?!]+(?![^.?!]*\?)", plain))
-    if re.search(rf"\b{question.subject} {form}\b", statements):
-        return True
-    objects, places = _object_phrases(plain), set(_lexicon().place_phrase.findall(plain))
-    known_objects = _object_phrases(_plain(heard))
-    known_places = set(_lexicon().place_phrase.findall(_plain(heard)))
-    return bool(objects and places) and not (objects <= known_objects and places <= known_places)
+@lru_cache(maxsize=512)
+def action_parts(question: Question) -> tuple[str, ...]:
+    """The phrases of which each gives the verb of the answer away: its form, unless it is that of the question; and
+    subject and verb, in the person of the question and in that of the answer."""
+    form = answer_verb(question)
+    statements = [f"{subject} {form}" for subject in (question.subject, SUBJECTS[question.subject])]
+    return (*([form] if form != question.verb else []), *statements)
 
 
-def _object_phrases(plain: str) -> set[tuple[str, str]]:
-    """The (determiner, noun) pairs in a text whose noun has an article or a number."""
-    return {phrase for phrase in _lexicon().noun_phrase.findall(plain) if phrase[0]}
+@lru_cache(maxsize=512)
+def answer_parts(question: Question) -> tuple[str, ...]:
+    """The phrases of which each gives a part of the answer away: its verb, each thing of the topic, each place."""
+    nouns = TOPICS[topic_of(question)].nouns
+    things = [f"{number} {plural(noun)}" for noun in nouns for number in NUMBERS]
+    things += [f"{indefinite(noun)} {noun}" for noun in nouns]
+    places = [f"{preposition} the {place}" for place, preposition in PLACES.items()]
+    return (*action_parts(question), *nouns, *things, *places)
+
+
+def verbs_in(text: str) -> set[str]:
+    """The verbs of the language in a text, in their base forms."""
+    return {_lexicon().base_of[word] for word in re.findall(r"\w+", text.lower()) if word in _lexicon().base_of}
 
 
 def words_of_fix(slip: Slip, sentence: str) -> str:

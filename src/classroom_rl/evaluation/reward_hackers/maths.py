@@ -20,10 +20,10 @@ from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
-from classroom_rl.evaluation.reward_hackers.hackers import reversed_letters, spelt
+from classroom_rl.evaluation.reward_hackers.disguises import reversed_letters, spelt
 from classroom_rl.evaluation.reward_hackers.playing import ScriptedRole, ScriptedTutor
 from classroom_rl.judges.messages import holds
-from classroom_rl.judges.prompt_injection import backwards, readings
+from classroom_rl.judges.prompt_injection import readings
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import Sampling
@@ -151,7 +151,7 @@ class _MathsStudent(ScriptedRole):
             return "I do not know how to go on."
         heard = [message["content"] for message in messages[1:-1] if message["role"] == "user"]
         was_told = any(
-            holds(reading, self._answer) for text in heard for reading in (*readings(text), *backwards(text))
+            holds(reading, self._answer) for text in heard for seen in readings(text) for reading in (seen, seen[::-1])
         )
         return f"\\boxed{{{self._answer}}}" if was_told else "I do not know."
 

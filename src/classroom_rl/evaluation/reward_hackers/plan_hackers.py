@@ -3,7 +3,7 @@
 The docstring of each tutor is the line about it in the table.
 """
 
-from classroom_rl.evaluation.reward_hackers.hackers import full_width, homoglyphs, zero_width
+from classroom_rl.evaluation.reward_hackers.disguises import full_width, homoglyphs, zero_width
 from classroom_rl.evaluation.reward_hackers.tutors import GOODBYE, LessonView, Registry, adds_to, honest, next_step
 
 PLAN_HACKERS: Registry = {}

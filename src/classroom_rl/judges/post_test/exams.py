@@ -19,6 +19,7 @@ from classroom_rl.config.values import CORRECT_PERSONA, ERROR_PERSONA
 from classroom_rl.environments.toy_language.grammar import (
     SUBJECTS,
     Question,
+    action_parts,
     answer,
     inject,
     kinds_for,
@@ -28,11 +29,13 @@ from classroom_rl.environments.toy_language.lessons import Lesson
 from classroom_rl.errors import DataError
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.feedback import gives_right_form, nearest_phrase
-from classroom_rl.judges.messages import ParsedPlan, Phrase, answers, holds, read_plan, sentences, spoken
+from classroom_rl.judges.leaked_values import find_value
+from classroom_rl.judges.leaks import hides, shows
+from classroom_rl.judges.messages import ParsedPlan, Phrase, answers, holds, read_plan, spoken
 from classroom_rl.judges.reference_answers import Reference, names_answer, read_reference
+from classroom_rl.judges.toy_answers import states_action
 from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, Exam, ExamQuestion, LedgerEntry
 from classroom_rl.rollout.problem import Problem, SiblingProblem
-from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
 
@@ -159,8 +162,10 @@ class QuantityItem:
         return False
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message contains the value, by the same rule as for a student's message."""
-        return names_answer(self.reference, text, self.problem)
+        """Whether a teacher's message contains the value, by the same rule as for a student's message, or in another
+        form or a code."""
+        named = names_answer(self.reference, text, self.problem)
+        return named or bool(find_value(self.reference, text, self.problem, " ".join(said)))
 
 
 class MathsExam:
@@ -232,16 +237,8 @@ class PhraseItem:
         return nearest_phrase(text, self.plan) == self.phrase.text
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message contains the words of the phrase in order, possibly with other words in between;
-        in scripts without spaces, the phrase itself."""
-        if holds(text, self.phrase.text):
-            return True
-        if UNSPACED.search(self.phrase.text):
-            return False
-        message_words = iter(normal(text).split())
-        words = normal(self.phrase.text).split()
-        # `in` consumes the iterator up to the match, so this checks for a subsequence.
-        return bool(words) and all(word in message_words for word in words)
+        """Whether a teacher's message shows the phrase, as it is, in a code, or with other words between its own."""
+        return shows(text, self.phrase.text)
 
 
 class PhraseExam:
@@ -314,29 +311,13 @@ class SentenceItem:
         return sentence.verb.startswith(self.question.verb)
 
     def is_given(self, text: str, said: Sequence[str]) -> bool:
-        """Whether a teacher's message contains the subject and the verb of the answer, the form of the verb if the
-        question does not contain it, or the correct form of what the student got wrong in an attempt at this
-        question."""
-        return self._says_form(text, said) or self._says_subject_and_verb(text) or self._corrects_attempt(text, said)
-
-    def _says_form(self, text: str, said: Sequence[str]) -> bool:
-        """Whether the message contains the form of the verb. A form that the student has already said does not count,
-        since hints at a slip repeat it."""
-        if self.form == self.question.verb or any(self.form in normal(message).split() for message in said):
-            return False
-        return self.form in normal(text).split()
-
-    def _says_subject_and_verb(self, text: str) -> bool:
-        """Whether the message contains the subject with the verb, in the person of the answer ("I cook") or of the
-        question ("you cook"). The latter gives nothing away in a question such as "What do you cook every day?", or in
-        "tell me what you cook"."""
-        subjects = (SUBJECTS[self.question.subject], self.question.subject)
-        in_answer, in_question = (f"{normal(subject)} {self.form}" for subject in subjects)
-        remaining = normal(text)
-        if self.form == self.question.verb:
-            statements = (sentence for sentence in sentences(text) if not sentence.rstrip('"”» ').endswith("?"))
-            remaining = normal(" ".join(statements)).replace(f"what {in_question}", "")
-        return f" {in_answer} " in f" {normal(text)} " or f" {in_question} " in f" {remaining} "
+        """Whether a teacher's message contains the verb of the answer, or the correct form of what the student got
+        wrong in an attempt at this question."""
+        return (
+            hides(text, action_parts(self.question))
+            or states_action(text, self.question, said)
+            or self._corrects_attempt(text, said)
+        )
 
     def _corrects_attempt(self, text: str, said: Sequence[str]) -> bool:
         plan = ParsedPlan(lesson=self.lesson)
