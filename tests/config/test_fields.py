@@ -189,7 +189,7 @@ def test_the_configuration_that_wrong_values_are_put_into_is_right():
     assert with_value("seed", "3").seed == 3
 
 
-@pytest.mark.parametrize("name", ["sapo", "my_losses:reinforce", "package.my_losses:reinforce"])
+@pytest.mark.parametrize("name", ["sapo", "classroom_rl.trainer.losses:clipped"])
 def test_a_loss_is_a_known_name_or_a_function_of_one_s_own(name: str):
     assert loaded("train_rl", f"train.loss_type={name}").train.loss_type == name
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from classroom_rl.environments.classroom.teacher import TeacherTools
+from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.runner import weighted_sum
 from tests.support.scripted_engine import ScriptedEngine
@@ -13,8 +13,8 @@ from tests.support.turned_clock import run
 
 
 def test_the_prompt_of_a_group_is_encoded_once(room, generation, monkeypatch):
-    encoded, encode_chat = [], TeacherTools.encode_chat
-    monkeypatch.setattr(TeacherTools, "encode_chat", lambda *given: encoded.append(1) or encode_chat(*given))
+    encoded, encode_chat = [], PolicyModel.encode_chat
+    monkeypatch.setattr(PolicyModel, "encode_chat", lambda *given: encoded.append(1) or encode_chat(*given))
     service = room.open(generation)
     request = SampleRequest(problems=["a"] * 8 + ["b"] * 8, answers=[""] * 16, request_id="r", seed=1, step=0)
     records = run(service.sample(request)).conversations

@@ -7,28 +7,25 @@ journal, restarts, limits and schedules.
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
-
-from pydantic import TypeAdapter
 
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.chat_template import Message, encode_chat
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Environment, Play, Roles
+from classroom_rl.rollout.policy_turn import PolicyModel, add_policy_message, replay_event, sample_draft
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.runner import check_answer
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens
+from classroom_rl.rollout.supervision import unreviewed
+from classroom_rl.rollout.tokens import TokenBuffer, Turn
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
 PROGRAM = "program"
 """The role of the code's replies."""
-
-_TURN = TypeAdapter(Turn)
 
 
 @dataclass
@@ -93,6 +90,7 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         self.roles = roles
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
+        self._policy = PolicyModel(roles.policy)
         self._journal = journal
         self._rewards = tuple(rewards)
 
@@ -146,11 +144,9 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         """Replay an episode's events; returns whether the journal holds its finished record."""
         recorded = False
         for event in events:
-            if event["event"] == "turn":
-                if "prompt_ids" in event:
-                    episode.buffer = TokenBuffer(event["prompt_ids"])
-                add_tokens(episode.buffer, event["ids"], event["logprobs"])
-                self._add(episode, _TURN.validate_python(event["turn"]))
+            turn = replay_event(episode, event)
+            if turn is not None:
+                self._add(episode, turn)
             recorded = recorded or event["event"] == "conversation"
         return recorded
 
@@ -177,33 +173,22 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         self._add(episode, turn)
 
     async def _policy_turn(self, play: Play[DialogueEpisode, bool]) -> None:
-        episode, policy = play.episode, self.roles.policy
-        prompt_field = {}  # the event of the first message holds the prompt, too
+        episode, opening = play.episode, {}  # the event of the first message holds the prompt, too
         if episode.buffer is None:
             messages = self.first_messages(episode.problem, self.generation)
-            episode.buffer = TokenBuffer(encode_chat(policy.tokenizer, messages))
-            prompt_field = {"prompt_ids": episode.buffer.prompt_ids}
-        sampling = replace(play.sampled_with(self._sampling), max_tokens=self._room(episode))
-        if play.request.greedy:
-            sampling = replace(sampling, temperature=0.0)
-        answer = await policy.generate(episode.buffer.ids, sampling)
-        check_answer(play, answer)
-        end = policy.frame.turn_end_id
-        missing_end = [] if answer.ids[-1:] == (end,) else [end]  # the policy did not write it itself
-        span = episode.buffer.append_sampled(answer.ids, answer.logprobs)
-        episode.buffer.append_given(missing_end)
-        turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, span, answer.policy)
-        ids, logprobs = [*answer.ids, *missing_end], answer.logprobs
-        self._journal.append("turn", conversation=episode.id, turn=turn, ids=ids, logprobs=logprobs, **prompt_field)
-        self._add(episode, turn)
+            episode.buffer = TokenBuffer(self._policy.encode_chat(messages))
+            opening = {"prompt_ids": episode.buffer.prompt_ids}
+        draft = await sample_draft(play, self._policy, episode.buffer.ids, self._sampling, self._room(episode))
+        message = unreviewed(draft, (len(episode.turns), len(episode.buffer.completion_ids)))
+        self._add(episode, add_policy_message(self._journal, episode, message, opening))
 
     def _add(self, episode: DialogueEpisode, turn: Turn) -> None:
         episode.turns.append(turn)
         episode.state = REPLY if turn.role == POLICY_ROLE or self._room(episode) < 1 else POLICY_TURN
 
     def _room(self, episode: DialogueEpisode) -> int:
-        """The token limit of the policy's next message; one token is reserved for an end token that it may omit."""
-        return min(self.generation.max_tokens_per_turn, self._limit - len(episode.buffer) - 1)
+        """How many tokens the policy's next message may have; one is reserved for an end token that it may omit."""
+        return self._limit - len(episode.buffer) - 1
 
     def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""

@@ -2,35 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
 
-from classroom_rl.rollout.chat_template import Message, encode_chat
-from classroom_rl.rollout.engine import Sampling, TokenEngine
+from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.engine import Sampling
+from classroom_rl.rollout.policy_turn import PolicyModel, has_tokens
 from classroom_rl.rollout.step import WITH_THINKING, Rollout, Step
-from classroom_rl.rollout.tokens import TokenBuffer
-from classroom_rl.rollout.tools.formats import ToolFrame
-from classroom_rl.rollout.tools.tool import Toolbox
-from classroom_rl.rollout.tools.turn import SampledMessage, chat_with_tools, sample_with_tools, without_tools
+from classroom_rl.rollout.tokens import TokenBuffer, add_tokens
+from classroom_rl.rollout.tools.turn import SampledMessage
 
 _UNLIMITED = 1_000_000
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """The tools of a runner, and how its engine's chat template presents them; `frame` is None for an engine without
-    tokens."""
-
-    toolbox: Toolbox
-    frame: ToolFrame | None
-
-    @classmethod
-    def of(cls, engine: Any, toolbox: Toolbox) -> "ToolUse":
-        """The tools for this engine; raises as `ToolFrame` does."""
-        if not has_tokens(engine):
-            return cls(toolbox, None)
-        return cls(toolbox, ToolFrame(engine.tokenizer, engine.frame, toolbox.schemas()))
 
 
 class History(ABC):
@@ -42,9 +22,8 @@ class History(ABC):
 
     opens_thought = False
 
-    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
-        self._engine = engine
-        self._tools = tools
+    def __init__(self, model: PolicyModel, rollout: Rollout):
+        self._model = model
         self._messages: list[Message] = list(rollout.opening)
         self._keeps_thoughts = rollout.settings.history == WITH_THINKING
 
@@ -70,9 +49,9 @@ class History(ABC):
 class ChatHistory(History):
     """The history of an engine without tokens."""
 
-    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
-        super().__init__(engine, rollout, tools)
-        self.opens_thought = bool(getattr(engine, "opens_thought", False))
+    def __init__(self, model: PolicyModel, rollout: Rollout):
+        super().__init__(model, rollout)
+        self.opens_thought = bool(getattr(model.engine, "opens_thought", False))
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """No ids."""
@@ -80,39 +59,32 @@ class ChatHistory(History):
 
     async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
         """The model's next message, with its tool calls; raises the engine's errors."""
-        if self._tools is None:
-            return without_tools(await self._engine.chat(self.messages(prompt), sampling))
-        return await chat_with_tools(self._engine, self.messages(prompt), sampling, self._tools.toolbox)
+        return await self._model.chat(self.messages(prompt), sampling)
 
 
 class RenderedHistory(History):
     """A history without thoughts: each prompt is rendered anew from the messages."""
 
-    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
-        super().__init__(engine, rollout, tools)
-        self.opens_thought = engine.frame.opens_thought
+    def __init__(self, model: PolicyModel, rollout: Rollout):
+        super().__init__(model, rollout)
+        self.opens_thought = model.engine.frame.opens_thought
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of all messages and of the generation prompt."""
-        if self._tools is not None:
-            return self._tools.frame.encode_chat(self.messages(prompt))
-        return encode_chat(self._engine.tokenizer, self.messages(prompt))
+        return self._model.encode_chat(self.messages(prompt))
 
     async def sample(self, prompt: str, prompt_ids: Sequence[int], sampling: Sampling) -> SampledMessage:
         """The model's next message, with its tool calls; raises the engine's errors."""
-        if self._tools is None:
-            return without_tools(await self._engine.generate(prompt_ids, sampling))
-        limit = getattr(self._engine, "max_length", _UNLIMITED)
+        limit = getattr(self._model.engine, "max_length", _UNLIMITED)
         room = max(1, limit - len(prompt_ids) - 1)  # one token is reserved for an end token that the model may omit
-        frame, toolbox = self._tools.frame, self._tools.toolbox
-        return await sample_with_tools(self._engine, frame, prompt_ids, sampling, toolbox, room)
+        return await self._model.sample(prompt_ids, sampling, room)
 
 
 class ContinuedHistory(RenderedHistory):
     """A history with thoughts: one buffer of tokens that only grows. Sampled tokens are never tokenized again."""
 
-    def __init__(self, engine: Any, rollout: Rollout, tools: ToolUse | None = None):
-        super().__init__(engine, rollout, tools)
+    def __init__(self, model: PolicyModel, rollout: Rollout):
+        super().__init__(model, rollout)
         self._buffer: TokenBuffer | None = None
 
     def prompt_ids(self, prompt: str) -> list[int]:
@@ -120,31 +92,20 @@ class ContinuedHistory(RenderedHistory):
         if self._buffer is None:
             self._buffer = TokenBuffer(super().prompt_ids(prompt))
         else:
-            self._buffer.append_given(self._engine.frame.reply(prompt))
+            self._buffer.append_given(self._model.engine.frame.reply(prompt))
         return self._buffer.ids
 
     def add(self, step: Step) -> None:
         """Add a finished step, and its end token if the model did not write one."""
         super().add(step)
-        for sampled, run in groupby(zip(step.ids, step.mask, step.logprobs, strict=True), key=lambda token: token[1]):
-            ids, _, logprobs = zip(*run, strict=True)
-            if sampled:
-                self._buffer.append_sampled(ids, logprobs)
-            else:
-                self._buffer.append_given(ids)
-        end = self._engine.frame.turn_end_id
-        if step.ids[-1:] != (end,):
-            self._buffer.append_given([end])
+        end = self._model.engine.frame.turn_end_id
+        given = () if step.ids[-1:] == (end,) else (end,)
+        add_tokens(self._buffer, (*step.ids, *given), step.logprobs, step.mask)
 
 
-def history_of(engine: Any, rollout: Rollout, tools: ToolUse | None = None) -> History:
-    """The history of a rollout with this engine and these tools."""
-    if not has_tokens(engine):
-        return ChatHistory(engine, rollout, tools)
+def history_of(model: PolicyModel, rollout: Rollout) -> History:
+    """The history of a rollout of this model."""
+    if not has_tokens(model.engine):
+        return ChatHistory(model, rollout)
     kind = ContinuedHistory if rollout.settings.history == WITH_THINKING else RenderedHistory
-    return kind(engine, rollout, tools)
-
-
-def has_tokens(engine: Any) -> bool:
-    """Whether an engine works on token ids: it has `generate`, `tokenizer` and `frame`."""
-    return isinstance(engine, TokenEngine) and hasattr(engine, "tokenizer") and hasattr(engine, "frame")
+    return kind(model, rollout)

@@ -23,7 +23,8 @@ from classroom_rl.errors import (
 )
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.histories import History, ToolUse, history_of
+from classroom_rl.rollout.histories import History, history_of
+from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.step import (
     BY_STOP,
@@ -187,21 +188,19 @@ class Player:
 
     Args:
         show: called with the rollout after each of its steps, and when it has ended.
-        tools: what the model may call; None for no tools.
     """
 
     def __init__(
         self,
-        engine: Any,
+        model: PolicyModel,
         rollout: Rollout,
         functions: Functions,
         show: Callable[[Rollout], None],
-        tools: ToolUse | None = None,
     ):
-        self._engine = engine
+        self._engine = model.engine
         self._functions = functions
         self._show = show
-        self._history: History = history_of(engine, rollout, tools)
+        self._history: History = history_of(model, rollout)
         self.rollout = rollout
 
     async def play(self) -> Rollout:

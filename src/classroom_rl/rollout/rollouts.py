@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from classroom_rl.errors import ConfigError, RolloutsStopped
-from classroom_rl.rollout.histories import ToolUse
 from classroom_rl.rollout.player import Functions, NextPrompt, Player, Prompt, Reward, Stop, rollouts_of, starts_of
+from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.rollout_set import RolloutSet
 from classroom_rl.rollout.step import HISTORIES, NO_NEXT_PROMPT, WITHOUT_THINKING, Rollout, Settings
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
@@ -66,8 +66,7 @@ class Rollouts:
             raise ConfigError(f"seed is {seed!r}; it must be an integer of at least 0.")
         if not _is_count(concurrency):
             raise ConfigError(f"concurrency is {concurrency!r}; it must be an integer of at least 1.")
-        self._tools = _tool_use(engine, tools, tool_limits)
-        self._engine = engine
+        self._model = _model_of(engine, tools, tool_limits)
         self._system = system
         self._seed = seed
         self._concurrency = concurrency
@@ -160,7 +159,7 @@ class Rollouts:
                     self._played[index] = changed
 
                 async with slots:
-                    await Player(self._engine, rollout, functions, show, self._tools).play()
+                    await Player(self._model, rollout, functions, show).play()
 
             tasks = [asyncio.create_task(play(index, *arguments)) for index, arguments in enumerate(plays)]
             try:
@@ -196,11 +195,9 @@ class Rollouts:
         return explained
 
 
-def _tool_use(engine: Any, tools: Sequence[Any], limits: ToolLimits | None) -> ToolUse | None:
-    if not tools:
-        return None
+def _model_of(engine: Any, tools: Sequence[Any], limits: ToolLimits | None) -> PolicyModel:
     try:
-        return ToolUse.of(engine, Toolbox(tools, limits))
+        return PolicyModel(engine, Toolbox(tools, limits) if tools else None)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
 

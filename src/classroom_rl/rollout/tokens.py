@@ -6,7 +6,7 @@ that the policy did not write) are appended as given. A transcript is never toke
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -158,17 +158,19 @@ def replay_tokens(events: Iterable[dict[str, Any]]) -> TokenBuffer | None:
             buffer = TokenBuffer(event["prompt_ids"])
             buffer.append_given(event["end_ids"])
         if event["event"] == "turn":
-            if "prompt_ids" in event:
-                buffer = TokenBuffer(event["prompt_ids"])
-            if buffer is not None:
-                add_turn(buffer, event)
+            buffer = after_event(buffer, event)
     return buffer
 
 
-def add_turn(buffer: TokenBuffer, event: dict[str, Any]) -> None:
-    """Append the tokens of a `turn` event, and its auxiliary samples."""
-    buffer.branches += _AUX_SAMPLES.validate_python(event.get("branches", []))
-    add_tokens(buffer, event["ids"], event["logprobs"], event.get("mask", ()))
+def after_event(buffer: TokenBuffer | None, event: Mapping[str, Any]) -> TokenBuffer | None:
+    """The policy's context after a `turn` event: opened if the event holds its prompt, with the event's tokens and
+    auxiliary samples appended; None if it is not open yet."""
+    if "prompt_ids" in event:
+        buffer = TokenBuffer(event["prompt_ids"])
+    if buffer is not None:
+        buffer.branches += _AUX_SAMPLES.validate_python(event.get("branches", []))
+        add_tokens(buffer, event["ids"], event["logprobs"], event.get("mask", ()))
+    return buffer
 
 
 def add_tokens(buffer: TokenBuffer, ids: Sequence[int], logprobs: Sequence[float], mask: Sequence[int] = ()) -> None:

@@ -25,18 +25,17 @@ from classroom_rl.environments.classroom.prompt_check import (
     refuse_long_opening,
 )
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
-from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
+from classroom_rl.environments.classroom.rewards import reward_of, turn_reward_of
 from classroom_rl.environments.classroom.roles import Roles, models_in_use
 from classroom_rl.environments.classroom.setup import ConversationType, draw_setup
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.environments.classroom.teacher import (
-    TeacherTools,
     chat_so_far,
     first_messages,
     forced_ids,
     opened_thought,
     opening_turns,
-    turn_of,
+    toolbox_of,
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
@@ -46,15 +45,21 @@ from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.environment import Environment as BaseEnvironment
 from classroom_rl.rollout.environment import Play
+from classroom_rl.rollout.policy_turn import (
+    PolicyModel,
+    add_policy_message,
+    policy_sampling,
+    policy_turn_of,
+    sample_draft,
+)
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.runner import check_answer
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.rollout.supervision import ReviewedMessage, SampledDraft, is_supervised
+from classroom_rl.rollout.supervision import ReviewedMessage, SampledDraft, is_supervised, unreviewed
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.rollout.tokens import Turn, add_tokens, approximate_tokens
+from classroom_rl.rollout.tokens import Turn, approximate_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,7 +121,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         if roles.teacher_has_tokens:
             self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, roles.teacher.frame)
-        self._tools = TeacherTools(generation, roles)
+        self._policy = PolicyModel(roles.teacher, toolbox_of(generation))
         # All conversations of a group have the same first prompt.
         self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
@@ -210,17 +215,17 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
         """The record of a finished conversation."""
-        turn_rewards = {name: TURN_REWARDS[name](play.episode) for name in self._turn_rewards}
+        turn_rewards = {name: turn_reward_of(name)(play.episode) for name in self._turn_rewards}
         return ConversationRecord.of(play, reward, turn_rewards)
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
-        """The reward of this name, one of `REWARDS`, for a finished conversation.
+        """The reward of this name for a finished conversation.
 
         Raises:
             DataError: if the conversation lacks what the reward needs.
         """
         try:
-            return REWARDS[name](record.conversation(self._rules))
+            return reward_of(name)(record.conversation(self._rules))
         except ValueError as error:
             raise DataError(str(error)) from error
 
@@ -268,17 +273,16 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         if conversation.buffer is None:
             self._open_context(conversation)
         hint_ids = self._supervised_turn.hint_ids(conversation)
-        sampling = self._teacher_sampling(play, len(hint_ids))
-        if self._tools:
-            self._submit(conversation, await self._tools.draft(play, hint_ids, sampling, self._opened_thought))
-            return
-        answer = await self.roles.teacher.generate([*conversation.buffer.ids, *hint_ids], sampling)
-        check_answer(play, answer)
-        end = self.roles.teacher.frame.turn_end_id
-        end_ids = () if answer.ids[-1:] == (end,) else (end,)  # a turn that was cut off is closed by the program
-        text = self._opened_thought + answer.text
-        turn = Turn("teacher", text, None, len(answer.ids), answer.ended, policy=answer.policy)
-        self._submit(conversation, SampledDraft(turn, answer.ids, answer.logprobs, end_ids, hint_ids))
+        draft = await sample_draft(
+            play,
+            self._policy,
+            conversation.buffer.ids,
+            self.roles.teacher_sampling,
+            conversation.tokens_left - len(hint_ids) - 1,  # one token is reserved for the end of the turn
+            hint_ids=hint_ids,
+            opened=self._opened_thought,
+        )
+        self._submit(conversation, draft)
 
     async def _teacher_message(self, play: Play) -> None:
         """The turn of a teacher behind an API: text in, text out."""
@@ -291,14 +295,10 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             refuse_long_opening(conversation.problem, estimate, student_tokens, self._rules.max_tokens_in_conversation)
             conversation.open_estimated(estimate)
         hints = self._supervised_turn.hint_messages(conversation)
-        sampling = self._teacher_sampling(play, sum(approximate_tokens(message["content"]) for message in hints))
-        if self._tools:
-            message = await self._tools.chat([*messages, *hints], sampling)
-            self._submit(conversation, SampledDraft(turn_of(play, message)))
-            return
-        answer = await self.roles.teacher.chat([*messages, *hints], sampling)
-        turn = Turn("teacher", answer.text, None, answer.tokens, answer.ended, policy=answer.policy)
-        self._submit(conversation, SampledDraft(turn))
+        limit = conversation.turn_limit_after(sum(approximate_tokens(message["content"]) for message in hints))
+        sampling = policy_sampling(play, self.roles.teacher_sampling, limit)
+        message = await self._policy.chat([*messages, *hints], sampling, prompt_first=True)
+        self._submit(conversation, SampledDraft(policy_turn_of(message)))
 
     def _submit(self, conversation: Conversation, draft: SampledDraft) -> None:
         """Add a message of the teacher to the conversation, or, if it is supervised, submit it for review."""
@@ -307,8 +307,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             self._journal.append("draft", conversation=conversation.id, draft=draft, **opened)
             conversation.add_draft(draft)
         else:
-            ids = (*draft.ids, *draft.given)
-            self._add_message(conversation, ReviewedMessage(draft.turn, ids, draft.logprobs, mask=draft.mask))
+            self._add_message(conversation, unreviewed(draft, (len(conversation.turns), 0)))
 
     async def _supervisor_turn(self, play: Play) -> None:
         conversation = play.episode
@@ -323,17 +322,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def _add_message(self, conversation: Conversation, message: ReviewedMessage) -> None:
         """Add a message of the teacher to the journal, the teacher's context, and the conversation. The journal comes
         first, so that a restart can replay the message."""
-        turn, buffer = message.turn, conversation.buffer
-        if buffer is not None and message.in_context:
-            start = len(buffer.completion_ids)
-            turn = replace(turn, span=(start, start + len(message.logprobs)))
-        extra = {name: value for name in ("branches", "mask") if (value := getattr(message, name))}
-        opened = self._opened_context(conversation)
-        self._write_turn(conversation, turn, message.ids, message.logprobs, **extra, **opened)
-        if buffer is not None:
-            buffer.branches += message.branches
-            add_tokens(buffer, message.ids, message.logprobs, message.mask)
-        conversation.add_teacher_turn(turn)
+        opening = self._opened_context(conversation)
+        conversation.add_teacher_turn(add_policy_message(self._journal, conversation, message, opening))
 
     def _opened_context(self, conversation: Conversation) -> dict[str, Any]:
         """The journal fields that restore the beginning of the teacher's context; empty but for its first message."""
@@ -342,11 +332,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         if conversation.buffer is not None:
             return {"prompt_ids": conversation.buffer.prompt_ids}
         return {"prompt_estimate": conversation.prompt_estimate}
-
-    def _teacher_sampling(self, play: Play, hint_tokens: int) -> Sampling:
-        limit = play.episode.turn_limit_after(hint_tokens)
-        sampling = replace(play.sampled_with(self.roles.teacher_sampling), max_tokens=limit)
-        return replace(sampling, temperature=0.0) if play.request.greedy else sampling
 
     async def _student_turn(self, play: Play) -> None:
         conversation = play.episode
@@ -418,7 +403,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.episode
-        rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
+        rewards = {name: reward_of(name)(conversation) for name in self._reward_weights}
         if not play.replayed.rewarded:
             self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
         conversation.add_rewards(rewards)
@@ -444,7 +429,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return [*self._encode_once(*((message["role"], message["content"]) for message in messages)), *self._forced_ids]
 
     def _encode(self, *messages: tuple[str, str]) -> tuple[int, ...]:
-        return tuple(self._tools.encode_chat([{"role": role, "content": text} for role, text in messages]))
+        return tuple(self._policy.encode_chat([{"role": role, "content": text} for role, text in messages]))
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
         """The chat for the student's model: its persona is the system prompt, the teacher the user, and the student the

@@ -13,11 +13,9 @@ from classroom_rl.environments.classroom.conversation import ClassroomRules, Con
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.judges.verdicts import Verdict, sum_up
 from classroom_rl.rollout.environment import Play
+from classroom_rl.rollout.policy_turn import replay_event
 from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.reviews import Review
-from classroom_rl.rollout.supervision import SampledDraft
-from classroom_rl.rollout.tokens import Turn, add_turn
 from classroom_rl.rollout.trajectory import Trajectory
 
 
@@ -86,8 +84,7 @@ class ConversationRecord(Trajectory):
         )
 
 
-_TURN, _VERDICT, _SOLUTIONS = TypeAdapter(Turn), TypeAdapter(Verdict), TypeAdapter(list[Solution])
-_DRAFT, _REVIEW, _POST_TEST = TypeAdapter(SampledDraft), TypeAdapter(Review), TypeAdapter(PostTest)
+_VERDICT, _SOLUTIONS, _POST_TEST = TypeAdapter(Verdict), TypeAdapter(list[Solution]), TypeAdapter(PostTest)
 
 
 @dataclass
@@ -127,13 +124,8 @@ def replay(conversation: Conversation, events: Iterable[dict[str, Any]], judge_a
         if replayed.failure is not None and event["event"] not in ("failure", "rewards", "conversation"):
             replayed.failure, replayed.rewarded, replayed.finished = None, False, False
         match event["event"]:
-            case "draft":
-                _open_context(conversation, event)
-                conversation.add_draft(_DRAFT.validate_python(event["draft"]))
-            case "review":
-                conversation.reject_draft(_REVIEW.validate_python(event["review"]))
-            case "turn":
-                _add_turn(conversation, event)
+            case "draft" | "review" | "turn":
+                _replay_dialogue(conversation, event)
             case "verdict":
                 verdict = _VERDICT.validate_python(event["verdict"])
                 replayed.verdicts[verdict.rule, verdict.attempt] = verdict
@@ -174,20 +166,11 @@ def graded(solutions: Sequence[Solution], grades: Sequence[float]) -> list[Solut
     return [replace(solution, grade=grade) for solution, grade in zip(solutions, grades, strict=True)]
 
 
-def _add_turn(conversation: Conversation, event: dict[str, Any]) -> None:
-    turn = _TURN.validate_python(event["turn"])
-    if turn.role == "student":
-        conversation.add_student_turn(turn, event["ids"])
-        return
-    _open_context(conversation, event)
-    if conversation.buffer is not None:
-        add_turn(conversation.buffer, event)
-    conversation.add_teacher_turn(turn)
-
-
-def _open_context(conversation: Conversation, event: dict[str, Any]) -> None:
-    """Open the teacher's context if it is not open yet and the event holds its prompt."""
-    if "prompt_ids" in event and conversation.buffer is None:
-        conversation.open_buffer(event["prompt_ids"])
+def _replay_dialogue(conversation: Conversation, event: dict[str, Any]) -> None:
     if "prompt_estimate" in event and conversation.prompt_estimate is None:
         conversation.open_estimated(event["prompt_estimate"])
+    turn = replay_event(conversation, event)
+    if turn is not None and turn.role == "student":
+        conversation.add_student_turn(turn)  # its tokens are in the context already
+    elif turn is not None:
+        conversation.add_teacher_turn(turn)

@@ -23,17 +23,17 @@ from classroom_rl.environments.classroom.judge_check import (
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.environments.classroom.teacher import (
-    TeacherTools,
     chat_so_far,
     forced_ids,
     opened_thought,
     opening_turns,
     system_message,
+    toolbox_of,
 )
 from classroom_rl.errors import DataError, DeadlineExceeded
-from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.extensions import OpenServer
+from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.thoughts import split_thoughts, visible_text
 from classroom_rl.rollout.tokens import Turn, approximate_tokens
@@ -130,7 +130,7 @@ class ServerTutor:
         self._roles = roles
         self._generation = generation
         self._longest_s = longest_s
-        self._tools = TeacherTools(generation, roles)
+        self._policy = PolicyModel(roles.teacher, toolbox_of(generation))
         self._forced_ids, self._opened_thought = [], ""
         if roles.teacher_has_tokens:
             self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
@@ -163,40 +163,34 @@ class ServerTutor:
         messages = self._messages(request)
         try:
             async with asyncio.timeout(self._longest_s):
-                text, tokens, ended, policy = await self._generate(messages)
+                message = await self._generate(messages)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"The teacher did not answer within {self._longest_s:g} s: its engine is busy, or sleeps while the "
                 "trainer uses the GPU. Try again during the next rollout."
             ) from None
         return ChatReply(
-            text=text,
-            parts=split_thoughts(text),
-            tokens=tokens,
-            ended=ended,
-            over=END_OF_CONVERSATION in visible_text(text),
-            policy=str(policy),
+            text=message.text,
+            parts=split_thoughts(message.text),
+            tokens=message.sampled,
+            ended=message.ended,
+            over=END_OF_CONVERSATION in visible_text(message.text),
+            policy=str(message.policy),
         )
 
-    async def _generate(self, messages: Sequence[Message]) -> tuple[str, int, bool, PolicyVersion | None]:
-        """Return the teacher's message: text, number of tokens, whether the teacher ended it, and policy version."""
-        teacher, sampling = self._roles.teacher, self._roles.teacher_sampling
+    async def _generate(self, messages: Sequence[Message]) -> SampledMessage:
+        """Return the teacher's message."""
+        sampling = self._roles.teacher_sampling
         if not self._roles.teacher_has_tokens:
             max_tokens = self._max_reply_tokens(sum(approximate_tokens(message["content"]) for message in messages))
             # a new `draw` each time, so that no stored reply to the same messages is returned
             sampling = replace(sampling, max_tokens=max_tokens, draw=("chat", uuid4().hex))
-            if self._tools:
-                return _unpack(await self._tools.chat(messages, sampling))
-            reply = await teacher.chat(messages, sampling)
-            return reply.text, reply.tokens, reply.ended, reply.policy
+            return await self._policy.chat(messages, sampling, prompt_first=True)
         system = [{**messages[0], "role": "system"}, *messages[1:]]
-        prompt_ids = self._tools.encode_chat(system) + self._forced_ids
+        prompt_ids = self._policy.encode_chat(system) + self._forced_ids
         sampling = replace(sampling, max_tokens=self._max_reply_tokens(len(prompt_ids)))
-        if self._tools:
-            tokens_left = self._generation.max_tokens_in_conversation - len(prompt_ids)
-            return _unpack(await self._tools.sample(prompt_ids, sampling, tokens_left, self._opened_thought))
-        reply = await teacher.generate(prompt_ids, sampling)
-        return self._opened_thought + reply.text, reply.tokens, reply.ended, reply.policy
+        tokens_left = self._generation.max_tokens_in_conversation - len(prompt_ids)
+        return await self._policy.sample(prompt_ids, sampling, tokens_left, self._opened_thought)
 
     def _max_reply_tokens(self, used: int) -> int:
         """Return the most tokens that a reply may have, if the chat has `used` tokens already."""
@@ -217,7 +211,3 @@ class ServerTutor:
             "chat", Problem.of(request.problem), setup, ClassroomRules(), turns=[*opening, *replies]
         )
         return chat_so_far(self._generation, conversation)
-
-
-def _unpack(message: SampledMessage) -> tuple[str, int, bool, PolicyVersion | None]:
-    return message.text, message.sampled, message.ended, message.policy

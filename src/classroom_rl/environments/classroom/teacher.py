@@ -1,25 +1,19 @@
-"""The teacher's prompt and tools: its system message, the opening messages of its template, and its tool calls."""
+"""The teacher's prompt and tools: its system message, and the opening messages of its template."""
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.environments.classroom.conversation import Conversation
-from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_chat, encode_further_markup
-from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.prompts import render, variables_of
-from classroom_rl.rollout.runner import check_answer
-from classroom_rl.rollout.supervision import SampledDraft
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.rollout.tools.calculator import built_in_toolbox
 from classroom_rl.rollout.tools.formats import ToolFrame
 from classroom_rl.rollout.tools.tool import Toolbox, ToolLimits
-from classroom_rl.rollout.tools.turn import SampledMessage, chat_with_tools, sample_with_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,64 +98,6 @@ def _render(generation: GenerationConfig, problem: str, student_name: str | None
     path = generation.teacher_prompt_path
     parts = {name: name == opened_by for name in OPENING_VARIABLES} if opens_dialogue(path) else {}
     return render(path, student_name=student_name, problem=problem, include_thinking=generation.use_thinking, **parts)
-
-
-class TeacherTools:
-    """The teacher's tools. Without tools, prompts are encoded as usual, and the object is false."""
-
-    def __init__(self, generation: GenerationConfig, roles: Roles):
-        self._teacher = roles.teacher
-        self._toolbox = toolbox_of(generation)
-        self._frame: ToolFrame | None = None
-        if self._toolbox is not None and roles.teacher_has_tokens:
-            self._frame = ToolFrame(roles.teacher.tokenizer, roles.teacher.frame, self._toolbox.schemas())
-
-    def __bool__(self) -> bool:
-        return self._toolbox is not None
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt of the teacher, with its tools."""
-        if self._frame is None:
-            return encode_chat(self._teacher.tokenizer, messages)
-        return self._frame.encode_chat(messages)
-
-    async def sample(self, context_ids: Sequence[int], sampling: Sampling, room: int, opened: str) -> SampledMessage:
-        """A message of a teacher that works on token ids.
-
-        Args:
-            room: the tokens that still fit into the teacher's context.
-            opened: the opened thought at the end of the context.
-        """
-        return await sample_with_tools(self._teacher, self._frame, context_ids, sampling, self._toolbox, room, opened)
-
-    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> SampledMessage:
-        """A message of a teacher that works on text. The list of tools is added to its prompt, the first message."""
-        return await chat_with_tools(self._teacher, messages, sampling, self._toolbox, prompt_first=True)
-
-    async def draft(
-        self, play: Play[Conversation, Any], hint_ids: Sequence[int], sampling: Sampling, opened: str
-    ) -> SampledDraft:
-        """The teacher's next message, with all its tokens."""
-        conversation = play.episode
-        room = conversation.tokens_left - len(hint_ids) - 1  # one token is reserved for the end of the turn
-        message = await self.sample([*conversation.buffer.ids, *hint_ids], sampling, room, opened)
-        end = self._frame.turn_end_id
-        end_ids = () if message.ids[-1:] == (end,) else (end,)
-        mask = () if all(message.mask) else message.mask  # an empty mask means that all tokens were sampled
-        turn = turn_of(play, message)
-        return SampledDraft(turn, message.ids, message.logprobs, end_ids, tuple(hint_ids), mask=mask)
-
-
-def turn_of(play: Play[Conversation, Any], message: SampledMessage) -> Turn:
-    """A message of the teacher as a turn.
-
-    Raises:
-        PolicyMismatch: if a part of it was sampled with other weights than those its batch began with.
-    """
-    for answer in message.answers:
-        check_answer(play, answer)
-    details = {"policy": message.policy, "tool_calls": message.calls}
-    return Turn("teacher", message.text, None, message.sampled, message.ended, **details)
 
 
 def toolbox_of(generation: GenerationConfig) -> Toolbox | None:

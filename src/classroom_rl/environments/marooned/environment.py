@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import EMBEDDED_SUPERVISORS, SUPERVISOR_REWARD
@@ -34,11 +32,12 @@ from classroom_rl.rollout import environment
 from classroom_rl.rollout.chat_template import encode_chat, encode_further_text
 from classroom_rl.rollout.engine import ConversationFacts, Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Play, Roles
+from classroom_rl.rollout.policy_turn import PolicyModel, add_policy_message, replay_event, sample_draft
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import OF_SUPERVISORS, check_template
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
-from classroom_rl.rollout.runner import check_answer, weighted_sum
+from classroom_rl.rollout.runner import weighted_sum
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.supervision import (
@@ -52,7 +51,7 @@ from classroom_rl.rollout.supervision import (
     unreviewed,
 )
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.rollout.tokens import TokenBuffer, Turn, add_tokens, add_turn
+from classroom_rl.rollout.tokens import TokenBuffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,7 +106,6 @@ def review_by_rules(about: MessageToReview) -> Review:
 
 
 SUPERVISOR_ROLE = "supervisor"
-_TURN, _DRAFT, _REVIEW = TypeAdapter(Turn), TypeAdapter(SampledDraft), TypeAdapter(Review)
 
 
 @dataclass
@@ -145,6 +143,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         supervisor_name: str = "",
     ):
         self.roles = roles
+        self._policy = PolicyModel(roles.policy)
         self._generation = generation
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
@@ -234,18 +233,10 @@ class Environment(environment.Environment[Episode, Replayed]):
         """Replay a game up to the point where the journal ends."""
         replayed = Replayed()
         for event in events:
-            match event["event"]:
-                case "draft":
-                    episode.add_draft(_DRAFT.validate_python(event["draft"]))
-                case "review":
-                    episode.reject_draft(_REVIEW.validate_python(event["review"]))
-                case "turn":
-                    if "prompt_ids" in event:
-                        episode.buffer = TokenBuffer(event["prompt_ids"])
-                    add_turn(episode.buffer, event)
-                    episode.act(_TURN.validate_python(event["turn"]))
-                case "conversation":
-                    replayed.finished = True
+            turn = replay_event(episode, event)
+            if turn is not None:
+                episode.act(turn)
+            replayed.finished = replayed.finished or event["event"] == "conversation"
         if episode.finished:
             self._score(episode)
         return replayed
@@ -264,23 +255,15 @@ class Environment(environment.Environment[Episode, Replayed]):
             self._score(play.episode)
 
     async def _decide(self, play: Play[Episode, Replayed]) -> None:
-        episode, policy = play.episode, self.roles.policy
+        episode = play.episode
         prompt_ids = self._prompt_of(episode)
-        room = min(self._generation.max_tokens_per_turn, self._limit - len(prompt_ids) - 1)
+        room = self._limit - len(prompt_ids) - 1
         if room < 1:
             episode.cut(f"the prompt of a decision has {len(prompt_ids)} tokens, the context {self._limit}")
             return
-        sampling = replace(play.sampled_with(self._sampling), max_tokens=room)
-        if play.request.greedy:
-            sampling = replace(sampling, temperature=0.0)
-        answer = await policy.generate(list(prompt_ids), sampling)
-        check_answer(play, answer)
-        end = policy.frame.turn_end_id
-        end_ids = () if answer.ids[-1:] == (end,) else (end,)  # a turn that was cut off is closed by the program
-        turn = Turn(POLICY_ROLE, answer.text, None, len(answer.ids), answer.ended, policy=answer.policy)
         # The first decision opens the buffer with its prompt; a draft of a later one must carry its own prompt.
-        branch_prompt = () if episode.buffer is None else prompt_ids
-        draft = SampledDraft(turn, answer.ids, answer.logprobs, end_ids, prompt_ids=branch_prompt)
+        own_prompt = () if episode.buffer is None else prompt_ids
+        draft = await sample_draft(play, self._policy, prompt_ids, self._sampling, room, prompt_ids=own_prompt)
         if episode.supervised:
             self._journal.append("draft", conversation=episode.id, draft=draft)
             episode.add_draft(draft)
@@ -291,7 +274,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         """The tokens of the prompt of the decision that is due, encoded once."""
         if not episode.prompt_ids:
             messages = prompt_of(episode, self._generation.show_rules)
-            episode.prompt_ids = tuple(encode_chat(self.roles.policy.tokenizer, messages))
+            episode.prompt_ids = tuple(self._policy.encode_chat(messages))
         return episode.prompt_ids
 
     async def _review(self, play: Play[Episode, Replayed]) -> None:
@@ -313,19 +296,13 @@ class Environment(environment.Environment[Episode, Replayed]):
     def _add_message(self, episode: Episode, message: ReviewedMessage) -> None:
         """Add a message to the journal, the training samples, and the game. The first one fills the episode's
         buffer; later ones are branches with their own prompts."""
-        opened, turn, ids, logprobs = {}, message.turn, (), ()
+        opening = {}
         if episode.buffer is None:
             episode.buffer = TokenBuffer(self._prompt_of(episode))
-            opened = {"prompt_ids": episode.buffer.prompt_ids}
-            ids, logprobs = message.ids, message.logprobs
-            if message.in_context:
-                turn = replace(turn, span=(0, len(logprobs)))
-        if message.branches:
-            opened["branches"] = message.branches
-        self._journal.append("turn", conversation=episode.id, turn=turn, ids=ids, logprobs=logprobs, **opened)
-        episode.buffer.branches += message.branches
-        add_tokens(episode.buffer, ids, logprobs)
-        episode.act(turn)
+            opening = {"prompt_ids": episode.buffer.prompt_ids}
+        else:
+            message = replace(message, ids=(), logprobs=())
+        episode.act(add_policy_message(self._journal, episode, message, opening))
 
     # Finished games ----------------------------------------------------------------------------------------------
 
