@@ -93,12 +93,8 @@ def _check_steps(train: TrainConfig) -> None:
 
 
 def turn_reward_weights(config: TrainRLConfig) -> dict[str, float]:
-    """The weights of the turn rewards; the supervisor's penalties alone if none is named, and nothing without turn
-    credit."""
-    credit = config.train.turn_credit
-    if credit.mode == NO_CREDIT:
-        return {}
-    return dict(credit.rewards) or {SUPERVISOR_REWARD: 1.0}
+    """The weights of the turn rewards that a configuration names."""
+    return config.train.turn_credit.weights
 
 
 def check_supervision(config: TrainRLConfig) -> None:

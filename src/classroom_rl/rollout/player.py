@@ -183,11 +183,19 @@ class Functions:
                 raise ConfigError(f"{name} is {function!r}; it must be a function, or None.")
 
 
+PLAYING, SCORING, FINISHED = "PLAYING", "SCORING", "FINISHED"
+"""The states of a rollout."""
+
+
 class Player:
-    """Plays one rollout.
+    """Plays one rollout, as an episode of the runner.
 
     Args:
         show: called with the rollout after each of its steps, and when it has ended.
+
+    Attributes:
+        rollout: the rollout so far.
+        state: `PLAYING`, `SCORING` or `FINISHED`.
     """
 
     def __init__(
@@ -201,23 +209,31 @@ class Player:
         self._functions = functions
         self._show = show
         self._history: History = history_of(model, rollout)
+        self._prompt = rollout.first_prompt
         self.rollout = rollout
+        self.state = PLAYING
 
-    async def play(self) -> Rollout:
-        """The finished rollout, scored.
+    @property
+    def finished(self) -> bool:
+        """Whether the rollout has ended and is scored."""
+        return self.state == FINISHED
+
+    async def advance(self) -> None:
+        """Sample the next message, and find out what comes after it; or score the rollout, which has ended.
 
         Raises:
             RolloutsStopped: if a function of the user raised an error or returned an invalid value, or if the engine
                 cannot go on at all.
         """
-        prompt = self.rollout.first_prompt
-        while self.rollout.end is None:
-            if not await self._step(prompt):
-                break
-            prompt = await self._next()
-        self._show(self.rollout)
-        await self._score()
-        return self.rollout
+        if self.state == SCORING:
+            await self._score()
+            self.state = FINISHED
+            return
+        if await self._step(self._prompt):
+            self._prompt = await self._next()
+        if self.rollout.end is not None:
+            self._show(self.rollout)
+            self.state = SCORING
 
     def _change(self, **changes: Any) -> None:
         self.rollout = replace(self.rollout, **changes)

@@ -17,6 +17,8 @@ from classroom_rl.errors import ConfigError, RolloutsStopped
 from classroom_rl.rollout.player import Functions, NextPrompt, Player, Prompt, Reward, Stop, rollouts_of, starts_of
 from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.rollout_set import RolloutSet
+from classroom_rl.rollout.runner import play_all, play_episode
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, YieldGate
 from classroom_rl.rollout.step import HISTORIES, NO_NEXT_PROMPT, WITHOUT_THINKING, Rollout, Settings
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
 
@@ -150,26 +152,22 @@ class Rollouts:
 
     async def _play(self, plays: Sequence[tuple[Rollout, Functions]], progress: bool) -> RolloutSet:
         self._played = [rollout for rollout, _ in plays]
-        slots = asyncio.Semaphore(self._concurrency)
+        slots, gate = asyncio.Semaphore(self._concurrency), YieldGate()
         with _progress_bar(len(plays), progress) as count:
 
-            async def play(index: int, rollout: Rollout, functions: Functions) -> None:
+            async def play(index: int) -> None:
                 def show(changed: Rollout) -> None:
                     count(self._played[index], changed)
                     self._played[index] = changed
 
                 async with slots:
-                    await Player(self._model, rollout, functions, show).play()
+                    player = Player(self._model, *plays[index], show)
+                    await play_episode(player, player.advance, gate, ConcurrentSchedule())
 
-            tasks = [asyncio.create_task(play(index, *arguments)) for index, arguments in enumerate(plays)]
             try:
-                await asyncio.gather(*tasks)
+                await play_all([*range(len(plays))], play, gate)
             except RolloutsStopped as error:
-                await _cancel(tasks)
                 raise self._explained(error) from error.__cause__
-            except BaseException:
-                await _cancel(tasks)
-                raise
         self._warn_of_failures()
         return self.so_far
 
@@ -200,12 +198,6 @@ def _model_of(engine: Any, tools: Sequence[Any], limits: ToolLimits | None) -> P
         return PolicyModel(engine, Toolbox(tools, limits) if tools else None)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _before_its_steps(recorded: Rollout) -> Rollout:

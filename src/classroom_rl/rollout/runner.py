@@ -1,4 +1,5 @@
-"""The runner: plays the episodes of a batch concurrently, with one coroutine per episode.
+"""The runner: plays the episodes of a batch concurrently, with one coroutine per episode. The rollouts of the library
+are played by the same functions, `play_all` and `play_episode`.
 
 The engines batch all requests that are ready. An episode is scored as soon as it ends, while others go on.
 """
@@ -6,16 +7,16 @@ The engines batch all requests that are ready. An episode is scored as soon as i
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from classroom_rl.errors import PolicyMismatch
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import BATCH, Completion
 from classroom_rl.rollout.environment import E, Environment, Group, Play, R
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, Schedule, YieldGate
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, Registration, Schedule, YieldGate
 from classroom_rl.rollout.store.journal import Journal, conversation_id
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
 
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 REMEMBERED = 8192
 """The number of episodes whose rewards stay in memory, at half a kilobyte each: twice the largest batch, since a
 trainer may ask for the rewards of one batch while the next is played. All others are in the journal."""
+
+
+P = TypeVar("P")
 
 
 class Runner(Generic[E, R]):
@@ -91,20 +95,15 @@ class Runner(Generic[E, R]):
         played: list[Trajectory | None] = [None] * len(plays)
         try:
             with self.schedule.register(len(plays)) as registration:
-                async with asyncio.TaskGroup() as tasks:
-                    for index in range(len(plays)):
-                        await self._yield_gate.go_through()
-                        # The task holds the only reference, so that each play is freed as it ends, not all at once.
-                        play, plays[index] = replace(plays[index], registration=registration), None
-                        tasks.create_task(self._play_into(played, play, awaiting_policy))
-                        del play
-        except BaseExceptionGroup as failures:
+
+                async def play_one(play: Play[E, R]) -> None:
+                    played[play.index] = await self._play(replace(play, registration=registration), awaiting_policy)
+
+                await play_all(plays, play_one, self._yield_gate)
+        except Exception:
             for api in environment.roles.apis.values():
                 await api.drain()  # requests in flight are paid for: let them end
-            first, *others = _errors_in(failures)
-            for message in dict.fromkeys(str(error) for error in others if str(error) != str(first)):
-                logger.warning("another episode of request %s failed, too: %s", request.request_id, message)
-            raise first from None
+            raise
         return SampleResponse(
             request_id=request.request_id,
             policy=policy,
@@ -143,23 +142,17 @@ class Runner(Generic[E, R]):
             plays.append(play)
         return plays
 
-    async def _play_into(
-        self, played: list[Trajectory | None], play: Play[E, R], awaiting_policy: "_AwaitingPolicy"
-    ) -> None:
-        played[play.index] = await self._play(play, awaiting_policy)
-
     async def _play(self, play: Play[E, R], awaiting_policy: "_AwaitingPolicy") -> Trajectory:
+        async def advance() -> None:
+            await self.environment.advance(play)
+            awaiting_policy.update(play)
+
         episode = play.episode
         self.running += 1
         try:
-            while not episode.finished:
-                await play.registration.wait_for_phase(episode.state)
-                await self._yield_gate.go_through()
-                await self.environment.advance(play)
-                awaiting_policy.update(play)
+            await play_episode(episode, advance, self._yield_gate, play.registration)
         finally:
             self.running -= 1
-            play.registration.deregister_one()
         trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self.reward_weights))
         if not self.environment.is_recorded(play.replayed):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)
@@ -177,6 +170,46 @@ class Runner(Generic[E, R]):
         """A hash of the request and the environment's identity: if it changes, the batch is played again from the
         start."""
         return hashlib.sha256(repr((request.digest, *self.environment.identity)).encode()).hexdigest()
+
+
+async def play_all(plays: list[P | None], play: Callable[[P], Coroutine[Any, Any, None]], gate: YieldGate) -> None:
+    """Play episodes concurrently, each in a coroutine of its own: `play(each)`.
+
+    Args:
+        plays: its entries become None, so that each play is freed as it ends, not all at once.
+
+    Raises:
+        Exception: the first error of an episode. All others are cancelled, and their own errors are logged.
+    """
+    errors: list[BaseException] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(plays)):
+                await gate.go_through()
+                each, plays[index] = plays[index], None
+                tasks.create_task(play(each))
+                del each
+    except BaseExceptionGroup as failures:
+        errors = _errors_in(failures)
+    if errors:  # raised here, where it keeps its own cause
+        first, *others = errors
+        for message in dict.fromkeys(str(error) for error in others if str(error) != str(first)):
+            logger.warning("another episode failed, too: %s", message)
+        raise first
+
+
+async def play_episode(
+    episode: Any, advance: Callable[[], Awaitable[None]], gate: YieldGate, registration: Registration
+) -> None:
+    """Play one episode, with `state` and `finished` as in `Episode`, to its end; `advance` plays its current state. It
+    is deregistered then, or if it fails."""
+    try:
+        while not episode.finished:
+            await registration.wait_for_phase(episode.state)
+            await gate.go_through()
+            await advance()
+    finally:
+        registration.deregister_one()
 
 
 class _AwaitingPolicy:
