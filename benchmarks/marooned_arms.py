@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.supervision_arms import Bench, measure
 from classroom_rl.environments.marooned.episode import GameRecord
-from classroom_rl.evaluation.marooned import figures_of, held_out
+from classroom_rl.evaluation.episodes import figures_of, held_out
 from classroom_rl.results.run_folder import read_lines
 from classroom_rl.results.statistics import paired_change
 from classroom_rl.rollout.intervals import shown
@@ -120,7 +120,7 @@ def main() -> None:
     bench = MaroonedBench(arguments.folder.resolve(), arguments.models.resolve(), arguments.steps, arguments.port)
     bench.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.report:
-        islands = held_out(bench.models / "world" / "islands_heldout.jsonl")
+        islands = [island.text for island in held_out(bench.models / "world" / "islands_heldout.jsonl")]
         measure(bench, [(arm, seed) for seed in arguments.seeds for arm in arguments.arms], islands)
     print(report(read_lines(bench.results)))
 

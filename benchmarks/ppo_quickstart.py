@@ -18,7 +18,7 @@ same command goes on where it was stopped; with `--report` it only prints what i
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -43,7 +43,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.models.policy_folder import policy_path
 from classroom_rl.results.run_folder import read_lines
 from classroom_rl.trainer.advantages import ProcessRewards, first_tokens, moments
-from classroom_rl.trainer.critic import HEAD_FILE, ValueHead, read_head
+from classroom_rl.trainer.critic import HEAD_FILE, ValueHead, kind_of, read_head
 from classroom_rl.trainer.ppo import critic_path, explained_variance, steps_of
 
 GRPO, GRPO_TWICE = "grpo", "grpo_2"
@@ -94,7 +94,7 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
     model = AutoModelForCausalLM.from_pretrained(
         policy, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
     ).eval()
-    critic = ValueHead(model.config.get_text_config().hidden_size, model.device)
+    critic = ValueHead(model.config.get_text_config().hidden_size, model.device, kind_of(head))
     read_head(critic, head)
     sums = {name: torch.zeros(2, 3, dtype=torch.float64) for name in ("tokens", "turns")}
     for record in records:
@@ -110,26 +110,46 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
 
 
 def explained_by_faults(records: Sequence[ConversationRecord]) -> float | None:
-    """The share of the variance of rewards that a ridge regression explains before each message, from the number of the
-    message and from what the rubric found in the messages before it. The regression that predicts a lesson was fitted
-    to the other half of the lessons."""
-    lessons = sorted({record.problem_id for record in records})
+    """The share of the variance of rewards that a regression explains before each message, from the number of the
+    message and from what the rubric found in the messages before it."""
+    return explained_by_regression(records, _faults_so_far)
+
+
+def _faults_so_far(record: ConversationRecord) -> list[torch.Tensor]:
     categories = ["", *default_penalties()]
+    found, states = [categories.index(review.category) for review in reviews_of(record)], []
+    for number in range(len(found)):
+        counts = torch.bincount(torch.tensor(found[:number], dtype=torch.long), minlength=len(categories))
+        place = torch.nn.functional.one_hot(torch.tensor(min(number, MOST_PLACES - 1)), MOST_PLACES)
+        states.append(torch.cat([place, counts]))
+    return states
+
+
+def explained_by_regression(
+    records: Sequence[ConversationRecord],
+    states_of: Callable[[ConversationRecord], Sequence[torch.Tensor]],
+    penalty: float = 1.0,
+) -> float | None:
+    """The share of the variance of rewards that a ridge regression explains from the states of a conversation. The one
+    that predicts a lesson was fitted to the other half of the lessons.
+
+    Args:
+        states_of: the features of each state of a conversation, of shape (features,).
+        penalty: of the squared weights.
+    """
+    lessons = sorted({record.problem_id for record in records})
     halves: list[tuple[list, list]] = [([], []), ([], [])]
     for record in (each for each in records if each.reward is not None):
         states, returns = halves[lessons.index(record.problem_id) % 2]
-        found = [categories.index(review.category) for review in reviews_of(record)]
-        for number in range(len(found)):
-            counts = torch.bincount(torch.tensor(found[:number], dtype=torch.long), minlength=len(categories))
-            place = torch.nn.functional.one_hot(torch.tensor(min(number, MOST_PLACES - 1)), MOST_PLACES)
-            states.append(torch.cat([place, counts]).double())
-            returns.append(record.reward)
+        own = [each.double() for each in states_of(record)]
+        states += own
+        returns += [record.reward] * len(own)
     (left, of_left), (right, of_right) = [
         (torch.stack(states), torch.tensor(returns, dtype=torch.float64)) for states, returns in halves
     ]
     sums = torch.zeros(2, 3, dtype=torch.float64)
     for fitted, targets, asked, real in ((left, of_left, right, of_right), (right, of_right, left, of_left)):
-        ridge = fitted.T @ fitted + torch.eye(fitted.size(1), dtype=torch.float64)
+        ridge = fitted.T @ fitted + penalty * torch.eye(fitted.size(1), dtype=torch.float64)
         errors = real - asked @ torch.linalg.solve(ridge, fitted.T @ targets)
         every = torch.ones_like(real)
         sums += torch.stack([moments(errors, every), moments(real, every)])

@@ -149,6 +149,7 @@ OUT_OF_RANGE = [
     ("train.ppo.gamma", ["-0.1", "1.01", ".nan"], "must be from 0 to 1"),
     ("train.ppo.lam", ["-0.1", "2"], "must be from 0 to 1"),
     ("train.ppo.value_lam", ["-0.1", ".inf"], "must be from 0 to 1"),
+    ("train.ppo.head", ["MLP", "null"], "must be one of linear, mlp"),
     ("train.ppo.gae_over", ["message"], "must be one of tokens, turns"),
     ("train.ppo.value_learning_rate", ["-1", ".nan", "2000"], "must be at (least 0|most 1000)"),
     ("train.ppo.value_weight", ["-0.5", ".inf"], "must be at least 0"),
@@ -188,7 +189,7 @@ def test_the_configuration_that_wrong_values_are_put_into_is_right():
     assert with_value("seed", "3").seed == 3
 
 
-@pytest.mark.parametrize("name", ["sapo", "my_losses:reinforce", "package.my_losses:reinforce"])
+@pytest.mark.parametrize("name", ["sapo", "classroom_rl.trainer.losses:clipped"])
 def test_a_loss_is_a_known_name_or_a_function_of_one_s_own(name: str):
     assert loaded("train_rl", f"train.loss_type={name}").train.loss_type == name
 

@@ -8,6 +8,13 @@ from statistics import fmean
 
 import pytest
 
+from classroom_rl.config.checks import check_train_rl
+from classroom_rl.config.load import load
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.rollout.dialogue import DialogueEpisode
+from classroom_rl.rollout.environment import environment_of
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.tokens import Turn
 from classroom_rl.system.shipped import ROOT
 
 
@@ -17,3 +24,22 @@ def test_the_minimal_loop_learns_the_game(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=True)
     rewards = [float(reward) for reward in re.findall(r"^step .*reward (\S+)", done.stdout, re.MULTILINE)]
     assert fmean(rewards[-5:]) - fmean(rewards[:5]) >= 0.2
+
+
+def write_counting(folder: Path) -> tuple[str, ...]:
+    """Have the minimal environment write its files; returns the arguments that name its configuration."""
+    subprocess.run([sys.executable, str(ROOT / "examples/minimal_environment.py")], cwd=folder, check=True, timeout=300)
+    return ("--config-dir", str(folder / "runs/counting"), "--config-name", "counting")
+
+
+def test_the_minimal_environment_loads_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    config = load(TrainRLConfig, "train_rl", write_counting(tmp_path), check_train_rl)
+    kind = environment_of(config)
+    assert kind.__module__ == "minimal_environment"
+    episode = DialogueEpisode("r", Problem.of("8"), turns=[Turn("teacher", "9")])
+    environment = kind.__new__(kind)
+    assert environment.reply(episode) == "3", "the message that is to be counted on from"
+    for said, digit, following in (("4", 1.0, 1.0), ("5", 1.0, 0.5), ("x", 0.5, 0.5)):
+        episode.turns[1:] = [Turn("program", "3"), Turn("teacher", said)]
+        assert environment.reward("digit", episode) == digit and environment.reward("next", episode) == following

@@ -24,6 +24,7 @@ from classroom_rl.memory.budget import (
     EngineJob,
     Launch,
     ModelShape,
+    critic_parameters,
     engine_memory,
     layer_activations,
     refuse_host,
@@ -50,6 +51,8 @@ LORA = AdapterJob(ADAPTER, ADAPTER_INPUTS, dropout=True)
 WITH_LORA = {"reference": False, "adapter": LORA}
 # Dropout adds two bytes and a mask byte per adapter input: 26,624 × 3 bytes a token.
 LORA_ACTIVATIONS = ACTIVATIONS | {"one layer again, or output head": LAYER + 1_308_622_848}
+
+CRITIC = 2 * 2560 * 2562 + 1  # 5120 × 2560 weights and 5120 of the inner layer, 5120 and 1 of the outer one
 
 HELD, BACKWARD, STEP = "held", "backward", "step"
 TRAININGS = {
@@ -132,6 +135,27 @@ TRAININGS = {
                 "autocast's copies of weights": W16,
                 **ACTIVATIONS,
                 "activations kept (checkpoints)": 2 * CHECKPOINTS,
+            },
+        },
+    ),
+    "a critic beside an adapter": (
+        job(Launch(1, zero_stage=2), **WITH_LORA, critic=critic_parameters(2560)),
+        {
+            HELD: {
+                "weights (16 bit)": W16 + 2 * (ADAPTER + CRITIC),
+                "master weights (32 bit)": 4 * (ADAPTER + CRITIC),
+                "optimizer states": 2 * (ADAPTER + CRITIC),
+            },
+        },
+    ),
+    "a critic, which the reference model has not": (
+        job(Launch(1, zero_stage=3), critic=critic_parameters(2560)),
+        {
+            HELD: {
+                "weights (16 bit)": W16 + 2 * CRITIC,
+                "master weights (32 bit)": W32 + 4 * CRITIC,
+                "optimizer states": 2 * (PARAMETERS + CRITIC),
+                "reference model (16 bit)": W16,
             },
         },
     ),
@@ -220,6 +244,12 @@ def test_what_deepspeed_offloads_is_counted_for_every_process_of_the_machine():
         "4 × trainer: weights (16 bit)": 4 * 2 * 2 * PARAMETERS // 8,  # and those of the reference model
         "2 × published weights (/dev/shm)": 2 * W16,
     }
+
+
+def test_a_critic_is_held_and_not_published():
+    parts = [trainer_on_host(job(Launch(1), critic=each), on_cpu=True, versions=2) for each in (0, CRITIC)]
+    assert total(parts[1]) > total(parts[0])
+    assert sizes(parts[1])["2 × published weights (/dev/shm)"] == 2 * W16
 
 
 def test_on_cpus_everything_is_in_the_machines_memory():

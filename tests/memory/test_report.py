@@ -88,6 +88,15 @@ def test_an_adapter_is_counted_and_not_advised(qwen):
     assert too_small and not any("lora" in refusal for refusal in too_small)
 
 
+def test_a_critic_with_a_layer_of_its_own_is_counted(qwen):
+    """13,117,441 parameters: at 4 bytes 0.05 GiB."""
+    masters = [
+        size_of(report(small_training(qwen, PLANNED, *more), lambda: ZERO_2).lines, "master weights")
+        for more in ([], ["train.ppo.head=mlp"], ["train.algorithm=ppo"], ["train.algorithm=ppo", "train.ppo.head=mlp"])
+    ]
+    assert masters == [f"{4 * PARAMETERS / GIB:.2f} GiB"] * 3 + [f"{4 * (PARAMETERS + 13_117_441) / GIB:.2f} GiB"]
+
+
 def test_a_cache_too_small_for_one_conversation_is_refused(qwen):
     # Weights 7.492, logits 0.145, a conversation 1.125: 8.762 of 80 GiB is a share of 0.1096.
     student = "student_model.vllm.gpu_memory_utilization"

@@ -367,6 +367,29 @@ def test_an_engine_answers_with_the_adapter_that_was_published_last(
 
 
 @pytest.mark.gpu
+def test_the_adapter_of_each_module_reaches_the_engine_alone(
+    ask: Callable[..., SimpleNamespace], world: Path, tmp_path: Path
+) -> None:
+    """vLLM keeps q, k and v in one matrix, and gate and up in another: each one's adapter has to find its place there,
+    whether the others' do nothing or are missing."""
+    base = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
+    names = adapter_shape("key", str(world / "blank"), LoraConfig(**LORA)).modules
+    assert set(names) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    cases = [(name, modules) for name in names for modules in ("all-linear", [name])]
+    for version, (name, modules) in enumerate(cases, start=10):
+        model = adapted(world / "blank", LoraConfig(target_modules=modules, **LORA))
+        own = [each for key, each in model.named_parameters() if f".{name}.lora_" in key]
+        assert len(own) == 2 * base.config.num_hidden_layers
+        for parameter in own:
+            parameter.data.normal_(std=0.7)
+        answer = ask(publish(model, tmp_path / f"v{version}", version), version)
+        assert (answer.version, answer.refused) == (version, None)
+        said = torch.tensor(answer.logprobs)
+        assert (scores(model, PROMPT, answer.ids) - said).abs().max() < on_this_machine(1e-3), (name, modules)
+        assert (scores(base, PROMPT, answer.ids) - said).abs().mean() > 0.02, (name, modules)
+
+
+@pytest.mark.gpu
 def test_an_adapter_that_does_not_fit_leaves_the_one_before(
     ask: Callable[..., SimpleNamespace], world: Path, tmp_path: Path
 ) -> None:

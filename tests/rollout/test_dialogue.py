@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import DataError
@@ -20,6 +21,7 @@ from classroom_rl.rollout.tokens import Turn
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.server.sampling_service import SamplingService
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.word_game import Environment
 
 GUESSING = ("--config-dir", str(ROOT / "tests/support/guessing"), "--config-name", "guessing")
 REQUEST = SampleRequest(problems=["odd", "even"], answers=["5", "2"], request_id="r", seed=1, step=0)
@@ -42,7 +44,7 @@ class Game:
 
     def service(self) -> SamplingService:
         journal, roles = Journal(self.folder), Roles({"teacher": self.engine}, {"teacher": self.engine})
-        weights = {"found": 1.0, "in_range": 0.5}
+        weights = reward_weights(self.config)
         environment = environment_of(self.config).open_with(self.config, roles, journal, weights)
         return SamplingService(Runner(environment, journal, weights), journal)
 
@@ -91,6 +93,70 @@ def test_the_context_bounds_a_game(tokenizer, tmp_path: Path) -> None:
     record = Game(tokenizer, tmp_path, lambda _: "7", "generation.max_tokens_in_conversation=60").play()[0]
     assert len(record.prompt_ids) + len(record.completion_ids) <= 60 and len(record.turns) < 15
     assert record.reward is not None
+
+
+# Tools and turn rewards, in an environment of one file ---------------------------------------------------------------
+
+CALL = '<tool_call>{"name": "secret", "arguments": {"number": 1}}</tool_call>'
+WORDS = (
+    "environment=tests.support.word_game",
+    "teacher_model.vllm.max_length=2000",
+    "generation.max_tokens_in_conversation=2000",
+    "generation.max_tokens_per_turn=200",
+    "train.turn_credit.mode=immediate",
+    "train.turn_credit.rewards={calls: 1.0}",
+)
+
+
+def asks_for_the_word(prompt: str) -> str:
+    """Guesses at first, and asks the tool once that was wrong."""
+    if "pear" in prompt:
+        return "It is pear."
+    return f"Let me see.{CALL}" if "No." in prompt else "apple"
+
+
+def test_a_policy_calls_tools_whose_results_are_context(tokenizer, tmp_path: Path) -> None:
+    game = Game(tokenizer, tmp_path, asks_for_the_word, *WORDS)
+    [record] = game.play(SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0))
+    assert [turn.text for turn in record.turns] == ["apple", "No.", "Let me see.\n\nIt is pear."]
+    [call] = record.turns[2].tool_calls
+    assert call.name == "secret" and call.result == "pear" and record.rewards == {"said": 1.0}
+    sampled = [i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
+    said = f"apple<|im_end|>Let me see.{CALL}<|im_end|>It is pear.<|im_end|>"
+    assert tokenizer.decode(sampled) == said and "<tool_response>" in tokenizer.decode(record.completion_ids)
+    assert sum(record.mask) == sum(turn.tokens for turn in record.turns)
+    assert "Tells the secret word" in tokenizer.decode(record.prompt_ids)
+    assert record.turn_rewards == {"calls": [0.0, 1.0]}
+    assert Environment.batch_metrics([record])["tools/calls_per_conversation"] == 1.0
+
+
+def test_after_a_kill_the_tools_are_not_called_again(tokenizer, tmp_path: Path) -> None:
+    game = Game(tokenizer, tmp_path, asks_for_the_word, *WORDS)
+    request = SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0)
+    wanted = game.play(request)
+    lines = (tmp_path / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        (tmp_path / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
+        [again], [before] = game.play(request), wanted
+        tokens = {name: getattr(before, name) for name in ("completion_ids", "mask", "logprobs", "turn_rewards")}
+        assert {name: getattr(again, name) for name in tokens} == tokens
+        assert len(again.turns[2].tool_calls) == 1
+    game.engine.calls.clear()
+    game.play(request)
+    assert not game.engine.calls
+
+
+def test_turn_rewards_are_one_for_each_message(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Environment, "turn_rewards", lambda *_: [1.0])
+    with pytest.raises(DataError, match=r"turn_rewards\('calls'\) returned 1 values for r-0000, which has 2 messages"):
+        request = SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0)
+        Game(tokenizer, tmp_path, asks_for_the_word, *WORDS).play(request)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_an_environment_of_one_file_can_be_trained(algorithm: str) -> None:
+    config = load(TrainRLConfig, "train_rl", [*GUESSING, *WORDS, f"train.algorithm={algorithm}"], check_train_rl)
+    assert environment_of(config) is Environment and config.train.turn_credit.weights == {"calls": 1.0}
 
 
 def test_whatever_line_a_kill_leaves_nothing_is_said_twice(tokenizer, tmp_path: Path) -> None:

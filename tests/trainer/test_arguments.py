@@ -130,6 +130,8 @@ def test_cispo_is_not_clipped_by_the_epsilon_of_other_losses() -> None:
 def test_processes_wait_for_each_other_longer_than_one_may_wait_for_the_server(tmp_path: Path) -> None:
     overrides = ["generation.sample_timeout_s=9000", "generation.load_weights_timeout_s=700"]
     assert training_arguments(configured(*overrides), tmp_path).ddp_timeout == 9000 + 1800
+    ahead = configured(*overrides, "train.max_staleness=1")
+    assert training_arguments(ahead, tmp_path).ddp_timeout == 2 * 9000 + 1800, "for its messages, then for its verdicts"
     overrides = ["generation.server_start_timeout_s=20000", "generation.load_weights_timeout_s=700.5"]
     assert training_arguments(configured(*overrides), tmp_path).ddp_timeout == 20701 + 1800
 

@@ -31,6 +31,7 @@ PPO = [
     "train.mu=2",
     "train.beta=0.1",
     "train.learning_rate=3e-3",
+    "train.ppo.head=mlp",
     "train.ppo.value_learning_rate=1e-2",
     "train.ppo.lam=0.9",
     "train.ppo.gamma=0.99",

@@ -96,6 +96,7 @@ OTHERS = {
     "train.num_samples_per_problem": "4",
     "train.mu": "2",
     "train.algorithm": "ppo",
+    "train.ppo.head": "mlp",
     "train.optimizer": "sgd",
     "train.dtype": "bfloat16",
     "teacher_model.model_name_or_path": "Qwen/Qwen3-0.6B",

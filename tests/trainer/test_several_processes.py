@@ -17,8 +17,10 @@ from classroom_rl.models.policy_folder import policy_path
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.schemas import Health
 from tests.conftest import ROOT, RunningServer, free_port, quickstart_overrides
+from tests.support.offline_trainer import save_tiny_model
 from tests.support.replay_server import Batches, Replay, recorded_batches, served
 from tests.support.supervised_batches import with_supervision
+from tests.system.test_distributed import in_processes
 from tests.trainer.test_sharded_save import weights_in
 
 _STEPS = 3
@@ -321,6 +323,38 @@ def test_wrong_configuration_is_told_once() -> None:
     done = launch("zero2_2CPU", ["train.mue=2"])
     assert done.returncode == 2
     assert done.stderr.count("Did you mean train.mu?") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_process_waits_for_one_that_plays_longer_than_computing_may_take(world: Path, tmp_path: Path) -> None:
+    """The second process's messages are 50 times as long and come 6 s later, of the 30 s that its request may take;
+    beside those, 2 s are granted to any collective operation."""
+    program = """
+import json, sys, time
+from pathlib import Path
+from classroom_rl.trainer import arguments
+arguments._COMPUTING_S = 2
+from accelerate import PartialState
+from tests.support import offline_trainer as offline
+
+def play(index, problem):
+    record = offline.conversation(index, problem, seed=rank)
+    if rank == 1:
+        time.sleep(6 / 4)
+        for name in ("completion_ids", "mask", "logprobs"):
+            setattr(record, name, getattr(record, name) * 50)
+    return record
+
+waits = ["generation.sample_timeout_s=30", "generation.server_start_timeout_s=1", "generation.load_weights_timeout_s=1"]
+waits += ["train.per_device_train_batch_size=2", "train.max_steps=2"]
+trainer = offline.offline_trainer(Path(sys.argv[1]), Path(sys.argv[2]), waits, play)
+rank = PartialState().process_index
+trainer.train()
+tokens = int(trainer.state.log_history[0]["completions/max_length"])
+print(json.dumps([trainer.state.global_step, tokens, trainer.model.get_input_embeddings().weight.sum().item()]))
+"""
+    model = save_tiny_model(tmp_path / "model", world / "blank")
+    first, second = in_processes(program, 2, str(tmp_path / "run"), str(model))
+    assert first == second and first[0] == 2 and first[1] > 500
 
 
 def test_process_that_is_killed_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where published weights go: to disk, or into the machine's shared memory."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -24,12 +26,15 @@ from classroom_rl.models.policy_folder import (
     shared_memory_folder,
 )
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.rollout.rows import POLICY, TrainingRow
 from classroom_rl.system import storage
+from classroom_rl.trainer.batch import Batch, Sample
 from classroom_rl.trainer.checkpoints import remove_leftovers
 from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.sharded_save import weight_bytes
 from classroom_rl.trainer.weight_publisher import WeightPublisher
-from tests.conftest import ROOT
+from tests.conftest import ROOT, on_this_machine
+from tests.support.lora_engine import PROMPT, lora_engine
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 MEMORY = TrainConfig(publish_through="memory", publish_to_disk_every=4)
@@ -236,3 +241,68 @@ def test_a_trainer_on_several_machines_publishes_through_the_disk() -> None:
         check_machines(TrainRLConfig(train=TrainConfig(publish_through=way)), machines)
     with pytest.raises(ConfigError, match="launched on 2: set train.publish_through=disk"):
         check_machines(TrainRLConfig(train=TrainConfig(publish_through="memory")), 2)
+
+
+# A real engine ------------------------------------------------------------------------------------------------------
+
+
+def drifting_ratio(values: list[float]) -> float:
+    """The slope of a line through the values, in its standard errors."""
+    (slope, _), covariance = np.polyfit(range(len(values)), values, 1, cov=True)
+    return slope / covariance[0, 0] ** 0.5
+
+
+def score(trainer, answer: SimpleNamespace) -> torch.Tensor:
+    """The trainer's log-probs of what an engine said to `PROMPT`."""
+    count = len(answer.ids)
+    row = TrainingRow(
+        *("c", POLICY, None, PROMPT, answer.ids, [1] * count, [0] * count),
+        logprobs=answer.logprobs,
+        messages=[0] * count,
+    )
+    batch = Batch.of([Sample(row, [0.0] * count)], trainer.processing_class.pad_token_id, trainer.accelerator.device)
+    return trainer.score_batch(trainer.model, batch, [[0]]).logps_BT[0].cpu()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("lora", "steps"),
+    [
+        (None, 20),
+        pytest.param(None, 200, marks=pytest.mark.full),
+        pytest.param({"rank": 5, "alpha": 20, "dropout": 0.0}, 200, marks=pytest.mark.full),
+    ],
+)
+def test_a_learning_rate_of_0_leaves_engine_and_trainer_as_close_as_they_were(
+    lora: dict | None, steps: int, world: Path, tmp_path: Path
+) -> None:
+    """The engine begins with other weights and with prefixes of theirs in its cache. Three of four versions come to it
+    through memory, where the files of the oldest one are written over."""
+    options = ["train.publish_through=memory", "train.publish_to_disk_every=4"]
+    if lora is not None:
+        options += ["teacher_model.lora.enable=true", *(f"teacher_model.lora.{each}={lora[each]}" for each in lora)]
+    trainer = offline_trainer(tmp_path / "run", world / "blank", options)
+    answers, differences = [], []
+    with lora_engine(world / "blank", lora) as ask:
+        before = score(trainer, answer := ask())
+        assert torch.allclose(before, torch.tensor(answer.logprobs), atol=on_this_machine(1e-3))
+        torch.manual_seed(1)
+        for parameter in trainer.model.parameters():
+            if parameter.requires_grad:
+                parameter.data.add_(0.1 * torch.randn_like(parameter))
+        assert (score(trainer, answer) - before).abs().mean() > 0.02
+        client = SimpleNamespace(load_weights=lambda policy, folder: answers.append(ask(folder, policy.version)))
+        session = {"config": trainer.run_config, "run_folder": tmp_path / "run", "run_id": "run", "client": client}
+        alone = {"server": AssignedServer(0, "", True), "gpus": SimpleNamespace(make_room=lambda: None)}
+        through = WeightPublisher(SimpleNamespace(**session, **alone))
+        try:
+            for step in range(steps):
+                trainer.state.global_step = step
+                through.publish(trainer)
+                assert answers[-1].version == step and answers[-1].refused is None
+                difference = score(trainer, answers[-1]) - torch.tensor(answers[-1].logprobs)
+                differences.append(difference.abs().mean().item())
+        finally:
+            shutil.rmtree(shared_memory_folder(tmp_path / "run"), ignore_errors=True)
+    assert max(differences) < on_this_machine(1e-4)
+    assert abs(drifting_ratio(differences)) < 4

@@ -511,7 +511,7 @@ class LoggingConfig:
     wandb_project: Text = "train_rl"
     """The project of Weights & Biases, and of Trackio."""
     wandb_run_name: Text | None = None
-    """The name of the run in trackers; null leaves it to them."""
+    """The name of the run in trackers; null leaves it to them, save that Trackio takes the run's id."""
     wandb_entity: Text | None = None
     """The user or team of Weights & Biases; null: WANDB_ENTITY, or the account's own."""
     run_group: Text | None = None

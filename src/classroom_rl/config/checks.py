@@ -2,7 +2,7 @@
 of numbers and the choices of names are on the fields of the schema."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from classroom_rl.config.base import (
@@ -14,6 +14,7 @@ from classroom_rl.config.base import (
     ServerConfig,
     SupervisionConfig,
 )
+from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
 from classroom_rl.config.train_rl import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from classroom_rl.config.training_checks import check_algorithm, check_readers, check_supervision
@@ -31,6 +32,7 @@ from classroom_rl.config.values import (
     SCORING_RULES,
     SCRIPT,
     STUDENT,
+    LossType,
     check_at_least,
     check_between,
     check_host,
@@ -305,6 +307,8 @@ def check_duration(epochs: int, max_steps: int) -> None:
 
 
 def _check_training(train: TrainConfig) -> None:
+    if train.loss_type not in (losses := get_args(LossType)):
+        function_of("train.loss_type", train.loss_type, losses)
     if train.loss_type == CISPO and train.upper_clip < 1:
         raise ConfigError(
             f"train.epsilon_high is {train.epsilon_high:g}; with train.loss_type={CISPO} it is the largest policy "
@@ -404,7 +408,10 @@ def _check_rewards(config: TrainRLConfig) -> None:
     weights = reward_weights(config)
     names = reward_names(config)
     unknown = sorted(set(weights) - set(names))
-    if unknown or not weights:
+    if weights and getattr(module_of(config.environment, "config"), "OWN_REWARDS", False):
+        for name in unknown:
+            function_of("train.reward_weights", name, names)
+    elif unknown or not weights:
         raise ConfigError(
             f"train.reward_weights names {', '.join(unknown) or 'no reward'}; there are: {', '.join(names)}."
         )

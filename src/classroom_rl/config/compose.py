@@ -45,6 +45,8 @@ _OPENING, _CLOSING = "[{(", "]})"
 _STRUCTURED = ("[", "{", "'", '"', "$")
 """What begins a list, a mapping, a quoted text or an interpolation: a mistake in it is a mistake, and no text."""
 _ORDINARY = re.compile(r"[\w.,/+-]*", re.ASCII)
+_FUNCTION_IN_MAPPING = re.compile(r"([{,]\s*\+?[^\W\d][\w.]*):([^\W\d]\w*\s*:)")
+"""A name such as package.module:function in a mapping; Hydra would end the name at its first colon."""
 _HOME = re.compile(r"~[^\s,'\"\\(){}\[\]$]*")
 
 
@@ -120,6 +122,8 @@ def _override(argument: str, sweeps: bool) -> str:
     plain = equals and key and key[0].isalpha() and not key.startswith("hydra") and "/" not in key and "@" not in key
     if not plain:
         return argument
+    if value.startswith("{"):
+        argument = _FUNCTION_IN_MAPPING.sub(r"\1\\:\2", argument)
     if _HOME.fullmatch(value) or not (_ORDINARY.fullmatch(value) or value.startswith(_STRUCTURED) or _reads(argument)):
         values = value.split(",") if sweeps else [value]
         argument = f"{key}={','.join(quoted(each) for each in values)}"

@@ -13,7 +13,6 @@ the libraries. Rules between several keys are in `config/checks.py`.
 """
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -23,13 +22,14 @@ from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import CoreSchema, core_schema
 
+from classroom_rl.config.functions import is_function
+
 LARGEST_SEED = 2**32 - 1  # numpy's limit
 _COUNT, _TOKENS, _STEPS = 10**6, 10**8, 10**9
 _SECONDS = 10**7
 """About four months; no timer overflows with it."""
 LARGEST_NUMBER = 10**15
 """Of keys that have no range of their own, such as a mapping of weights."""
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _WORDS = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 
 
@@ -176,7 +176,7 @@ class NameOrFunction:
         Raises:
             ValueError: with the names, if it has neither form.
         """
-        if value in self.names or _FUNCTION.fullmatch(value):
+        if value in self.names or is_function(value):
             return value
         raise ValueError(f"it must be one of {', '.join(self.names)}, or a function as package.module:function")
 

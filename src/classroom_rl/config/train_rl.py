@@ -46,6 +46,7 @@ from classroom_rl.config.values import (
     KEEP,
     NO_CORRECTIONS,
     NO_CREDIT,
+    SUPERVISOR_REWARD,
     TOKENS,
     WHOLE,
     Algorithm,
@@ -62,6 +63,7 @@ from classroom_rl.config.values import (
     StepKind,
     TrainingDtype,
     TurnCredit,
+    ValueHeadKind,
 )
 
 
@@ -78,9 +80,16 @@ class TurnCreditConfig:
     gamma: Share = 0.9
     """With `to_go`, the discount per message."""
     rewards: dict[str, Finite] = field(default_factory=dict)
-    """The environment's turn rewards and their weights; empty means the supervisor's penalties alone."""
+    """The environment's turn rewards and their weights; in the classroom also functions of your own. Empty means the
+    supervisor's penalties alone."""
     shuffle: Flag = False
     """Permutes the turn rewards over a batch: a control that must teach nothing."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the turn rewards; the supervisor's penalties alone if none is named, and nothing without turn
+        credit."""
+        return {} if self.mode == NO_CREDIT else dict(self.rewards) or {SUPERVISOR_REWARD: 1.0}
 
 
 @config_group
@@ -120,7 +129,7 @@ class CorrectionsConfig:
 @config_group
 class PPOConfig:
     """PPO's critic, advantages and limits (docs/algorithms.md). Only `algorithm: ppo` reads them. The critic is a
-    linear head on the trained model."""
+    head on the trained model."""
 
     gamma: Share = 1.0
     """γ of GAE, the discount per step."""
@@ -135,6 +144,9 @@ class PPOConfig:
     bootstrap_truncated: Flag = True
     """A conversation that was cut because a context was full has the critic's value before its last step in place of
     its reward."""
+    head: ValueHeadKind = "linear"
+    """The critic: a linear function of the model's last hidden state, or an MLP on it with one layer of twice the
+    model's width."""
     value_learning_rate: LearningRate = 1e-4
     """Of the critic's head. It follows `lr_scheduler_type`."""
     value_weight: Weight = 0.5
@@ -208,7 +220,8 @@ class TrainConfig:
     dtype: TrainingDtype = "bfloat16"
     """Of the trained weights and arithmetic."""
     reward_weights: dict[str, Finite] | None = None
-    """The environment's rewards and their weights. Null: those that the judge rules imply: a scoring rule means the
+    """The environment's rewards and their weights; in the classroom also functions of your own, as
+    `package.module:function`. Null: those that the judge rules imply: a scoring rule means the
     pedagogical reward alone, OK/REJECT rules mean the maths rewards."""
     shuffle_rewards: Flag = False
     """Permutes the rewards over a batch: a control that must teach nothing."""

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, SupervisorModelConfig, default_penalties
+from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_model
 from classroom_rl.config.train_rl import CorrectionsConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
 from classroom_rl.config.values import (
@@ -92,12 +93,8 @@ def _check_steps(train: TrainConfig) -> None:
 
 
 def turn_reward_weights(config: TrainRLConfig) -> dict[str, float]:
-    """The weights of the turn rewards; the supervisor's penalties alone if none is named, and nothing without turn
-    credit."""
-    credit = config.train.turn_credit
-    if credit.mode == NO_CREDIT:
-        return {}
-    return dict(credit.rewards) or {SUPERVISOR_REWARD: 1.0}
+    """The weights of the turn rewards that a configuration names."""
+    return config.train.turn_credit.weights
 
 
 def check_supervision(config: TrainRLConfig) -> None:
@@ -194,9 +191,12 @@ def _environment(config: TrainRLConfig) -> ModuleType:
 
 def _check_turn_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
     own = getattr(_environment(config), "TURN_REWARD_NAMES", ())
-    names = (SUPERVISOR_REWARD, *own)
+    names = tuple(dict.fromkeys((SUPERVISOR_REWARD, *own)))
+    takes_functions = getattr(_environment(config), "OWN_REWARDS", False)
     for name in credit.rewards:
-        if name not in names:
+        if name not in names and takes_functions:
+            function_of("train.turn_credit.rewards", name, names)
+        elif name not in names:
             raise ConfigError(f"train.turn_credit.rewards names {name}; there are: {', '.join(names)}.")
     weights = turn_reward_weights(config)
     if SUPERVISOR_REWARD in weights and config.supervisor_model is None:

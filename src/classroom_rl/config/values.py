@@ -63,6 +63,9 @@ GRPO, PPO = get_args(Algorithm)
 StepKind = Literal["tokens", "turns"]
 """What a step of PPO is: a sampled token, or a message."""
 TOKENS, TURNS = get_args(StepKind)
+ValueHeadKind = Literal["linear", "mlp"]
+"""PPO's critic on the trunk: a linear function, or a network with a layer of its own."""
+LINEAR, MLP = get_args(ValueHeadKind)
 
 Optimizer = Literal[
     "adamw_torch",

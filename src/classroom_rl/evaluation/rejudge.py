@@ -25,7 +25,7 @@ from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.rewards import REWARDS
+from classroom_rl.environments.classroom.rewards import reward_of
 from classroom_rl.errors import ConfigError, DataError, JudgeOutputError
 from classroom_rl.judges.model_judge import OpenAICompatibleJudge
 from classroom_rl.judges.verdicts import Verdict, parse_verdict, read_again
@@ -89,7 +89,7 @@ def judge_again(judge: Judge | EmbeddedJudge, record: ConversationRecord, config
         verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
         for verdict in verdicts
     ]
-    now = weighted_sum({name: REWARDS[name](conversation) for name in weights}, weights)
+    now = weighted_sum({name: reward_of(name)(conversation) for name in weights}, weights)
     return Rejudged(record.id, record.reward, now, conversation.verdicts)
 
 

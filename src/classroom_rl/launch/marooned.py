@@ -9,7 +9,6 @@ again with the same folder, continues where it was.
 """
 
 import hashlib
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.environments.marooned.episode import GameRecord
-from classroom_rl.evaluation.marooned import compared, figures_of, table
+from classroom_rl.evaluation.episodes import SUMMARY, write_comparison
 from classroom_rl.launch.commands import (
     logged_steps,
     server_command,
@@ -32,7 +31,6 @@ from classroom_rl.launch.quickstart import Stages, make_models, refuse_other_mod
 from classroom_rl.launch.quickstart_plan import SFT_PREFIX, ModelCommands
 from classroom_rl.launch.server_process import ServerProcess, SupervisedServer
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
-from classroom_rl.results.learning import describe_learning, write_learning
 from classroom_rl.results.rollout_files import read_records
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.processes import Signals
@@ -88,11 +86,8 @@ class Marooned:
                 run_program("train_rl.py", command, self.folder / "trainer.log", signals, server.restart_if_ended)
             after = self._measure("after", server, stages, signals)
             version = ClassroomClient(server.process.url, log=server.process.log).health().policy.version
-        figures = compared(figures_of(before), figures_of(after))
-        summary = self.folder / "summary.json"
-        summary.write_text(json.dumps({"version": version, **figures}, indent=2) + "\n", encoding="utf-8")
-        print(f"\n{table(figures)}\n\n{describe_learning(write_learning(self.folder))}")
-        print(f"\nfigures: {summary}\nplots: {self.folder / 'plots'}")
+        print(f"\n{write_comparison(before, after, version, GameRecord.figure_labels, self.folder)}")
+        print(f"\nfigures: {self.folder / SUMMARY}\nplots: {self.folder / 'plots'}")
         print(f"the page with the games: python vllm_server.py --view {self.folder}")
 
     def _measure(self, when: str, server: SupervisedServer, stages: Stages, signals: Signals) -> list[GameRecord]:
@@ -103,12 +98,18 @@ class Marooned:
             command = [
                 sys.executable,
                 "-m",
-                "classroom_rl.evaluation.marooned",
+                "classroom_rl.evaluation.episodes",
                 server.process.url,
                 str(islands),
                 str(games),
             ]
-            command += ["--name", self._settings, *(["--untrained"] if when == "before" else [])]
+            command += [
+                "--environment",
+                "marooned",
+                "--name",
+                self._settings,
+                *(["--untrained"] if when == "before" else []),
+            ]
             log = self.folder / f"eval_{when}.log"
             run_program("the measurement", command, log, signals, server.restart_if_ended)
         return read_records(games, GameRecord)

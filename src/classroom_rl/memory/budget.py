@@ -98,6 +98,7 @@ class TrainerJob:
         checkpointing: whether gradient checkpointing is on.
         tokens: the number of tokens in a micro-batch.
         adapter: the adapter that is trained; None if the model's own weights are trained.
+        critic: the number of parameters of PPO's critic; 0 if they are negligible.
     """
 
     shape: ModelShape
@@ -108,11 +109,17 @@ class TrainerJob:
     checkpointing: bool
     tokens: int
     adapter: "AdapterJob | None" = None
+    critic: int = 0
+
+    @property
+    def published(self) -> int:
+        """The number of trained parameters that are published."""
+        return self.shape.parameters if self.adapter is None else self.adapter.parameters
 
     @property
     def trained(self) -> int:
         """The number of trained parameters."""
-        return self.shape.parameters if self.adapter is None else self.adapter.parameters
+        return self.published + self.critic
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,15 @@ def state_bytes(optimizer: str, zero_stage: int) -> int:
     return _STATES_WITH_ZERO.get(optimizer, size) if zero_stage else size
 
 
+def critic_parameters(hidden: int) -> int:
+    """The number of parameters of PPO's critic with `train.ppo.head=mlp` (`ValueHead` in trainer/critic.py).
+
+    Args:
+        hidden: the model's width.
+    """
+    return 2 * hidden * (hidden + 2) + 1
+
+
 def total(parts: Sequence[Part]) -> int:
     """The sum of the parts' sizes."""
     return sum(part.size for part in parts)
@@ -171,14 +187,15 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     """
     shape, launch, size = job.shape, job.launch, job.number_bytes
     trained, share = job.trained, _share(job.trained, launch.processes)
-    parameters = shape.parameters + (trained if job.adapter else 0)
+    parameters = shape.parameters + (trained if job.adapter else job.critic)
     weights_held = _share(parameters, launch.processes) if launch.zero_stage == 3 else parameters
     held = [] if launch.weights_on_host else [Part(f"weights ({8 * size} bit)", weights_held * size)]
     if not launch.optimizer_on_host:
         held.append(Part("master weights (32 bit)", share * 4))
         held.append(Part("optimizer states", share * job.state_bytes))
     if job.reference:
-        held.append(Part(f"reference model ({8 * size} bit)", weights_held * size))
+        reference = _share(shape.parameters, launch.processes) if launch.zero_stage == 3 else shape.parameters
+        held.append(Part(f"reference model ({8 * size} bit)", reference * size))
     gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * size)
     buffers = [Part("ZeRO's gradient bucket", ZERO_BUCKET * size)]
     if launch.zero_stage == 3:
@@ -338,7 +355,7 @@ def trainer_on_host(job: TrainerJob, on_cpu: bool, versions: int = 0) -> list[Pa
             weights = models * _share(job.shape.parameters, launch.processes) * size
             parts.append(Part(f"weights ({8 * size} bit)", weights))
     processes = _share(launch.processes, launch.machines)
-    published = Part(f"{versions} × published weights (/dev/shm)", versions * job.trained * size)
+    published = Part(f"{versions} × published weights (/dev/shm)", versions * job.published * size)
     return [*(Part(f"{processes} × trainer: {part.name}", processes * part.size) for part in parts), published]
 
 

@@ -13,7 +13,7 @@ from classroom_rl.config.checks import check_machines, reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
 from classroom_rl.config.train_rl import TrainRLConfig, pass_batch_size
-from classroom_rl.config.values import MEMORY, PASS, PHASED, SAME_STEP
+from classroom_rl.config.values import MEMORY, MLP, PASS, PHASED, PPO, SAME_STEP
 from classroom_rl.engines.vllm.engine_start import SLOTS, served_rank
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import (
@@ -28,6 +28,7 @@ from classroom_rl.memory.budget import (
     Part,
     TrainerJob,
     TrainerMemory,
+    critic_parameters,
     engine_memory,
     gib,
     largest,
@@ -224,6 +225,7 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
         checkpointing=train.gradient_checkpointing,
         tokens=max(length, train.max_tokens_per_micro_batch or rows * length),
         adapter=adapter,
+        critic=critic_parameters(shape.hidden) if train.algorithm == PPO and train.ppo.head == MLP else 0,
     )
     memory = trainer_memory(job)
     limit = train.max_tokens_per_micro_batch

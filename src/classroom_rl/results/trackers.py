@@ -4,12 +4,15 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from classroom_rl.config.base import LoggingConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.results.run_folder import is_number
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
 def log_to_wandb(config: EvalConfig, metrics: Mapping[str, Any], folder: Path) -> None:
@@ -50,6 +53,15 @@ def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
         )
     set_tracker_environment(logging, run_folder)
     return trackers or ["none"]
+
+
+def keep_tracked_run(arguments: "TrainingArguments", run_id: str) -> None:
+    """Have a resumed training go on with its run in Weights & Biases, which knows it by its id, and in Trackio, which
+    knows it by its name. An id that the environment sets is kept. Call it on the main process, before the training."""
+    os.environ.setdefault("WANDB_RUN_ID", run_id)
+    os.environ.setdefault("WANDB_RESUME", "allow")
+    if "trackio" in arguments.report_to:
+        arguments.run_name = arguments.run_name or run_id
 
 
 def set_tracker_environment(logging: LoggingConfig, run_folder: Path) -> None:

@@ -1,17 +1,17 @@
 """Environments in which code answers the policy's messages until it ends the episode.
 
-A subclass of `DialogueEnvironment` defines the first messages, the replies and the rewards. This module handles tokens,
-journal, restarts, limits and schedules.
+A subclass of `DialogueEnvironment` defines the first messages, the replies, the rewards, and what tools the policy may
+call. This module handles tokens, journal, restarts, limits and schedules.
 """
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from classroom_rl.errors import DataError
-from classroom_rl.rollout.chat_template import Message, encode_chat
+from classroom_rl.rollout.chat_template import Message, ReplyFrame
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Environment, Play, Roles
 from classroom_rl.rollout.policy_turn import PolicyModel, add_policy_message, replay_event, sample_draft
@@ -21,6 +21,9 @@ from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.supervision import unreviewed
 from classroom_rl.rollout.tokens import TokenBuffer, Turn
+from classroom_rl.rollout.tools.formats import ToolFrame
+from classroom_rl.rollout.tools.metrics import tool_metrics
+from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
@@ -79,20 +82,35 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         context: the context length of the policy's model, in tokens.
         sampling: how the policy's messages are sampled.
         rewards: the names of the rewards to compute.
+        turn_rewards: the names of the turn rewards to compute.
+
+    Attributes:
+        tools: what the policy may call while it writes a message: tools, or functions to make tools of.
+        tool_limits: the limits of the calls in one message.
     """
 
+    tools: ClassVar[Sequence[Tool | Callable[..., Any]]] = ()
+    tool_limits: ClassVar[ToolLimits] = ToolLimits()
     phases = (Phase("dialogue", (POLICY_TURN, REPLY), (POLICY_ROLE,)),)
 
     def __init__(
-        self, generation: Any, context: int, sampling: Sampling, roles: Roles, journal: Journal, rewards: Sequence[str]
+        self,
+        generation: Any,
+        context: int,
+        sampling: Sampling,
+        roles: Roles,
+        journal: Journal,
+        rewards: Sequence[str],
+        turn_rewards: Sequence[str] = (),
     ):
         self.generation = generation
         self.roles = roles
         self._limit = min(generation.max_tokens_in_conversation, context)
         self._sampling = sampling
-        self._policy = PolicyModel(roles.policy)
         self._journal = journal
-        self._rewards = tuple(rewards)
+        self._rewards, self._turn_rewards = tuple(rewards), tuple(turn_rewards)
+        self._toolbox = Toolbox(self.tools, self.tool_limits)
+        self._policy = PolicyModel(roles.policy, self._toolbox if self.tools else None)
 
     # To be defined by a subclass ---------------------------------------------------------------------------------
 
@@ -109,6 +127,11 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
     def reward(self, name: str, episode: DialogueEpisode) -> float:
         """One reward of a finished episode."""
 
+    def turn_rewards(self, name: str, episode: DialogueEpisode) -> Sequence[float | None]:
+        """One turn reward of a finished episode: a number for each of the policy's messages, in order, or None for one
+        that it cannot score. Its names are `TURN_REWARD_NAMES` in `config`, weighed by `train.turn_credit.rewards`."""
+        raise NotImplementedError(f"{type(self).__name__} names the turn reward {name}, but has no turn_rewards")
+
     # The same for all subclasses ---------------------------------------------------------------------------------
 
     @classmethod
@@ -116,13 +139,15 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
-        return cls(generation, options.max_length, sampling, roles, journal, list(reward_weights))
+        names = (list(reward_weights), list(config.train.turn_credit.weights))
+        return cls(generation, options.max_length, sampling, roles, journal, *names)
 
     @classmethod
     def check_problems(cls, config: Any, problems: Sequence[Problem], tokenizer: Any, limit: int) -> None:
         """Refuse a problem whose first messages leave no room for a message of the policy."""
+        frame = ToolFrame(tokenizer, ReplyFrame(tokenizer), Toolbox(cls.tools).schemas())
         for problem in problems:
-            needed = len(encode_chat(tokenizer, cls.first_messages(problem, config.generation)))
+            needed = len(frame.encode_chat(cls.first_messages(problem, config.generation)))
             if needed + 1 >= limit:
                 raise DataError(
                     f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
@@ -132,9 +157,11 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The environment's class, `generation` without the server's keys, the context, the sampling, and the
-        rewards."""
-        return (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
+        """The environment's class, `generation` without the server's keys, the context, the sampling, the rewards, and
+        what the policy is told of its tools."""
+        own = (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
+        tools = (self._toolbox.schemas(), self._toolbox.limits) if self._toolbox.tools else ()
+        return (*own, *([self._turn_rewards] if self._turn_rewards else []), *tools)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> DialogueEpisode:
         """Create an episode, in its state before the policy's first message."""
@@ -192,4 +219,19 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
 
     def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""
-        return self.Record(**play.common_fields(reward))
+        named = {name: self._turn_rewards_of(name, play.episode) for name in self._turn_rewards}
+        return self.Record(**play.common_fields(reward), turn_rewards=named)
+
+    def _turn_rewards_of(self, name: str, episode: DialogueEpisode) -> list[float | None]:
+        values, messages = list(self.turn_rewards(name, episode)), len(episode.messages)
+        if len(values) != messages:
+            raise DataError(
+                f"turn_rewards({name!r}) returned {len(values)} values for {episode.id}, which has {messages} messages "
+                "of the policy; it must return a number or None for each."
+            )
+        return values
+
+    @classmethod
+    def batch_metrics(cls, records: Sequence[Trajectory]) -> dict[str, float]:
+        """The tool calls of a batch, if there are any."""
+        return tool_metrics(records)

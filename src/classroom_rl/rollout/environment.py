@@ -346,22 +346,35 @@ ENVIRONMENTS = {
 
 
 def module_of(environment: str, module: str) -> ModuleType:
-    """Import a module of an environment's package.
+    """Import a module of an environment's package, or the environment's only module, which holds the names of all.
 
     Raises:
         ConfigError: if there is no such environment.
     """
-    package, cause = ENVIRONMENTS.get(environment, environment), None
+    package, name, cause = ENVIRONMENTS.get(environment, environment), "", None
     try:
-        exists = find_spec(f"{package}.{module}") is not None
+        name = module_name(package, module)
     except (ImportError, ValueError) as error:
-        exists, cause = False, error
-    if not exists:
+        cause = error
+    if not name:
         raise ConfigError(
             f"environment is {environment!r}; there are {', '.join(ENVIRONMENTS)}, and every package with the modules "
-            "that docs/environments.md names, by its dotted name."
+            "that docs/environments.md names, or single file with all that they hold, by its dotted name. PYTHONPATH "
+            "must name the folder of one of your own."
         ) from cause
-    return import_module(f"{package}.{module}")
+    return import_module(name)
+
+
+def module_name(package: str, module: str) -> str:
+    """The name of a module of an environment's package, or of the package if it is a single file; "" if there is none.
+
+    Raises:
+        ImportError, ValueError: if there is no such package.
+    """
+    spec = find_spec(package)
+    if spec is not None and spec.submodule_search_locations is None:
+        return package
+    return f"{package}.{module}" if find_spec(f"{package}.{module}") is not None else ""
 
 
 def most_rows(config: Any) -> int | None:

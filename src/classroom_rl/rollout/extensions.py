@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from classroom_rl.rollout.environment import ENVIRONMENTS, Environment
+from classroom_rl.rollout.environment import ENVIRONMENTS, Environment, module_name
 
 if TYPE_CHECKING:
     from classroom_rl.rollout.runner import Runner
@@ -121,7 +120,9 @@ def extension_of(environment: str, module: str) -> ModuleType | None:
     package = ENVIRONMENTS.get(environment, environment)
     if environment not in ENVIRONMENTS and package not in sys.modules:
         return None
-    return import_module(f"{package}.{module}") if find_spec(f"{package}.{module}") is not None else None
+    name = module_name(package, module)
+    # A single file holds what `config` and `environment` do, and has no routes.
+    return import_module(name) if name and (name != package or module != "routes") else None
 
 
 def view_of(config: Mapping[str, Any]) -> RunView:

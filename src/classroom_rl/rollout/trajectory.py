@@ -1,7 +1,7 @@
 """The record of a finished episode, for training, the journal and the web page."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -61,6 +61,16 @@ class Trajectory(BaseModel):
     branches: list[AuxSample] = Field(default_factory=list)
     turn_rewards: dict[str, list[float | None]] = Field(default_factory=dict)
     meta: dict[str, Any]
+
+    figure_labels: ClassVar[dict[str, str]] = {}
+    """What `figures` are called in tables, where not by their names."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What `classroom_rl.evaluation.episodes` measures: the rewards, unless an environment overrides it; {} for an
+        episode that counts in no figure."""
+        own = {name: value for name, value in self.rewards.items() if value is not None}
+        return {} if self.reward is None else {"reward": self.reward, **own}
 
     @property
     def truncated(self) -> bool:

@@ -29,6 +29,17 @@ def communication_backend() -> Optional[str]:
     return "gloo" if on_cpus else "cuda:nccl,cpu:gloo"
 
 
+def open_process_group_on_cpus(timeout_s: float) -> None:
+    """Open the group of processes that were launched on CPUs, where transformers does not pass on its timeout: a
+    process would wait torch's 30 minutes for another one. On GPUs it does, and for a single process nothing is done.
+
+    Args:
+        timeout_s: how long a collective operation may take.
+    """
+    if communication_backend() == "gloo" and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+
+
 def keep_deepspeed_from_compiling() -> None:
     """Make DeepSpeed use gloo on CPUs.
 

@@ -11,7 +11,12 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import BNPO, GROUP
 from classroom_rl.errors import ConfigError
 from classroom_rl.results.trackers import report_to
-from classroom_rl.system.distributed import communication_backend, keep_deepspeed_from_compiling, let_fsdp_run_on_cpus
+from classroom_rl.system.distributed import (
+    communication_backend,
+    keep_deepspeed_from_compiling,
+    let_fsdp_run_on_cpus,
+    open_process_group_on_cpus,
+)
 
 _COMPUTING_S = 1800
 _OBJECTIVE = {
@@ -45,6 +50,8 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
     _check_divides(batch, rows if train.loss_type == BNPO else 1)
     if config.judge_model.mode == GROUP:
         _check_whole_groups(batch, train.num_samples_per_problem)
+    timeout_s = collective_timeout_s(config)
+    open_process_group_on_cpus(timeout_s)
     return TrainingArguments(
         **_OBJECTIVE,
         output_dir=str(run_folder / "checkpoints"),
@@ -61,7 +68,7 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
         fp16=train.dtype == "float16",
         use_cpu=not torch.cuda.is_available(),
         ddp_backend=communication_backend(),
-        ddp_timeout=collective_timeout_s(config),
+        ddp_timeout=timeout_s,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -79,12 +86,14 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
 def collective_timeout_s(config: TrainRLConfig) -> int:
     """The timeout of collective operations between the training's processes, in seconds.
 
-    It exceeds the longest time between two collectives: that of a batch, or of a server that restarts and loads the
-    weights, plus torch's default of 30 minutes for reading and writing models and for computing.
+    It exceeds the longest time between two collectives: that of a batch (played ahead, its messages and its verdicts
+    are awaited one after the other), or of a server that restarts and loads the weights, plus torch's default of 30
+    minutes for reading and writing models and for computing.
     """
     generation = config.generation
+    batch_s = generation.sample_timeout_s * (2 if config.train.max_staleness > 0 else 1)
     loaded_s = generation.server_start_timeout_s + generation.load_weights_timeout_s
-    return math.ceil(max(generation.sample_timeout_s, loaded_s)) + _COMPUTING_S
+    return math.ceil(max(batch_s, loaded_s)) + _COMPUTING_S
 
 
 def _check_whole_groups(batch: int, group: int) -> None:

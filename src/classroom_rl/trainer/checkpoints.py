@@ -1,7 +1,9 @@
-"""What resuming depends on: checkpoints that are complete or absent."""
+"""What resuming depends on: checkpoints that are complete or absent, and the run's id."""
 
 import logging
+import re
 import shutil
+import uuid
 from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
@@ -11,6 +13,16 @@ from classroom_rl.models.policy_folder import complete, policies_folder, shared_
 
 logger = logging.getLogger(__name__)
 UNFINISHED = "unfinished"
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+"""What a request id, which begins with it, can hold. Earlier versions took the folder's name, which may not fit."""
+
+
+def run_id_of(run_folder: Path) -> str:
+    """The run's id, which is made at the first call and stays the same over restarts."""
+    path = run_folder / "run_id"
+    if not path.exists() or not _RUN_ID.fullmatch(path.read_text(encoding="utf-8")):
+        path.write_text(f"run-{uuid.uuid4().hex[:12]}", encoding="utf-8")
+    return path.read_text(encoding="utf-8")
 
 
 def last_checkpoint(folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""The critic: a linear head on the policy's trunk, inside the model, so that data parallelism and ZeRO see it."""
+"""The critic: a head on the policy's trunk, inside the model, so that data parallelism and ZeRO see it."""
 
 from dataclasses import dataclass
 from functools import wraps
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl.trainer.utils import FusedCausalLMOutput
 
+from classroom_rl.config.values import LINEAR, MLP, ValueHeadKind
+from classroom_rl.errors import ConfigError
 from classroom_rl.trainer.sharded_save import VALUE_HEAD, whole
 
 HEAD_FILE = "value_head.safetensors"
@@ -19,14 +21,23 @@ HEAD_FILE = "value_head.safetensors"
 class ValueHead(nn.Module):
     """A scalar value of each state, computed in float32 from the trunk's last hidden state. It begins at 0 everywhere.
 
+    `linear` is V = w·h + b, `mlp` is V = w·ReLU(W h + c) + b with twice the trunk's width in between, as in trlX
+    (`make_head` of trlx/utils/modeling.py). All is 0 at first but W, which is random, and the same in every process.
+
     Attributes:
         offset: what is added to every value. It is not trained: the weights learn the difference from it.
         from_fixed_trunk: whether the gradient ends at the trunk.
     """
 
-    def __init__(self, width: int, device: torch.device):
+    def __init__(self, width: int, device: torch.device, kind: ValueHeadKind = LINEAR):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, width, device=device, dtype=torch.float32))
+        self.kind, inputs = kind, width
+        if kind == MLP:
+            inputs = 2 * width
+            drawn = torch.randn(inputs, width, generator=torch.Generator().manual_seed(0)) / width**0.5
+            self.inner_weight = nn.Parameter(drawn.to(device))
+            self.inner_bias = nn.Parameter(torch.zeros(inputs, device=device, dtype=torch.float32))
+        self.weight = nn.Parameter(torch.zeros(1, inputs, device=device, dtype=torch.float32))
         self.bias = nn.Parameter(torch.zeros(1, device=device, dtype=torch.float32))
         self.register_buffer("offset", torch.zeros(1, device=device, dtype=torch.float32))
         self.from_fixed_trunk = False
@@ -35,8 +46,12 @@ class ValueHead(nn.Module):
         """Values of shape (rows, tokens) of hidden states of shape (rows, tokens, width)."""
         hidden = hidden.detach() if self.from_fixed_trunk else hidden
         with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.float()
+            if self.kind == MLP:  # ZeRO may hold the weights in half precision
+                inner = nn.functional.linear(hidden, self.inner_weight.float(), self.inner_bias.float())
+                hidden = nn.functional.relu(inner)
             bias = self.bias.float() + self.offset.float()
-            return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
+            return nn.functional.linear(hidden, self.weight.float(), bias).squeeze(-1)
 
 
 @dataclass
@@ -46,13 +61,13 @@ class ScoredOutput(FusedCausalLMOutput):
     state_values: Tensor | None = None
 
 
-def add_value_head(model: PreTrainedModel) -> ValueHead:
+def add_value_head(model: PreTrainedModel, kind: ValueHeadKind) -> ValueHead:
     """Put a head into a causal language model that has TRL's fused head.
 
     The head is part of the model's own forward pass: its values are in the output, where DistributedDataParallel looks
     for what the loss depends on. A hook on the whole model would not do: PEFT calls its `forward` directly.
     """
-    head = ValueHead(model.config.get_text_config().hidden_size, model.get_input_embeddings().weight.device)
+    head = ValueHead(model.config.get_text_config().hidden_size, model.get_input_embeddings().weight.device, kind)
     model.add_module(VALUE_HEAD, head)
     hidden: list[Tensor] = []
     forward = model.forward
@@ -89,8 +104,22 @@ def write_head(weights: dict[str, Tensor], path: Path) -> None:
     unfinished.replace(path)
 
 
+def kind_of(path: Path) -> ValueHeadKind:
+    """The kind of the head whose weights are in a file."""
+    return MLP if "inner_weight" in load_file(path) else LINEAR
+
+
 def read_head(head: ValueHead, path: Path) -> None:
-    """Set a head to the weights in a file."""
+    """Set a head to the weights in a file.
+
+    Raises:
+        ConfigError: if they are those of a head of the other kind.
+    """
+    if kind_of(path) != head.kind:
+        raise ConfigError(
+            f"{path} is a critic with train.ppo.head={kind_of(path)}, and train.ppo.head is {head.kind} now: set it "
+            "back, or give a new run another folder, logging.save_dir=…"
+        )
     own = head.state_dict()
     for name, weight in load_file(path).items():
         own[name].copy_(weight)

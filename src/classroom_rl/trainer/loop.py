@@ -13,6 +13,7 @@ With `train.mu` above 1 the next steps pass over the same batch again. `Trainer`
 logs and saves; it sees one batch of one number for each step, and only public methods of it are overridden here.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self._totals: Totals | None = None
         self._figures: dict[str, list[float]] = defaultdict(list)
         self.corrections = CorrectionSet.of(session, policy.tokenizer)
-        set_seed(arguments.seed, device_specific=True)
+        set_seed(arguments.seed, device_specific=True)  # each process draws its own dropout
 
     def get_train_dataloader(self) -> DataLoader:
         """One number for each optimizer step of an epoch: what `Trainer` counts steps by."""
@@ -105,11 +106,11 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             self.accelerator.sync_gradients = is_last
             syncs = is_last or self.is_deepspeed_enabled  # DeepSpeed waits for the last one by itself
             with nullcontext() if syncs else self.accelerator.no_sync(model):
-                own = self.loss_of(model, micro, first_pass)
+                share = self.loss_of(model, micro, first_pass)
                 if is_last:
                     self.log_figures(self.algorithm.end_pass(first_pass, self.accelerator, self))
-                self.backward(own)
-            loss += own.detach()
+                self.backward(share)
+            loss += share.detach()
         self.log_figures({"step_time": time.monotonic() - started})
         return loss
 
@@ -131,18 +132,18 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
                 self.log_figures({"corrections/waiting": waiting, "corrections/passes": passes})
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
-        parts = -(-len(played.records) // train.per_device_train_batch_size)
-        places = micro_batches(batch, -(-len(samples) // parts), train.max_tokens_per_micro_batch, self.is_cut)
-        old = None
+        count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
+        places = micro_batches(batch, math.ceil(len(samples) / count), train.max_tokens_per_micro_batch, self.is_cut)
+        old = None  # the policy's scores before the first step on the batch
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
             old = self.score_batch(self.model, batch, places)
             batch = replace(batch, old_logps_BT=old.logps_BT)
         if self.reference is not None:
             with self.reference(self.model) as model:
                 batch = replace(batch, ref_logps_BT=self.score_batch(model, batch, places).logps_BT)
-        batch, more = self.algorithm.advantages(batch, old, step, accelerator)
+        batch, of_advantages = self.algorithm.advantages(batch, old, step, accelerator)
+        self.log_figures(figures | of_advantages | self._completion_figures(played.records))
         micro = [batch.take(each) for each in places]
-        self.log_figures(figures | more | self._completion_figures(played.records))
         return micro, totals(micro, accelerator)
 
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
@@ -170,7 +171,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             for chosen in places:
                 micro = batch.take(chosen)
                 found = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.is_cut)
-                if not chosen:
+                if not chosen:  # computed all the same: sharded weights are gathered together
                     continue
                 logps[chosen] = found.logps_BT.to(logps.dtype)
                 if found.values is not None:

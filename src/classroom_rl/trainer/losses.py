@@ -13,13 +13,12 @@ A loss of your own is a function with the arguments of `clipped` and its result,
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from classroom_rl.config.functions import function_of
 from classroom_rl.config.values import BNPO
-from classroom_rl.errors import ConfigError
 from classroom_rl.trainer.batch import Totals
 
 
@@ -103,14 +102,7 @@ def policy_loss_of(name: str) -> tuple[PolicyLoss, str]:
     """
     if name in POLICY_LOSSES:
         return POLICY_LOSSES[name]
-    module, _, function = name.partition(":")
-    try:
-        return getattr(import_module(module), function), TOKENS
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"train.loss_type is {name}, which is none of {', '.join(POLICY_LOSSES)} and no function that can be "
-            f"imported as package.module:function ({error})."
-        ) from error
+    return function_of("train.loss_type", name, POLICY_LOSSES), TOKENS
 
 
 def reduced(

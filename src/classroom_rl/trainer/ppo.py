@@ -78,7 +78,8 @@ class PPO(GRPO):
         self._stopped = self._only_critic_learns = False
 
     def prepare_model(self, model: Any) -> None:
-        self.value_head = add_value_head(model.get_base_model() if isinstance(model, PeftModel) else model)
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.value_head = add_value_head(base, self.ppo.head)
         if self._checkpoint is not None:
             read_head(self.value_head, self._checkpoint / HEAD_FILE)
 

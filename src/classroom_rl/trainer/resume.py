@@ -45,6 +45,7 @@ FIXED = {
     "train.num_samples_per_problem": _BATCH,
     "train.mu": _BATCH,
     "train.algorithm": _STATE,
+    "train.ppo.head": _STATE,
     "train.optimizer": _STATE,
     "train.dtype": _STATE,
     "teacher_model.model_name_or_path": _WEIGHTS,

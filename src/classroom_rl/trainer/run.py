@@ -18,6 +18,7 @@ from classroom_rl.results.hub import release
 from classroom_rl.results.learning import describe_learning, write_learning
 from classroom_rl.results.rollout_files import drop_rollouts_from
 from classroom_rl.results.supervision_summary import describe_supervision, write_supervision
+from classroom_rl.results.trackers import keep_tracked_run
 from classroom_rl.rollout.environment import environment_of
 from classroom_rl.system.distributed import check_fsdp
 from classroom_rl.trainer.arguments import training_arguments
@@ -56,6 +57,7 @@ def train(config: TrainRLConfig) -> None:
         check_adapter("teacher_model", config.teacher_model.model_name_or_path, adapter)
     arguments = training_arguments(config, run_folder)  # sets up the process group, too
     with training_session(config) as session:
+        keep_tracked_run(arguments, session.run_id)
         checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
         algorithm = PPO(config, run_folder, checkpoint) if config.train.algorithm == PPO_NAME else GRPO(config)
         _run(session, TrainingLoop(session, load_policy(config, arguments), algorithm, arguments))

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import re
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from classroom_rl.server.agreement import conversation_keys
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import Health
 from classroom_rl.system.run_lock import claim
-from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers
+from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers, run_id_of
 from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.contents import Contents
 from classroom_rl.trainer.resume import check_launch, check_problems, check_resume, contents_at_start
@@ -33,8 +31,6 @@ from classroom_rl.trainer.run_length import load_training_problems, report_lengt
 from classroom_rl.trainer.servers import AssignedServer, SharedGpus, assign_server
 
 logger = logging.getLogger(__name__)
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-"""What a request id, which begins with it, can hold. Earlier versions took the folder's name, which may not fit."""
 _LEAST_FOR_AN_ADAPTER = 5e-6
 
 
@@ -156,15 +152,12 @@ def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) ->
 
 
 def _open_run_folder(config: TrainRLConfig, run_folder: Path) -> str:
-    """Record the configuration, and return the run's id, which stays the same over restarts."""
+    """Record the configuration, and return the run's id."""
     _warn_about_truncation(config)
     _warn_about_learning_rate(config)
     record_run(config, "train_rl")
     remove_leftovers(run_folder)
-    path = run_folder / "run_id"
-    if not path.exists() or not _RUN_ID.fullmatch(path.read_text(encoding="utf-8")):
-        path.write_text(f"run-{uuid.uuid4().hex[:12]}", encoding="utf-8")
-    return path.read_text(encoding="utf-8")
+    return run_id_of(run_folder)
 
 
 def _log_config_changes(config: TrainRLConfig, run_folder: Path) -> None:

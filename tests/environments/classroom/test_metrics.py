@@ -6,11 +6,12 @@ import pytest
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import LEDGER, STUDENT
-from classroom_rl.environments.classroom.metrics import batch_metrics, tool_metrics
+from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.tokens import Turn
+from classroom_rl.rollout.tools.metrics import tool_metrics
 from classroom_rl.rollout.tools.tool import ERRORS
 from tests.environments.classroom.conftest import tool_call
 from tests.support.scripted_room import Room

@@ -1,7 +1,7 @@
 """The rewards, compared with values worked out by hand: of conversations put together here, and of odd tutors that are
 played."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, LEDGER, STUDENT
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.classroom.rewards import REWARDS, pedagogical
+from classroom_rl.environments.classroom.rewards import REWARDS, pedagogical, reward_of, turn_reward_of
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.errors import DataError
 from classroom_rl.judges.verdicts import Scores, Verdict
+from classroom_rl.results.rollout_files import read_records, table_of, write_table
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.post_test import ExamAnswer, PostTest
 from classroom_rl.rollout.problem import Problem
@@ -442,3 +444,44 @@ def test_what_others_hear_of_odd_tutors(odd: Room, generation: GenerationConfig)
     start = odd.tokenizer.convert_tokens_to_ids("<|im_start|>")
     for prompt, _, _ in odd.student.calls:
         assert start not in prompt and "think>" not in odd.tokenizer.decode(prompt)
+
+
+# Functions of one's own ----------------------------------------------------------------------------------------------
+
+OWN, OF_MESSAGES = "tests.support.own_rewards:brevity", "tests.support.own_rewards:brevity_of_messages"
+
+
+def test_a_reward_of_ones_own_counts_by_its_name_and_weight(room: Room, generation: GenerationConfig, tmp_path: Path):
+    room.reward_weights, room.turn_rewards = {"pedagogical": 1.0, OWN: 0.5}, (OF_MESSAGES,)
+    [record] = room.play(generation)
+    short = pytest.approx(1 - len("Say hello.") / 100)
+    assert record.rewards == {"pedagogical": 0.7, OWN: short} and record.reward == pytest.approx(0.7 + 0.45)
+    assert record.turn_rewards == {OF_MESSAGES: [None, short, short]}
+    write_table(tmp_path / "set.parquet", table_of([record]))
+    [kept] = read_records(tmp_path / "set.parquet")
+    assert kept.rewards == record.rewards and kept.turn_rewards == record.turn_rewards
+    assert room.open(generation).reward(OWN, record.id) == record.rewards[OWN], "of an earlier server"
+
+
+def test_without_a_verdict_a_reward_of_ones_own_is_none_too(room: Room, generation: GenerationConfig):
+    room.judge = ScriptedJudge(lambda *_: "no verdict")
+    room.reward_weights = {OWN: 1.0}
+    [record] = room.play(generation)
+    assert record.rewards == {OWN: None} and record.reward is None
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "message"),
+    [
+        (reward_of, "silent", "silent returned 'short' for c; it must return a finite number, or None"),
+        (reward_of, "broken", "broken failed on c: KeyError: 'page'"),
+        (
+            turn_reward_of,
+            "of_first_message",
+            r"returned \[1.0\] for c; .* for each of the teacher's 2 sampled messages",
+        ),
+    ],
+)
+def test_what_a_function_of_ones_own_returns_is_checked(find: Callable, name: str, message: str):
+    with pytest.raises(DataError, match=message):
+        find(f"tests.support.own_rewards:{name}")(finished(["Go on.", "Well."]))

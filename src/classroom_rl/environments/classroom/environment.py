@@ -25,7 +25,7 @@ from classroom_rl.environments.classroom.prompt_check import (
     refuse_long_opening,
 )
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
-from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
+from classroom_rl.environments.classroom.rewards import reward_of, turn_reward_of
 from classroom_rl.environments.classroom.roles import Roles, models_in_use
 from classroom_rl.environments.classroom.setup import ConversationType, draw_setup
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
@@ -215,17 +215,17 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
         """The record of a finished conversation."""
-        turn_rewards = {name: TURN_REWARDS[name](play.episode) for name in self._turn_rewards}
+        turn_rewards = {name: turn_reward_of(name)(play.episode) for name in self._turn_rewards}
         return ConversationRecord.of(play, reward, turn_rewards)
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
-        """The reward of this name, one of `REWARDS`, for a finished conversation.
+        """The reward of this name for a finished conversation.
 
         Raises:
             DataError: if the conversation lacks what the reward needs.
         """
         try:
-            return REWARDS[name](record.conversation(self._rules))
+            return reward_of(name)(record.conversation(self._rules))
         except ValueError as error:
             raise DataError(str(error)) from error
 
@@ -403,7 +403,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     async def _reward_turn(self, play: Play) -> None:
         conversation = play.episode
-        rewards = {name: REWARDS[name](conversation) for name in self._reward_weights}
+        rewards = {name: reward_of(name)(conversation) for name in self._reward_weights}
         if not play.replayed.rewarded:
             self._journal.append("rewards", conversation=conversation.id, rewards=rewards)
         conversation.add_rewards(rewards)

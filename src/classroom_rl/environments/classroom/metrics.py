@@ -1,6 +1,6 @@
 """Metrics of a batch of conversations, for the training's log."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import correlation, fmean, stdev
 
@@ -8,7 +8,7 @@ from classroom_rl.config.values import POST_TEST_STUDENTS
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import CRITERIA, Verdict, contradictions
 from classroom_rl.rollout.post_test import GIVEN, PostTest
-from classroom_rl.rollout.tools.tool import ERRORS
+from classroom_rl.rollout.tools.metrics import tool_metrics
 
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
@@ -104,19 +104,3 @@ def post_test_shares(test: PostTest) -> dict[str, float]:
     }
     learned = {"learned": fmean(entry.known for entry in unknown)} if unknown else {}
     return {name: score for name, score in scores.items() if score is not None} | shares | learned
-
-
-def tool_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
-    """Tool calls per conversation (rejected drafts included), the share that failed, in total and by kind of error, and
-    the mean seconds of a call; empty for a batch without calls."""
-    messages = [message for record in records for turn in record.turns for message in (turn, *turn.drafts)]
-    calls = [call for message in messages for call in message.tool_calls]
-    if not calls:
-        return {}
-    failed = Counter(call.error for call in calls if call.error is not None)
-    return {
-        "tools/calls_per_conversation": len(calls) / len(records),
-        "tools/error_share": failed.total() / len(calls),
-        **{f"tools/error_share/{kind}": failed[kind] / len(calls) for kind in ERRORS},
-        "tools/seconds_per_call": fmean(call.seconds for call in calls),
-    }

@@ -3,21 +3,28 @@ message of the teacher.
 
 A function of `REWARDS` returns one number, or None for a conversation that should have been judged and was not. Such a
 conversation gets None from all of them and does not count in its group's mean. To change a reward, change its function.
-To add one, add it to `REWARDS`; the server then offers it at `POST /get_{name}_reward`.
+The server offers those of `REWARDS` at `POST /get_{name}_reward`.
 
 Formulas: Dinucu-Jianu et al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, and docs/classroom.md.
 
 A function of `TURN_REWARDS` returns one number for every message that the teacher sampled, in order, or None for a
-message that it cannot score. To add one, write a function and add it to `TURN_REWARDS`; `train.turn_credit.rewards`
-gives it a weight. How a message's tokens are credited with it: trainer/advantages.py and docs/supervision.md.
+message that it cannot score. trainer/advantages.py and docs/supervision.md say how a message's tokens are credited.
+
+A reward of one's own is such a function in any module, named as `package.module:function` in `train.reward_weights` or
+`train.turn_credit.rewards`; `reward_of` and `turn_reward_of` find both kinds by name.
 """
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cache, wraps
+from math import isfinite
+from numbers import Real
 from statistics import fmean
+from typing import Any
 
+from classroom_rl.config.functions import function_of
 from classroom_rl.config.values import END_OF_CONVERSATION, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.conversation import Conversation
+from classroom_rl.errors import DataError
 from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import thoughts_in, visible_text
 
@@ -26,7 +33,7 @@ LEAST_OF_A_THOUGHT = 5
 """The fewest words of a thought that earns a reward. A shorter one plans no message."""
 
 
-def none_without_verdict(reward: Callable[[Conversation], float]) -> Reward:
+def none_without_verdict(reward: Reward) -> Reward:
     """Decorate a reward: a conversation that the judge could not judge has None in its place, and trains nothing."""
 
     @wraps(reward)
@@ -186,3 +193,64 @@ def turn_length(conversation: Conversation) -> list[float | None]:
 
 
 TURN_REWARDS: dict[str, TurnReward] = {SUPERVISOR_REWARD: supervisor, "judge": judge, "length": turn_length}
+
+
+# By name -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def reward_of(name: str) -> Reward:
+    """The reward of this name: one of `REWARDS`, or a function of one's own.
+
+    Raises:
+        ConfigError: if there is none. The reward itself raises a DataError if a function of one's own fails, or returns
+            neither a finite number nor None.
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    function = function_of("train.reward_weights", name, REWARDS)
+
+    @none_without_verdict
+    def own(conversation: Conversation) -> float | None:
+        return _number(name, conversation, _called(name, function, conversation))
+
+    return own
+
+
+@cache
+def turn_reward_of(name: str) -> TurnReward:
+    """The turn reward of this name: one of `TURN_REWARDS`, or a function of one's own.
+
+    Raises:
+        ConfigError: if there is none. The reward itself raises a DataError if a function of one's own fails, or returns
+            anything but a finite number or None for each sampled message of the teacher.
+    """
+    if name in TURN_REWARDS:
+        return TURN_REWARDS[name]
+    function = function_of("train.turn_credit.rewards", name, TURN_REWARDS)
+
+    def own(conversation: Conversation) -> list[float | None]:
+        values, messages = _called(name, function, conversation), len(conversation.teacher_turns)
+        if not isinstance(values, list | tuple) or len(values) != messages:
+            raise DataError(
+                f"The turn reward {name} returned {values!r} for {conversation.id}; it must return a list with a "
+                f"number or None for each of the teacher's {messages} sampled messages."
+            )
+        return [_number(name, conversation, value) for value in values]
+
+    return own
+
+
+def _called(name: str, function: Callable[[Conversation], Any], conversation: Conversation) -> Any:
+    try:
+        return function(conversation)
+    except Exception as error:  # whatever the user's code raises
+        raise DataError(f"The reward {name} failed on {conversation.id}: {type(error).__name__}: {error}") from error
+
+
+def _number(name: str, conversation: Conversation, value: Any) -> float | None:
+    if value is None or (isinstance(value, Real) and isfinite(value)):
+        return None if value is None else float(value)
+    raise DataError(
+        f"The reward {name} returned {value!r} for {conversation.id}; it must return a finite number, or None."
+    )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from random import Random
 from statistics import fmean
+from typing import ClassVar
 
 from classroom_rl.environments.marooned.actions import Action
 from classroom_rl.environments.marooned.config import Generation
@@ -92,6 +93,26 @@ class GameRecord(Trajectory):
     fell: bool = False
     decisions: list[Decision] = []
     seats: list[SeatReward] = []
+
+    figure_labels: ClassVar[dict[str, str]] = {
+        "valid": "valid actions (in the exact grammar, and possible)",
+        "readable": "actions in the exact grammar",
+        "ship": "ship finished",
+        "decisions": "decisions a game",
+    }
+
+    @property
+    def figures(self) -> dict[str, float]:
+        decisions = self.decisions
+        if not decisions or self.reward is None:
+            return {}
+        return {
+            "valid": fmean(decision.grade == VALID and not decision.fault for decision in decisions),
+            "readable": fmean(decision.grade == VALID for decision in decisions),
+            "ship": self.ship_progress,
+            "reward": self.reward,
+            "decisions": float(len(decisions)),
+        }
 
     @property
     def players(self) -> list[PlayerOutcome]:

@@ -30,10 +30,11 @@ from classroom_rl.models.precision import check_precision
 from classroom_rl.models.pretrained import check_model, save_tokenizer
 from classroom_rl.models.pretrained import load_tokenizer as load_any_tokenizer
 from classroom_rl.results.hub import check_push, release
-from classroom_rl.results.trackers import report_to
+from classroom_rl.results.trackers import keep_tracked_run, report_to
 from classroom_rl.rollout.datasets import cell_value, gather, load_rows
 from classroom_rl.system.distributed import communication_backend, keep_deepspeed_from_compiling
 from classroom_rl.trainer.callbacks import MetricsCallback, last_metrics
+from classroom_rl.trainer.checkpoints import run_id_of
 from classroom_rl.trainer.contents import (
     Contents,
     contents_of,
@@ -90,6 +91,7 @@ def train(config: TrainSFTConfig) -> Path:
     _refuse_hidden_data_parallelism(state)
     if state.is_main_process:
         record_run(config, "train_sft")
+        keep_tracked_run(arguments, run_id_of(run_folder))
     state.wait_for_everyone()
     contents = contents_of(yaml.safe_load(to_yaml(config)))
     last = _last_checkpoint(run_folder)

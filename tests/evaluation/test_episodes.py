@@ -1,5 +1,7 @@
-"""Games measured on held-out islands: their figures, and that equal ones are played once."""
+"""Episodes measured on held-out problems: their figures, how two policies are compared, and that equal ones are played
+once. With games of Marooned, and with episodes of an environment without figures of its own."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,12 +10,18 @@ import pytest
 from classroom_rl.environments.marooned.episode import Decision, GameRecord
 from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID
 from classroom_rl.errors import DataError
-from classroom_rl.evaluation.marooned import compared, figures_of, measure, table
+from classroom_rl.evaluation.episodes import compared, figures_of, held_out, measure, table, write_comparison
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
+from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.trajectory import Trajectory
 
 ISLANDS = ["island 1, seat 1", "island 2, seat 3"]
+
+
+def problems(*texts: str) -> list[Problem]:
+    return [Problem.of(text) for text in texts]
 
 
 def game(island: str, *grades: str, fault: str = "", **more: object) -> GameRecord:
@@ -53,7 +61,7 @@ def test_an_action_is_valid_if_it_is_in_the_grammar_and_possible() -> None:
 
 
 def test_a_game_without_a_reward_or_a_decision_is_in_no_figure() -> None:
-    assert figures_of([game(ISLANDS[0], VALID, reward=None), game(ISLANDS[1])])["valid"] == {}
+    assert figures_of([game(ISLANDS[0], VALID, reward=None), game(ISLANDS[1])]) == {}
 
 
 def test_before_and_after_are_compared_on_the_same_islands() -> None:
@@ -63,31 +71,66 @@ def test_before_and_after_are_compared_on_the_same_islands() -> None:
     assert found["valid"]["before"]["mean"] == 0.25 and found["valid"]["after"]["mean"] == 1.0
     assert found["valid"]["change"]["mean"] == pytest.approx(0.75)
     assert found["valid"]["change"]["ci95"] is None, "of two islands"
-    (line,) = [line for line in table(found).splitlines() if line.startswith("valid actions")]
+    (line,) = [line for line in table(found, GameRecord.figure_labels).splitlines() if line.startswith("valid actions")]
     assert line.split()[-6:] == ["0.250", "1.000", "+0.750", "(n", "=", "2)"]
 
 
 def test_a_policy_is_measured_once_and_the_next_one_again(tmp_path: Path) -> None:
     path = tmp_path / "eval" / "after" / CONVERSATIONS_NAME
     server = PlayingServer(PolicyVersion("run", 3))
-    first = measure(server, ISLANDS, 2, path)
-    assert len(first) == 4 and measure(server, ISLANDS, 2, path) == first and len(server.asked) == 1
+    first = measure(server, problems(*ISLANDS), 2, path, GameRecord)
+    assert len(first) == 4 and measure(server, problems(*ISLANDS), 2, path, GameRecord) == first
+    assert len(server.asked) == 1
     request = server.asked[0]
     assert request.fixed_seeds and not request.supervised and request.policy_version == 3
     others = ["island 7, seat 1", "island 8, seat 3"]
     for islands, games, name in ((ISLANDS, 3, ""), (ISLANDS[:1], 4, ""), (others, 2, ""), (others, 2, "24-decisions")):
-        assert len(measure(server, islands, games, path, name)) == len(islands) * games
+        assert len(measure(server, problems(*islands), games, path, GameRecord, name)) == len(islands) * games
     server.policy = PolicyVersion("run", 5)
-    measure(server, others, 2, path, "24-decisions")
+    measure(server, problems(*others), 2, path, GameRecord, "24-decisions")
     assert len(server.asked) == 6 and len({request.request_id for request in server.asked}) == 6
 
 
 def test_the_untrained_model_s_games_outlive_a_server_that_has_the_trained_one(tmp_path: Path) -> None:
     path = tmp_path / CONVERSATIONS_NAME
     server = PlayingServer(PolicyVersion())
-    before = measure(server, ISLANDS, 1, path, untrained=True)
+
+    def untrained(games: int) -> list[GameRecord]:
+        return measure(server, problems(*ISLANDS), games, path, GameRecord, untrained=True)
+
+    before = untrained(1)
     server.policy = PolicyVersion("run", 24)  # a server that starts again takes up the last policy
-    assert measure(server, ISLANDS, 1, path, untrained=True) == before and len(server.asked) == 1
-    with pytest.raises(DataError, match="does not hold the games of the untrained model.*another folder"):
-        measure(server, ISLANDS, 2, path, untrained=True)
-    assert measure(server, ISLANDS, 1, path, untrained=True) == before, "the file is as it was"
+    assert untrained(1) == before and len(server.asked) == 1
+    with pytest.raises(DataError, match="does not hold the episodes of the untrained model.*another folder"):
+        untrained(2)
+    assert untrained(1) == before, "the file is as it was"
+
+
+def episode(problem: str, reward: float | None, **rewards: float) -> Trajectory:
+    fields = {"id": problem, "request_id": "r", "step": 0, "index": 0, "problem_id": problem, "problem": problem}
+    fields |= {"answer": "", "rewards": rewards, "reward": reward, "meta": {}}
+    return Trajectory(**fields, prompt_ids=[], completion_ids=[], mask=[], logprobs=[])
+
+
+def test_an_environment_without_figures_of_its_own_is_measured_by_its_rewards(tmp_path: Path) -> None:
+    """And their change decides whether the policy learned."""
+    names = [f"game {number}" for number in range(8)]
+    before = [episode(name, 0.25 + 0.01 * place, found=0.0, polite=0.5) for place, name in enumerate(names)]
+    after = [episode(name, 0.75, found=1.0, polite=0.5) for name in names]
+    assert figures_of([*before, episode("game 9", None, found=0.0)])["found"] == {name: [0.0] for name in names}
+    assert "learn" not in write_comparison(before, after, 12, Trajectory.figure_labels, tmp_path), "nothing was trained"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 12, "reward": 0.75}\n')
+    text = write_comparison(before, after, 12, Trajectory.figure_labels, tmp_path)
+    found = next(line for line in text.splitlines() if line.startswith("found"))
+    assert found.split()[1:4] == ["0.000", "1.000", "+1.000"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["version"] == 12 and summary["polite"]["change"]["mean"] == 0
+    assert json.loads((tmp_path / "learning.json").read_text())["figures"]["held_out"] is not None
+
+
+@pytest.mark.parametrize("answer", ["5", None])
+def test_problems_may_have_answers(answer: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "heldout.jsonl"
+    row = {"problem": "game 5"} | ({} if answer is None else {"answer": answer})
+    path.write_text(json.dumps(row) + "\n")
+    assert [(problem.text, problem.answer) for problem in held_out(path)] == [("game 5", answer or "")]
