@@ -7,7 +7,8 @@ import pytest
 
 from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.runner import weighted_sum
+from classroom_rl.rollout.runner import play_all, weighted_sum
+from classroom_rl.rollout.scheduler import YieldGate
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.turned_clock import run
 
@@ -59,3 +60,23 @@ def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
 )
 def test_an_episode_is_worth_its_weighted_rewards_if_all_of_them_could_be_scored(rewards, weights, reward):
     assert weighted_sum(rewards, weights) == reward
+
+
+def test_the_first_error_is_raised_with_its_cause_and_the_other_episodes_are_cancelled(caplog):
+    first, cancelled = ValueError("first"), []
+    first.__cause__ = KeyError("why")
+
+    async def play(number: int) -> None:
+        if number == 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(number)
+                raise
+        raise first if number == 0 else OSError(f"error {number}")
+
+    plays = [0, 1, 2]
+    with pytest.raises(ValueError, match="first") as raised:
+        run(play_all(plays, play, YieldGate()))
+    assert raised.value is first and isinstance(first.__cause__, KeyError) and plays == [None] * 3
+    assert cancelled == [2] and "another episode failed, too: error 1" in caplog.text
