@@ -30,7 +30,7 @@ TRAINING = [
     "logging.save_steps=2",
 ]
 LORA = ["teacher_model.lora.enable=true", "teacher_model.lora.dropout=0"]
-PPO = ["train.algorithm=ppo", "train.ppo.value_learning_rate=1e-2"]
+PPO = ["train.algorithm=ppo", "train.ppo.head=mlp", "train.ppo.value_learning_rate=1e-2"]
 
 
 def play(step: int, index: int, problem: Problem) -> ConversationRecord:
