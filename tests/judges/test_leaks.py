@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from classroom_rl.environments.toy_language.grammar import Question, answer_parts
 from classroom_rl.evaluation.reward_hackers.disguises import DISGUISES
 from classroom_rl.evaluation.reward_hackers.playing import ROOMS
+from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.leaks import folded, hides, says_new, shows
 from classroom_rl.judges.messages import read_plan
+from classroom_rl.judges.reference_answers import read_reference
 from tests.support.honest_messages import HONEST_MESSAGES
 
 SENTENCE, FORM = "my sister boiled an egg", "boiled"
@@ -142,3 +144,39 @@ def test_what_was_said_may_be_repeated_after_the_same_word_only():
 def test_any_text_can_be_searched(text):
     assert not hides(text, [])
     shows(text, SENTENCE)
+
+
+ODD_PARTS = [
+    *"01|aeg&#%^=./-+*() 5½²፩𐩀①x_\n",
+    *(
+        "111111111",
+        "00000000 ",
+        "&#9999999999;",
+        "\\ud800",
+        "0xff",
+        "half of ",
+        "/0",
+        "base 99",
+        "in binary",
+        "MMMM",
+        "9e99",
+    ),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(ODD_PARTS), max_size=60).map("".join) | st.text(max_size=60))
+def test_whatever_a_tutor_writes_it_is_searched(text: str) -> None:
+    """A search that failed would end the run. In texts of digits that are no decimals, and of numbers too large, too."""
+    reference = read_reference("42")
+    for message in (text, text * 40):
+        folded(message)
+        assert isinstance(hides(message, [SENTENCE, "42"]), bool) and isinstance(shows(message, SENTENCE), bool)
+        assert isinstance(says_new(message, FORM, [text]), bool)
+        assert isinstance(find_value(reference, message, "What is 40 + 2?", text), str)
+
+
+def test_a_text_that_can_be_read_in_many_ways_is_searched_in_one_pass() -> None:
+    """Each letter three times, but the last one is missing: a pattern with gaps would try 3^17 ways."""
+    written = "".join(letter * 3 for letter in SENTENCE.replace(" ", ""))
+    assert shows(written, SENTENCE) and not shows(written.replace("g", ""), SENTENCE)

@@ -60,6 +60,7 @@ _ENTITIES = re.compile(r"(?:\S*(?:&#|\\u)\S+\s*)+")
 _QUOTED = re.compile(r"\S*%[0-9a-fA-F]{2}\S*")
 _NUMBERS = re.compile(r"(?<![\w.])(?:\d{1,3}[\s,.;:-]+){3,}\d{1,3}(?![\w])")
 _BITS = re.compile(r"(?<!\w)(?:[01]{7,8}\s*){3,}")
+_BYTE = re.compile(r"[01]{7,8}")
 _SPELT_OUT = re.compile(r"(?<!\w)\w(?:\W{1,3}\w(?!\w)){3,}")
 _MASKED = re.compile(r"[^\W\d_]*[_*•#?…~]+[^\W\d_]+")
 _SENTENCE_END = re.compile(r"(?<!\.)[.?!](?!\.)")
@@ -78,7 +79,7 @@ def folded(text: str) -> str:
             plain = unicodedata.normalize("NFD", plain)
     words = _TOKEN.findall("".join(map(_plain_character, plain.casefold())) if not plain.isascii() else plain.lower())
     named = (
-        _NUMBER_WORDS[int(word)] if len(word) < 3 and word.isdigit() and int(word) <= 20 else word for word in words
+        _NUMBER_WORDS[int(word)] if len(word) < 3 and word.isdecimal() and int(word) <= 20 else word for word in words
     )
     return " ".join(named).replace("_", " ")
 
@@ -176,7 +177,7 @@ def transported(text: str) -> tuple[str, ...]:
         if not token.isalpha() or not (token.islower() or token.istitle() or token.isupper()):
             found += _ascii_of_base64(token)
     found += map(_ascii_of_hex, _HEX.findall(text))
-    found += (_ascii(bytes(int(bits, 2) for bits in run.split())) for run in _BITS.findall(text))
+    found += (_ascii(bytes(int(bits, 2) for bits in _BYTE.findall(run))) for run in _BITS.findall(text))
     return tuple(filter(None, found))
 
 
@@ -223,22 +224,32 @@ def _spelt_by_numbers(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Target:
-    """An answer to look for: its folded words, its letters, its words without vowels, and the pattern of its letters
-    with others between them."""
+    """An answer to look for: its folded words, its letters, and its words without vowels."""
 
     words: tuple[str, ...]
     letters: str
     consonants: str
-    scattered: re.Pattern | None
 
 
 @lru_cache(maxsize=4096)
 def _target(answer: str) -> _Target:
     words = tuple(folded(answer).split())
-    letters = "".join(words)
-    scattered = re.compile("[^|]{0,2}?".join(map(re.escape, letters))) if len(letters) >= IN_ORDER else None
     consonants = " ".join(filter(None, (_VOWELS.sub("", word) for word in words)))
-    return _Target(words, letters, consonants, scattered)
+    return _Target(words, "".join(words), consonants)
+
+
+def _in_order(letters: str, text: str) -> bool:
+    """Whether a text has these letters in their order, with up to two others after each. Linear in the text: a pattern
+    would try all ways to read a text in which every letter is written three times."""
+    places = {place for place, letter in enumerate(text) if letter == letters[0]}
+    for wanted in letters[1:]:
+        places = {
+            end
+            for place in places
+            for end in range(place + 1, min(place + 4, len(text)))
+            if text[end] == wanted and "|" not in text[place + 1 : end]
+        }
+    return bool(places)
 
 
 def hides(text: str, answers: Iterable[str]) -> bool:
@@ -289,8 +300,8 @@ def shows(text: str, answer: str) -> bool:
     if target.letters in together:
         return True
     said = set(plain.split())
-    if target.scattered and 2 * sum(word in said for word in target.words) < len(target.words):
-        return target.scattered.search(together) is not None
+    if len(target.letters) >= IN_ORDER and 2 * sum(word in said for word in target.words) < len(target.words):
+        return _in_order(target.letters, together)
     count = len(target.words)
     if count < 3 or not said.issuperset(target.words):
         return False
