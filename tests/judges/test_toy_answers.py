@@ -73,7 +73,12 @@ def test_a_pronoun_may_repeat_what_was_said_of_somebody_else():
 def test_a_base_form_counts_with_its_subject_in_statements_alone():
     for text in ("Your friends boil it.", "They boil it.", "People boil it."):
         assert states_action(text, FRIENDS, [])
-    for text in ("You boil it.", "Tell me what your friends boil.", "Do your friends boil things?"):
+    for text in (
+        "You boil it.",
+        "Tell me what your friends boil.",
+        "Do your friends boil things?",
+        "Check this here: boil.",
+    ):
         assert not states_action(text, FRIENDS, [])
 
 

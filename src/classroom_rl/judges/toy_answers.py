@@ -56,7 +56,9 @@ def states_action(text: str, question: Question, earlier: Sequence[str]) -> bool
         return says_new(plain, form, said, always=asked)
     statements = " ".join(re.findall(r"[^.?!]+(?![^.?!]*\?)", plain)).replace(f"what {question.subject} {form}", "")
     others = {subject.split()[-1] for subject in SUBJECTS} - asked
-    return says_new(statements, form, [*said, *(f"{word} {form}" for word in ("to", "what", *others))], always=asked)
+    return says_new(
+        statements, form, [*said, *(f"{word} {form}" for word in ("to", "what", "here", *others))], always=asked
+    )
 
 
 def _names_thing(text: str, question: Question, earlier: Sequence[str]) -> bool:
