@@ -167,7 +167,7 @@ ODD_PARTS = [
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(ODD_PARTS), max_size=60).map("".join) | st.text(max_size=60))
 def test_whatever_a_tutor_writes_it_is_searched(text: str) -> None:
-    """A search that failed would end the run. In texts of digits that are no decimals, and of numbers too large, too."""
+    """A search that failed would end the run. With digits that are no decimals and numbers too large, too."""
     reference = read_reference("42")
     for message in (text, text * 40):
         folded(message)
