@@ -69,6 +69,7 @@ GPU_TESTS = (
     "tests/server/test_sampling_service.py",
     "tests/models/test_lora.py",
     "tests/engines/vllm/test_gpu_sleep.py",
+    "tests/trainer/test_weight_publisher.py",
 )
 """The files with tests for a GPU. Collecting all other test files would take most of this part's time."""
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
