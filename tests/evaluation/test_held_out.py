@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.held_out import load_measured_problems
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.schemas import Health
-from tests.conftest import free_port
 from tests.support.configs import loaded
 from tests.support.replay_server import Replay, served
 
@@ -78,8 +78,11 @@ def test_a_server_that_refuses_is_named_rather_than_lessons_that_only_it_knows(t
     missing = tmp_path / "world/lessons_heldout.jsonl"
     with pytest.raises(DataError, match="There is no file"):
         load_measured_problems(configured(missing, "server_url=null"))
-    with pytest.raises(ClassroomError, match=r"127\.0\.0\.1") as refused:
-        load_measured_problems(configured(missing, f"server_url=http://127.0.0.1:{free_port()}"))
+    with socket.socket() as nobody:  # it keeps the port, so that no server of another test answers there
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ClassroomError, match=r"127\.0\.0\.1") as refused:
+            load_measured_problems(configured(missing, f"server_url={url}"))
     assert "There is no file" not in str(refused.value)
 
 
