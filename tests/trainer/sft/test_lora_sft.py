@@ -27,7 +27,7 @@ def tuned(tmp_path_factory, blank, corpus):  # noqa: F811
 
 
 def test_the_adapter_and_the_model_with_it_are_left(tuned, blank):  # noqa: F811
-    assert sorted(path.name for path in tuned.iterdir()) == ["adapter", "config", "metrics.jsonl", "model"]
+    assert sorted(path.name for path in tuned.iterdir()) == ["adapter", "config", "metrics.jsonl", "model", "run_id"]
     merged = AutoModelForCausalLM.from_pretrained(tuned / "model")
     base = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)
     ids = torch.randint(0, 60, (2, 20))

@@ -238,7 +238,7 @@ def test_each_step_is_a_line_of_metrics_and_the_loss_falls(trained):
 
 
 def test_the_run_folder_holds_config_and_environment_and_no_checkpoints(trained):
-    assert sorted(path.name for path in trained.iterdir()) == ["config", "metrics.jsonl", "model"]
+    assert sorted(path.name for path in trained.iterdir()) == ["config", "metrics.jsonl", "model", "run_id"]
     assert sorted(path.name for path in (trained / "config").iterdir()) == [
         "train_sft.environment.json",
         "train_sft.yaml",
@@ -270,7 +270,7 @@ def test_the_model_is_whole_or_not_there(tmp_path, blank, corpus, monkeypatch):
     sft.train(config)
     assert content().keys() == first.keys()
     assert (content()["model.safetensors"] != first["model.safetensors"]) is True
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config", "metrics.jsonl", "model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config", "metrics.jsonl", "model", "run_id"]
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw_torch"])
