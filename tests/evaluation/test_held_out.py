@@ -77,7 +77,7 @@ def test_a_server_that_refuses_is_named_rather_than_lessons_that_only_it_knows(t
     """As in `eval.py --config-name quickstart` without the token, where runs/quickstart is not there."""
     missing = tmp_path / "world/lessons_heldout.jsonl"
     with pytest.raises(DataError, match="There is no file"):
-        load_measured_problems(configured(missing, "server_url=null"))
+        load_measured_problems(configured_for(tmp_path, missing))
     with socket.socket() as nobody:  # it keeps the port, so that no server of another test answers there
         nobody.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"

@@ -289,9 +289,9 @@ def test_the_programs_check_before_they_load(qwen, program, gpus, tmp_path, monk
 # Dry runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_programs_and_launcher_print_it_below_the_configuration(qwen, capsys):
+def test_programs_and_launcher_print_it_below_the_configuration(qwen, tmp_path, capsys):
     shares = [f"{role}_model.vllm.gpu_memory_utilization=0.3" for role in ("teacher", "student")]
-    overrides = [*roles_are(qwen), *shares, PLANNED, "dry_run=true"]
+    overrides = [*roles_are(qwen), *shares, PLANNED, "dry_run=true", f"logging.save_dir={tmp_path / 'run'}"]
     server = run_program("vllm_server.py", *overrides)
     assert server.returncode == 0, server.stderr
     assert yaml.safe_load(server.stdout)["train"]["gpu_memory_gib"] == 80.0

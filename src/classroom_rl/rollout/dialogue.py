@@ -22,8 +22,8 @@ from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.supervision import unreviewed
 from classroom_rl.rollout.tokens import TokenBuffer, Turn
 from classroom_rl.rollout.tools.formats import ToolFrame
-from classroom_rl.rollout.tools.metrics import tool_metrics
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
+from classroom_rl.rollout.tools.turn import tool_metrics
 from classroom_rl.rollout.trajectory import Trajectory
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"

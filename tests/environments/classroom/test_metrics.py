@@ -11,8 +11,8 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.tokens import Turn
-from classroom_rl.rollout.tools.metrics import tool_metrics
 from classroom_rl.rollout.tools.tool import ERRORS
+from classroom_rl.rollout.tools.turn import tool_metrics
 from tests.environments.classroom.conftest import tool_call
 from tests.support.scripted_room import Room
 from tests.support.supervised_room import play, supervising

@@ -8,7 +8,7 @@ from classroom_rl.config.values import POST_TEST_STUDENTS
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import CRITERIA, Verdict, contradictions
 from classroom_rl.rollout.post_test import GIVEN, PostTest
-from classroom_rl.rollout.tools.metrics import tool_metrics
+from classroom_rl.rollout.tools.turn import tool_metrics
 
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:

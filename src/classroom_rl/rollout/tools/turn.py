@@ -5,16 +5,19 @@ Every sampled token is kept as the engine sampled it, with its log-prob; the tok
 `max_tokens` limits all tokens that are sampled for the message, `room` all tokens that it adds to the context.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from statistics import fmean
 from uuid import uuid4
 
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import ChatEngine, Completion, Sampling, TokenEngine
 from classroom_rl.rollout.tools.formats import CallsInText, ToolFrame, find_calls, results_in_words, with_tools_in_words
-from classroom_rl.rollout.tools.tool import LIMIT, AskedCall, Toolbox, ToolCall, cut_text
+from classroom_rl.rollout.tools.tool import ERRORS, LIMIT, AskedCall, Toolbox, ToolCall, cut_text
+from classroom_rl.rollout.trajectory import Trajectory
 
 _THOUGHT = "<think>\n"
 _TOO_MANY = "no more tools may be called in this message: say what you have to say without them"
@@ -253,3 +256,19 @@ def _framed(frame: ToolFrame, results: Sequence[str], target: int, limit: int) -
         shown = [_NO_ROOM] * len(results)
         ids = frame.results(shown)
     return shown, ids
+
+
+def tool_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
+    """Tool calls per conversation (rejected drafts included), the share that failed, in total and by kind of error, and
+    the mean seconds of a call; empty for a batch without calls."""
+    messages = [message for record in records for turn in record.turns for message in (turn, *turn.drafts)]
+    calls = [call for message in messages for call in message.tool_calls]
+    if not calls:
+        return {}
+    failed = Counter(call.error for call in calls if call.error is not None)
+    return {
+        "tools/calls_per_conversation": len(calls) / len(records),
+        "tools/error_share": failed.total() / len(calls),
+        **{f"tools/error_share/{kind}": failed[kind] / len(calls) for kind in ERRORS},
+        "tools/seconds_per_call": fmean(call.seconds for call in calls),
+    }
