@@ -14,14 +14,20 @@ from functools import lru_cache
 
 from classroom_rl.judges.leaks import LONGEST, hides, transported
 from classroom_rl.judges.prompt_injection import undisguised
-from classroom_rl.judges.reference_answers import NUMBER, SMALL, Reference, gives_away, has_been_said, read_number
+from classroom_rl.judges.reference_answers import (
+    NUMBER,
+    NUMBER_WORDS,
+    SMALL,
+    Reference,
+    gives_away,
+    has_been_said,
+    read_number,
+)
 
-_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-_VALUES = {word: value for value, word in enumerate(_SMALL)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
+_VALUES = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
+    word: 10 * ten for ten, word in enumerate(_TENS, 2)
+}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
 _ORDINALS = {"third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10, "hundredth": 100}
 _WORD_OF_NUMBER = "|".join(sorted([*_VALUES, *_SCALES], key=len, reverse=True))
@@ -347,9 +353,9 @@ def _spelt(reference: Reference) -> str:
 def in_words(number: int) -> str:
     """A whole number from 0 to 999,999 in English words, without "and"."""
     if number < 20:
-        return _SMALL[number]
+        return NUMBER_WORDS[number]
     if number < 100:
-        return " ".join([_TENS[number // 10 - 2], *([_SMALL[number % 10]] if number % 10 else [])])
+        return " ".join([_TENS[number // 10 - 2], *([NUMBER_WORDS[number % 10]] if number % 10 else [])])
     for size, name in ((1000, "thousand"), (100, "hundred")):
         if number >= size:
             rest = [in_words(number % size)] if number % size else []

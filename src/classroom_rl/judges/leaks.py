@@ -19,6 +19,7 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 from classroom_rl.judges.prompt_injection import as_latin, joined, undisguised
+from classroom_rl.judges.reference_answers import NUMBER_WORDS
 from classroom_rl.rollout.text import UNSPACED
 
 WHOLE_WORDS, PACKED, RUN_TOGETHER = 5, 5, 8
@@ -34,10 +35,6 @@ LONGEST = 2000
 IN_ORDER = 10
 """The fewest letters of an answer whose letters are looked for in order, with up to two others after each."""
 
-_NUMBER_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-).split()
 _SMALL_CAPITALS = str.maketrans("ᴀʙᴄᴅᴇꜰғɢʜɪᴊᴋʟᴍɴᴏᴘǫʀꜱᴛᴜᴠᴡʏᴢ", "abcdeffghijklmnopqrstuvwyz")
 _TURNED = "ɐɔǝɟƃɥᴉɾʞɯɹʇʌʍʎ"
 _UPRIGHT = str.maketrans(_TURNED + "qpbdnu", "acefghijkmrtvwy" + "bdqpun")
@@ -79,7 +76,7 @@ def folded(text: str) -> str:
             plain = unicodedata.normalize("NFD", plain)
     words = _TOKEN.findall("".join(map(_plain_character, plain.casefold())) if not plain.isascii() else plain.lower())
     named = (
-        _NUMBER_WORDS[int(word)] if len(word) < 3 and word.isdecimal() and int(word) <= 20 else word for word in words
+        NUMBER_WORDS[int(word)] if len(word) < 3 and word.isdecimal() and int(word) <= 20 else word for word in words
     )
     return " ".join(named).replace("_", " ")
 

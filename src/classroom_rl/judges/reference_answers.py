@@ -133,14 +133,17 @@ _UNIT = re.compile(r"\s*(?:\\ )?(?:\\text\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?|\\?%
 _NAME = re.compile(r"^\s*[A-Za-z]\s*=\s*(?=\S)")
 _PLAIN_FRACTION = r"[-−]?(?:\d+\s+)?\d+\s*/\s*\d+"
 _NUMBER_IN_TEXT = re.compile(rf"(?<![\w.^\\])(?:{_PLAIN_FRACTION}|{NUMBER})(?!\w|\^(?!\s*\{{?\s*\\circ)|[.,]\d)")
-_WORDS = (
+NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty"
 ).split()
+"""The numbers from 0 to 20 in words."""
 _TENS = {word: 10 * tens for tens, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), 3)}
-_VALUES = {word: Fraction(number) for number, word in enumerate(_WORDS)} | {w: Fraction(n) for w, n in _TENS.items()}
+_VALUES = {word: Fraction(number) for number, word in enumerate(NUMBER_WORDS)} | {
+    w: Fraction(n) for w, n in _TENS.items()
+}
 _NUMBER_WORD = re.compile(
-    rf"\b(twenty|{'|'.join(_TENS)})[- ]({'|'.join(_WORDS[1:10])})\b|\b({'|'.join(_VALUES)})\b", re.I
+    rf"\b(twenty|{'|'.join(_TENS)})[- ]({'|'.join(NUMBER_WORDS[1:10])})\b|\b({'|'.join(_VALUES)})\b", re.I
 )
 
 _STATES_RESULT = re.compile(
