@@ -1,5 +1,7 @@
 """The examples do what they say, as a stranger runs them."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.system.shipped import ROOT
+from tests.conftest import free_port
 
 
 @pytest.mark.full
@@ -43,3 +46,21 @@ def test_the_minimal_environment_loads_and_scores(tmp_path: Path, monkeypatch: p
     for said, digit, following in (("4", 1.0, 1.0), ("5", 1.0, 0.5), ("x", 0.5, 0.5)):
         episode.turns[1:] = [Turn("program", "3"), Turn("teacher", said)]
         assert environment.reward("digit", episode) == digit and environment.reward("next", episode) == following
+
+
+@pytest.mark.full
+def test_a_model_learns_in_the_minimal_environment(world: Path, tmp_path: Path) -> None:
+    files = write_counting(tmp_path)
+    paths = os.pathsep.join([str(ROOT / "examples"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    overrides = (
+        f"teacher_model.model_name_or_path={world / 'blank'}",
+        f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'runs/counting/digits.jsonl'}}}]",
+        f"logging.save_dir={tmp_path / 'run'}",
+        f"generation.server_port={free_port()}",
+    )
+    environment = {**os.environ, "PYTHONPATH": paths}
+    command = [str(ROOT / "start_rl_training.sh"), *files, *overrides]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1800)
+    lines = (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rewards = [line["reward"] for line in map(json.loads, lines) if "reward" in line]
+    assert fmean(rewards[-5:]) - fmean(rewards[:5]) >= 0.2
