@@ -3,7 +3,7 @@ of numbers and the choices of names are on the fields of the schema."""
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from classroom_rl.config.base import (
@@ -44,9 +44,6 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.environment import environment_of, module_of, most_rows
 from classroom_rl.rollout.supervision import OBSERVE
 from classroom_rl.rollout.tools.calculator import BUILT_IN_TOOLS
-
-if TYPE_CHECKING:
-    from classroom_rl.config.evaluation import EvalConfig
 
 CONVERSATION_TYPES = ("guided", "attempt")
 
@@ -419,30 +416,30 @@ def check_reward_names(key: str, weights: Mapping[str, float], environment: str)
         raise ConfigError(f"{key} names {', '.join(unknown) or 'no reward'}; there are: {', '.join(names)}.")
 
 
-def check_classroom_rewards(key: str, weights: Mapping[str, float], config: "TrainRLConfig | EvalConfig") -> None:
+def check_classroom_rewards(
+    key: str, weights: Mapping[str, float], generation: GenerationConfig, reward_model: RewardModelConfig
+) -> None:
     """Check that a configuration provides everything that the rewards of `key` are computed from.
 
     Raises:
         ConfigError: if it does not.
     """
-    check_reward_model(config.reward_model, config.generation)
-    scored = SCORING_RULES & set(config.generation.judges_rules_prompts_paths)
-    if "pedagogical" in weights and (not scored or config.generation.number_judge_attempts < 1):
+    check_reward_model(reward_model, generation)
+    scored = SCORING_RULES & set(generation.judges_rules_prompts_paths)
+    if "pedagogical" in weights and (not scored or generation.number_judge_attempts < 1):
         raise ConfigError(
             "The pedagogical reward needs a judge rule that scores: name pedagogical_eval in "
             "generation.judges_rules_prompts_paths and set generation.number_judge_attempts to at least 1."
         )
     if "end_rm" in weights and not (
-        config.reward_model.grades
-        and config.generation.number_student_attempts > 0
-        and config.generation.student_final_prompt_path
+        reward_model.grades and generation.number_student_attempts > 0 and generation.student_final_prompt_path
     ):
         raise ConfigError(
             "The end_rm reward needs graded solutions: set reward_model.model_name_or_path to Answer or a model, "
             "generation.number_student_attempts above 0 and generation.student_final_prompt_path, or leave end_rm out "
             f"of {key}."
         )
-    if "post_test" in weights and not config.generation.post_test.enable:
+    if "post_test" in weights and not generation.post_test.enable:
         raise ConfigError(
             "The post_test reward needs a post-test: set generation.post_test.enable=true, or leave post_test out of "
             f"{key}."

@@ -404,7 +404,7 @@ def _check_classroom(config: EvalConfig) -> None:
         )
     if config.reward_weights is not None:
         check_reward_names("reward_weights", config.reward_weights, config.environment)
-    check_classroom_rewards("reward_weights", reward_weights(config), config)
+    check_classroom_rewards("reward_weights", reward_weights(config), generation, config.reward_model)
 
 
 def _check_solutions(config: EvalConfig) -> None:

@@ -53,7 +53,7 @@ def check(config: TrainRLConfig) -> None:
         ConfigError: if one is invalid; the message gives the values, the rule and the fix.
     """
     check_generation(config.generation)
-    check_classroom_rewards("train.reward_weights", reward_weights(config), config)
+    check_classroom_rewards("train.reward_weights", reward_weights(config), config.generation, config.reward_model)
 
 
 def classroom_rules(
