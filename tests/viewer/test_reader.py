@@ -7,10 +7,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from classroom_rl.environments.classroom.conversation import Solution
+from classroom_rl.judges.post_test.records import PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.results.evaluation_files import write_compared, write_records
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.datasets import Problem
-from classroom_rl.rollout.post_test import PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from tests.support.viewer_run import (
     GROUP,
     LESSONS,

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from classroom_rl.environments.classroom.routes import ChatBody, ChatOpening, ChatReply, OpenClassroom
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.results.rollout_files import write_rollouts
-from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.thoughts import split_thoughts
 from classroom_rl.rollout.tools.tool import ToolCall

@@ -27,7 +27,6 @@ from classroom_rl.rollout.engine import (
     ReportsHealth,
     Sampling,
 )
-from classroom_rl.rollout.post_test import Examiner
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.reviews import MessageToReview, Review, Supervisor
@@ -102,7 +101,6 @@ class Roles(LoadedModels):
         models: engines, models behind an API, or a script, by role; without the judge.
         judge: the judge; None if nothing is judged.
         supervisor: the supervisor; None if nothing is supervised.
-        examiner: knows the post-test on every problem; None if there is none.
     """
 
     models: Mapping[str, Any]
@@ -110,7 +108,6 @@ class Roles(LoadedModels):
     apis: Mapping[str, Api] = field(default_factory=dict)
     judge: Optional[Judge | EmbeddedJudge] = None
     supervisor: Optional[Supervisor] = None
-    examiner: Optional[Examiner] = None
 
     @property
     def policy(self) -> PolicyEngine:

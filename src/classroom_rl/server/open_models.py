@@ -23,7 +23,6 @@ from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeac
 from classroom_rl.errors import ConfigError
 from classroom_rl.judges.model_judge import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
 from classroom_rl.judges.moves.stored import load_readers
-from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.judges.toy_judge import RubricJudge
@@ -83,8 +82,7 @@ async def open_roles(
         chat_engines[POLICY_ROLE] = ScriptedTeacher(config.teacher_model.model_name_or_path)
     chat_engines.pop("judge", None)  # these two have interfaces of their own
     chat_engines.pop("supervisor", None)
-    supervisor, examiner = _supervisor(config, engines, apis, readers), examiner_of(generation)
-    return Roles(chat_engines, engines, apis, judge, supervisor, examiner)
+    return Roles(chat_engines, engines, apis, judge, _supervisor(config, engines, apis, readers))
 
 
 def _supervisor(

@@ -5,9 +5,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from classroom_rl.environments.classroom.conversation import Solution
+from classroom_rl.judges.post_test.records import PostTest
 from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.results.corrections import LONGEST_TEXT, CategoryPrecision, CorrectionDecision, refuse_contradictions
-from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.requests import StrictModel
 
 

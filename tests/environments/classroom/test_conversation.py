@@ -23,9 +23,9 @@ from classroom_rl.environments.classroom.conversation import (
 )
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
+from classroom_rl.judges.post_test.records import PostTest
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.rows import rows_of

@@ -8,8 +8,8 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import LEDGER, STUDENT
 from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.judges.verdicts import Scores, Verdict
-from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.rollout.tools.tool import ERRORS
 from classroom_rl.rollout.tools.turn import tool_metrics

@@ -11,7 +11,7 @@ from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
 from classroom_rl.errors import DataError
-from classroom_rl.rollout.post_test import GIVEN, PRODUCED
+from classroom_rl.judges.post_test.records import GIVEN, PRODUCED
 from classroom_rl.rollout.problem import PostTestMaterial, SiblingProblem, Step
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room

@@ -16,10 +16,10 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS, pedagogical, reward_of, turn_reward_of
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.errors import DataError
+from classroom_rl.judges.post_test.records import ExamAnswer, PostTest
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.results.rollout_files import read_records, table_of, write_table
 from classroom_rl.rollout.engine import Completion, Sampling
-from classroom_rl.rollout.post_test import ExamAnswer, PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.runner import weighted_sum
 from classroom_rl.rollout.thoughts import visible_text

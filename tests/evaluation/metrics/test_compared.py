@@ -6,7 +6,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
 from classroom_rl.evaluation.metrics.compared import FIGURES, figures_by_lesson, judged_by_lesson, post_test_figures
 from classroom_rl.evaluation.report.tables import MEASURES, POST_TEST_LABELS, measurement_table
-from classroom_rl.rollout.post_test import GIVEN, PRODUCED, ExamAnswer, LedgerEntry, PostTest
+from classroom_rl.judges.post_test.records import GIVEN, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.rollout.tokens import Turn
 from tests.support.synthetic_run import record_of, scored
 

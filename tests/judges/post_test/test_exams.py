@@ -24,7 +24,7 @@ from classroom_rl.environments.toy_language.scripts import hint
 from classroom_rl.errors import DataError
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.post_test.exams import ANSWER, EmbeddedExaminer, check_exams, examiner_of
-from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, Exam, LedgerEntry
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, Exam, LedgerEntry
 from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.text import normal

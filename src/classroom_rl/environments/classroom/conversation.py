@@ -11,9 +11,9 @@ from itertools import dropwhile
 
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.judges.post_test.records import PostTest
 from classroom_rl.judges.verdicts import Judgement, Verdict, sum_up
 from classroom_rl.rollout.engine import ConversationFacts
-from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.supervision import SampledDraft

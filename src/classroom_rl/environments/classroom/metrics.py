@@ -6,8 +6,8 @@ from statistics import correlation, fmean, stdev
 
 from classroom_rl.config.values import POST_TEST_STUDENTS
 from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.post_test.records import GIVEN, PostTest
 from classroom_rl.judges.verdicts import CRITERIA, Verdict, contradictions
-from classroom_rl.rollout.post_test import GIVEN, PostTest
 from classroom_rl.rollout.tools.turn import tool_metrics
 
 

@@ -10,9 +10,9 @@ from classroom_rl.config.base import PostTestConfig
 from classroom_rl.config.values import LEDGER, STUDENT
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.grading.checker import AnswerChecker
+from classroom_rl.judges.post_test.records import Exam, ExamAnswer, Examiner, ExamQuestion, LedgerEntry, PostTest
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import ChatEngine, Sampling
-from classroom_rl.rollout.post_test import Exam, ExamAnswer, Examiner, ExamQuestion, LedgerEntry, PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text

@@ -11,10 +11,10 @@ from pydantic import Field, TypeAdapter
 
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.judges.post_test.records import PostTest
 from classroom_rl.judges.verdicts import Verdict, sum_up
 from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.policy_turn import replay_event
-from classroom_rl.rollout.post_test import PostTest
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.trajectory import Trajectory
 

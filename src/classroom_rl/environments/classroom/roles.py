@@ -7,6 +7,8 @@ from typing import Any
 from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, is_script
 from classroom_rl.grading.checker import AnswerChecker
+from classroom_rl.judges.post_test.exams import examiner_of
+from classroom_rl.judges.post_test.records import Examiner
 from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.engine import (
     Api,
@@ -19,7 +21,6 @@ from classroom_rl.rollout.engine import (
     Sampling,
     TokenEngine,
 )
-from classroom_rl.rollout.post_test import Examiner
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import Supervisor
 
@@ -85,7 +86,7 @@ class Roles(rollout_environment.LoadedModels):
             reward=models.models.get("reward"),
             supervisor=models.supervisor,
             supervisor_name="" if config.supervisor_model is None else config.supervisor_model.model_name_or_path,
-            examiner=models.examiner,
+            examiner=examiner_of(generation),
         )
 
     @property

@@ -23,9 +23,9 @@ from classroom_rl.errors import DataError
 from classroom_rl.evaluation.counterfactuals.forks import BranchPlayer, Fork, Message, all_forks, corrected
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.judges.post_test.exams import EmbeddedExaminer
+from classroom_rl.judges.post_test.records import MISSED, Exam
 from classroom_rl.judges.verdicts import CRITERIA, ask_for_verdict, sum_up
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
-from classroom_rl.rollout.post_test import MISSED, Exam
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
 from classroom_rl.rollout.scheduler import Schedule

@@ -32,9 +32,9 @@ from classroom_rl.judges.feedback import gives_right_form, nearest_phrase
 from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.leaks import hides, shows
 from classroom_rl.judges.messages import ParsedPlan, Phrase, answers, holds, read_plan, spoken
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, Exam, ExamQuestion, LedgerEntry
 from classroom_rl.judges.reference_answers import Reference, names_answer, read_reference
 from classroom_rl.judges.toy_answers import states_action
-from classroom_rl.rollout.post_test import GIVEN, MISSED, PRODUCED, Exam, ExamQuestion, LedgerEntry
 from classroom_rl.rollout.problem import Problem, SiblingProblem
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
