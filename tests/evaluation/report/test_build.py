@@ -167,6 +167,14 @@ def test_the_training_s_reward_and_held_out_lessons_have_charts_of_their_own(run
     assert float(training.y_ticks[0][1]) <= -0.7, "the band below 0 is on the chart"
 
 
+def test_what_apis_cost_stands_there_with_their_failures(run: Path):
+    paid = [{"judge/calls": 95, "judge/failed_calls": 31, "judge/run_cost_usd": 0.1}, {"judge/run_cost_usd": 0.0}]
+    paid += [{"judge/calls": 1000, "judge/failed_calls": 2, "judge/run_cost_usd": 0.4774, "student/run_cost_usd": 0.0}]
+    write_training(run, [step_line(step, 0.5, **line) for step, line in enumerate(paid, 1)], CONFIG)
+    paid_for = "judge $0.4774 for 1,095 requests, of which 33 failed"
+    assert dict(facts(load_run(run)))["Paid in training"] == paid_for in render_report(load_run(run))
+
+
 def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):
     write_training(run, [step_line(1, 0.5)], CONFIG | {"judge_model": {"model_name_or_path": "rules"}})
     notes = run / "config" / "train_rl.environment.json"

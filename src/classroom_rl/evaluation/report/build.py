@@ -187,10 +187,24 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Loss": train.get("loss_type"),
         "Seed": config.get("seed"),
         "Student errs in": _share(error_share(config), "of its turns"),
+        "Paid in training": _paid_in_training(data),
         "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
     return [(name, str(value)) for name, value in values.items() if value is not None]
+
+
+def _paid_in_training(data: RunData) -> Optional[str]:
+    """What each role behind an API cost, and how many of its requests failed; None if no price is known."""
+    parts = []
+    for key in dict.fromkeys(key for line in data.steps for key in line if key.endswith("/run_cost_usd")):
+        role, _, _ = key.partition("/")
+        if costs := [value for _, value in data.series(key) if value]:
+            calls, failed = (
+                sum(value for _, value in data.series(f"{role}/{name}")) for name in ("calls", "failed_calls")
+            )
+            parts.append(f"{role} ${costs[-1]:.4f} for {calls:,.0f} requests, of which {failed:,.0f} failed")
+    return "; ".join(parts) or None
 
 
 def _engine(data: RunData) -> Optional[str]:
