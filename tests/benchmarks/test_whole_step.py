@@ -27,7 +27,11 @@ def test_the_report_compares_rounds_by_step_and_by_message() -> None:
 
 @pytest.mark.engines
 @pytest.mark.parametrize(
-    ("opening", "turns"), [((), 3), (("generation.teacher_prompt_path=prompt_templates/small_tutor/teacher.txt",), 4)]
+    ("opening", "turns"),
+    [
+        pytest.param((), 3, marks=pytest.mark.full),  # the other one shows as much, and more
+        (("generation.teacher_prompt_path=prompt_templates/small_tutor/teacher.txt",), 4),
+    ],
 )
 def test_trl_alone_plays_the_classrooms_conversations(
     opening: tuple[str, ...], turns: int, world: Path, tmp_path: Path

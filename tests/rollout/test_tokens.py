@@ -104,10 +104,8 @@ def service_of(config: TrainRLConfig, folder: Path, teacher: Any, student: Any, 
 async def play(
     model_folder: Path, run_folder: Path, request: SampleRequest
 ) -> tuple[list[ConversationRecord], list, int, Completion]:
-    model = ModelConfig(
-        str(model_folder),
-        VllmConfig(1.0, max_length=1024, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True),
-    )
+    options = {"max_length": 1024, "gpu_memory_utilization": GPU_SHARE, "enforce_eager": True, "cpu_cores": "0"}
+    model = ModelConfig(str(model_folder), VllmConfig(1.0, dtype="float32", **options))
     config = load(TrainRLConfig, "train_rl", ["generation.max_turns=7", "generation.max_tokens_per_turn=16"])
     engine = await VllmEngine.start(model, 5, config.generation)
     try:

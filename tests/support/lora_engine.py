@@ -75,9 +75,8 @@ async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
 
 
 async def main(model: str, lora: dict | None) -> None:
-    options = VllmConfig(
-        max_length=256, max_num_seqs=4, gpu_memory_utilization=GPU_SHARE, dtype="float32", enforce_eager=True
-    )
+    sizes = {"max_length": 256, "max_num_seqs": 4, "gpu_memory_utilization": GPU_SHARE}
+    options = VllmConfig(**sizes, dtype="float32", enforce_eager=True, cpu_cores="0")
     adapter = LoraConfig(enable=True, **lora) if lora is not None else LoraConfig()
     teacher = TeacherModelConfig(model, options, lora=adapter)
     engine = await VllmEngine.start(teacher, 1, GenerationConfig())

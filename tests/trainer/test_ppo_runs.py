@@ -17,7 +17,7 @@ from tests.conftest import quickstart_overrides
 from tests.support.offline_trainer import conversation
 from tests.support.replay_server import served
 from tests.support.scripted_batches import ScriptedBatches
-from tests.trainer.test_several_processes import _run_alone, launch, metrics_of
+from tests.trainer.test_several_processes import metrics_of, run_training
 from tests.trainer.test_sharded_save import weights_in
 
 pytestmark = pytest.mark.full  # whole trainings, minutes
@@ -81,8 +81,7 @@ def trained(
     with served(ScriptedBatches(str(folder), play)) as port:
         for steps in stops:
             own = [*quickstart_overrides(folder, world / "blank", world, port), *PPO, *more, f"train.max_steps={steps}"]
-            done = _run_alone(own) if launcher is None else launch(launcher, own)
-            assert done.returncode == 0, done.stderr[-4000:]
+            run_training(launcher, own)
     return Done(folder)
 
 
