@@ -79,6 +79,8 @@ def test_the_same_three_without_a_held_out_measurement() -> None:
     good, still, shuffled = (conclude(replace(each, held_out={})) for each in (GOOD, STILL, SHUFFLED))
     assert [each.verdict for each in (good, still, shuffled)] == [LEARNED, NO_EVIDENCE, NO_EVIDENCE]
     assert good.reasons[0] == "The reward was not measured on held-out lessons before and after."
+    assert describe_learning(good).startswith("Did the tutor learn? Learned in training.\n")
+    assert describe_learning(conclude(GOOD)).startswith("Did the tutor learn? Learned.\n")
     assert "In training the reward rose by 0.306" in good.reasons[1] and "first 10 batches (0.666)" in good.reasons[1]
 
 

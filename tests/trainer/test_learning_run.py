@@ -70,7 +70,8 @@ def test_a_training_says_whether_it_learned(
     written = json.loads((tmp_path / "learning.json").read_text(encoding="utf-8"))
     print(json.dumps(written, indent=2, ensure_ascii=False))
     assert written["verdict"] == verdict, written
-    assert f"Did the tutor learn? {verdict.capitalize()}." in shown
+    where = " in training" if verdict == LEARNED else ""
+    assert f"Did the tutor learn? {verdict.capitalize()}{where}." in shown
     moved = written["figures"]["movement"]["relative_norm"]
     assert moved == 0 if override == "train.learning_rate=0" else 0.001 < moved < 1
     checks = [json.loads(line) for line in (tmp_path / "judge_checks.jsonl").read_text().splitlines()]

@@ -97,10 +97,12 @@ class LearningEvidence:
 
 @dataclass(frozen=True)
 class Learning:
-    """The conclusion: LEARNED or NO_EVIDENCE, and the reasons as sentences; the decisive reason is first."""
+    """The conclusion: LEARNED or NO_EVIDENCE, and the reasons as sentences; the decisive reason is first. `in_training`:
+    it rests on the training's own problems, because no held-out ones were measured."""
 
     verdict: str
     reasons: tuple[str, ...]
+    in_training: bool = False
 
     @property
     def learned(self) -> bool:
@@ -135,7 +137,8 @@ def conclude(evidence: LearningEvidence) -> Learning:
         [_movement_reason(evidence.movement), *reasons] if unmoved else [*reasons, _movement_reason(evidence.movement)]
     )
     reasons += _signal_reasons(evidence)
-    return Learning(LEARNED if rose and not unmoved else NO_EVIDENCE, tuple(reasons))
+    learned = rose and not unmoved
+    return Learning(LEARNED if learned else NO_EVIDENCE, tuple(reasons), learned and not unsupervised)
 
 
 def _held_out_reason(sampling: str, change: Estimate) -> str:
@@ -331,5 +334,6 @@ def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Lea
 
 def describe_learning(learning: Learning) -> str:
     """Format the conclusion and its reasons for the terminal."""
-    lines = [f"Did the tutor learn? {learning.verdict.capitalize()}.", *(f"  {reason}" for reason in learning.reasons)]
-    return "\n".join(lines)
+    where = " in training" if learning.in_training else ""
+    conclusion = f"Did the tutor learn? {learning.verdict.capitalize()}{where}."
+    return "\n".join([conclusion, *(f"  {reason}" for reason in learning.reasons)])

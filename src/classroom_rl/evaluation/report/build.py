@@ -257,7 +257,8 @@ def answer(data: RunData) -> Optional[LearningHeadline]:
     if not data.steps and not data.reward_changes():
         return None
     learning, _ = learning_of(data)
-    return LearningHeadline("Yes." if learning.learned else "No evidence of it.", learning.reasons)
+    yes = "Yes, in training." if learning.in_training else "Yes."
+    return LearningHeadline(yes if learning.learned else "No evidence of it.", learning.reasons)
 
 
 @dataclass(frozen=True)
