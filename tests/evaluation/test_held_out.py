@@ -109,6 +109,26 @@ def test_lessons_that_the_run_is_trained_on_are_counted_and_said(tmp_path: Path,
     assert f"{len(shared)} of the 116 problems are among those that {measured} is trained on" in caplog.text
 
 
+def test_a_run_that_was_trained_on_another_reward_is_said_with_the_override_that_measures_it(runs, caplog) -> None:
+    _, measured = runs
+    path = measured / "config" / "train_rl.yaml"
+    path.write_text(
+        path.read_text().replace("reward_weights: null", "reward_weights: {pedagogical: 1.0, post_test: 2}")
+    )
+    config = configured_for(measured, measured / "world/lessons_heldout.jsonl")
+    load_measured_problems(config)
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "was trained on the rewards" in record.getMessage()
+    ]
+    override = warning.partition("reward_weights=")[2].split("'")[1]
+    caplog.clear()
+    config.reward_weights = loaded(
+        "eval", f"reward_weights={override}", "server_url=null", "generation.post_test.enable=true"
+    ).reward_weights
+    load_measured_problems(config)
+    assert config.reward_weights == {"pedagogical": 1.0, "post_test": 2} and not caplog.records
+
+
 def test_a_run_folder_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:
     moved = make_run(tmp_path / "a", 7).rename(tmp_path / "b")
     problems, trained_on = load_measured_problems(configured_for(moved, moved / "world/lessons_train.jsonl"))

@@ -29,6 +29,14 @@ def test_without_a_server_the_message_says_how_to_start_one(config: EvalConfig):
         evaluate(config)
 
 
+def test_a_server_with_another_sum_of_rewards_is_refused(config: EvalConfig, server: ScriptedServer):
+    config.reward_weights = {"pedagogical": 1.0}
+    evaluate(config)
+    config.reward_weights = {"pedagogical": 1.0, "post_test": 0.5}
+    with pytest.raises(ConfigError, match="sums up rewards by .* set reward_weights to the server's own"):
+        evaluate(config)
+
+
 def test_siblings_travel_with_the_requests(tmp_path: Path) -> None:
     row = {"problem": "p", "answer": "1", "siblings": [{"problem": "s", "answer": 2}]}
     path = tmp_path / "p.jsonl"

@@ -52,7 +52,6 @@ REFUSED = [
     (COMPARE, ["extra_judges=[{model_name_or_path: owner/model}]"], "must be behind an API"),
     (COMPARE, ["extra_judges=[{model_name_or_path: rubric},{model_name_or_path: rubric}]"], "name each judge once"),
     (COMPARE, ["tutors=[]", "extra_judges=[{model_name_or_path: rubric}]"], "no tutors to compare"),
-    (MATHS, [f"tutors=[{TUTOR}]"], "measure tutors of maths one by one"),
     (MATHS, ["server_url=http://127.0.0.1:8005"], "a server lends nobody its student"),
     (MATHS, ["generation.student_attempt_prompt_path=null"], "set it, for example to prompt_templates/student_attempt"),
     (MATHS, ["pedagogical_reward_vllm.max_length=4096"], "reward_vllm.max_length is 4096; .* = 8192 tokens"),

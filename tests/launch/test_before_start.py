@@ -140,7 +140,7 @@ def test_the_requests_to_a_judge_and_their_costs():
     sizes += ["generation.max_tokens_per_judge_attempt=500"]
     (line,) = requests_of(configured(*JUDGE, *sizes, *prices))
     assert "requests to judge_model (judge), for 10 batches: 1,280, and 5,120 at most" in line  # 640 × 2, × (3 + 1)
-    assert "$41.08 at most" in line  # 5,120 × (1,024 + 2,000 prompt tokens at $1 + 500 at $10) / 10⁶
+    assert "about $10.27, and $41.08 at most" in line  # 5,120 × (1,024 + 2,000 prompt tokens at $1 + 500 at $10) / 10⁶
     (line,) = requests_of(configured(*JUDGE, *sizes))
     assert "what they cost is known with judge_model.usd_per_million_… set" in line
     assert requests_of(configured()) == []

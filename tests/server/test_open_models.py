@@ -1,10 +1,19 @@
 """Opening the models of a configuration."""
 
 import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
 
 from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT
 from classroom_rl.server.open_models import open_roles
+from tests.support.configs import loaded
+from tests.support.scripted_engine import ScriptedEngine
 
 TWO = ["http://127.0.0.1:8005", "http://127.0.0.1:8006"]
 
@@ -19,3 +28,27 @@ def test_servers_share_the_cap(tmp_path, generation) -> None:
         roles = asyncio.run(open_roles(config, {}, tmp_path))
         assert (roles.apis["student"].ledger.cap_usd, roles.apis["teacher"].ledger.cap_usd) == (cap, None)
         roles.shutdown()
+
+
+def test_the_documented_trial_without_a_gpu_opens(
+    world: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration of docs/start.md and the reward of docs/configure.md, word for word but for the models."""
+    (yaml,) = re.findall(r"(?<=```yaml\n)defaults: \[quickstart, _self_\]\n.*?(?=```)", doc("start"), re.DOTALL)
+    (reward,) = re.findall(r"(?<=```python\n)(?:(?!```).)*?def brevity.*?(?=```)", doc("configure"), re.DOTALL)
+    (tmp_path / "trial.yaml").write_text(yaml.replace("runs/quickstart/sft/model", str(world / "blank")))
+    (tmp_path / "my_rewards.py").write_text(reward)
+    (tmp_path / "my_problems.csv").write_text("problem,answer\n" + "What is 2 + 2?,4\n" * 24)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def start(models, *_):
+        return {role: ScriptedEngine(tokenizer, str) for role in models}
+
+    monkeypatch.setattr("classroom_rl.server.open_models._start_engines", start)
+    config = loaded("train_rl", f"--config-dir={tmp_path}", "--config-name=trial")
+    roles = asyncio.run(open_roles(config, reward_weights(config), tmp_path))
+    assert roles.judge is None and set(roles.engines) == {"teacher", "student"}
+
+
+def doc(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")

@@ -201,6 +201,8 @@ def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_ru
     assert metrics["conversation/overflow_share"] == 0.75
     assert metrics["judge/failed_share"] == 0, "a full context is no failure of the judge"
     assert "3 of the 4 conversations of this batch ended early" in caplog.text and "r1-0000: too long" in caplog.text
+    rewarded = [{"turn_rewards": {"short": values}} for values in ([1.0, None], [0.5], [])]
+    assert check(0.0, *rewarded)["turn_rewards/short/mean"] == 0.75
     with pytest.raises(TooManyFailedJudgements, match=r"1 of 4 .* r1-0001: JudgeOutputError: no JSON"):
         check(0.2, lost, unjudged, {}, {})
     with pytest.raises(TooManyFailedJudgements, match=r"None of the 2 conversations .* r1-0000: too long"):

@@ -2,6 +2,7 @@
 of numbers and the choices of names are on the fields of the schema."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
@@ -53,11 +54,6 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
     if configured is not None:
         return dict(configured)
     return module_of(config.environment, "config").default_weights(config.generation)
-
-
-def reward_names(config: TrainRLConfig) -> tuple[str, ...]:
-    """The rewards that the configuration's environment has."""
-    return module_of(config.environment, "config").REWARD_NAMES
 
 
 def check_environment(config: Any) -> None:
@@ -133,7 +129,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     _check_training(config.train)
     _check_groups(config)
     _check_publishing(config)
-    _check_rewards(config)
+    check_reward_names("train.reward_weights", reward_weights(config), config.environment)
     if not config.dataset.train_datasets:
         raise ConfigError(
             "dataset.train_datasets is empty; name at least one, for example [{name_or_path: lessons.jsonl}]."
@@ -404,41 +400,47 @@ def _check_batch(config: TrainRLConfig) -> None:
         )
 
 
-def _check_rewards(config: TrainRLConfig) -> None:
-    weights = reward_weights(config)
-    names = reward_names(config)
+def check_reward_names(key: str, weights: Mapping[str, float], environment: str) -> None:
+    """Check that an environment has all rewards that `key` names, or may import them as functions.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    settings = module_of(environment, "config")
+    names = settings.REWARD_NAMES
     unknown = sorted(set(weights) - set(names))
-    if weights and getattr(module_of(config.environment, "config"), "OWN_REWARDS", False):
+    if weights and getattr(settings, "OWN_REWARDS", False):
         for name in unknown:
-            function_of("train.reward_weights", name, names)
+            function_of(key, name, names)
     elif unknown or not weights:
-        raise ConfigError(
-            f"train.reward_weights names {', '.join(unknown) or 'no reward'}; there are: {', '.join(names)}."
-        )
+        raise ConfigError(f"{key} names {', '.join(unknown) or 'no reward'}; there are: {', '.join(names)}.")
 
 
-def check_classroom_rewards(config: TrainRLConfig) -> None:
-    """Check that the configuration provides everything the configured rewards are computed from."""
-    check_reward_model(config.reward_model, config.generation)
-    weights = reward_weights(config)
-    scored = SCORING_RULES & set(config.generation.judges_rules_prompts_paths)
-    if "pedagogical" in weights and (not scored or config.generation.number_judge_attempts < 1):
+def check_classroom_rewards(
+    key: str, weights: Mapping[str, float], generation: GenerationConfig, reward_model: RewardModelConfig
+) -> None:
+    """Check that a configuration provides everything that the rewards of `key` are computed from.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    check_reward_model(reward_model, generation)
+    scored = SCORING_RULES & set(generation.judges_rules_prompts_paths)
+    if "pedagogical" in weights and (not scored or generation.number_judge_attempts < 1):
         raise ConfigError(
             "The pedagogical reward needs a judge rule that scores: name pedagogical_eval in "
             "generation.judges_rules_prompts_paths and set generation.number_judge_attempts to at least 1."
         )
     if "end_rm" in weights and not (
-        config.reward_model.grades
-        and config.generation.number_student_attempts > 0
-        and config.generation.student_final_prompt_path
+        reward_model.grades and generation.number_student_attempts > 0 and generation.student_final_prompt_path
     ):
         raise ConfigError(
             "The end_rm reward needs graded solutions: set reward_model.model_name_or_path to Answer or a model, "
             "generation.number_student_attempts above 0 and generation.student_final_prompt_path, or leave end_rm out "
-            "of train.reward_weights."
+            f"of {key}."
         )
-    if "post_test" in weights and not config.generation.post_test.enable:
+    if "post_test" in weights and not generation.post_test.enable:
         raise ConfigError(
             "The post_test reward needs a post-test: set generation.post_test.enable=true, or leave post_test out of "
-            "train.reward_weights."
+            f"{key}."
         )

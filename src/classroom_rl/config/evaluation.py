@@ -16,12 +16,19 @@ from classroom_rl.config.base import (
     default_penalties,
 )
 from classroom_rl.config.benchmark import BenchmarkConfig, check_benchmark, has_tutor
-from classroom_rl.config.checks import check_generation, check_logging, check_reward_model, check_server
+from classroom_rl.config.checks import (
+    check_classroom_rewards,
+    check_generation,
+    check_logging,
+    check_reward_names,
+    check_server,
+)
 from classroom_rl.config.fields import (
     Count,
     CountFromZero,
     Examples,
     FilePath,
+    Finite,
     Flag,
     ModelPath,
     Seed,
@@ -158,6 +165,10 @@ class EvalConfig:
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)
     judge_model: JudgeModelConfig = field(default_factory=JudgeModelConfig)
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    reward_weights: dict[str, Finite] | None = None
+    """The rewards that are summed up to each conversation's reward, as in `train.reward_weights`: give those that the
+    tutor was trained on, functions of your own included. Null: those that the judge rules imply. A running server sums
+    up by its own; other ones are refused."""
     supervisor_model: SupervisorModelConfig | None = None
     """The supervisor of `supervised`, without `server_url` (a server has its own), and of `counterfactuals`, where it
     prices messages of `sampled`. No other conversation has one. Null: there is none."""
@@ -205,13 +216,17 @@ class EvalConfig:
 
 
 def reward_weights(config: EvalConfig) -> dict[str, float]:
-    """The weights of the rewards that the judge rules imply. A server uses those of its own configuration."""
-    return module_of(config.environment, "config").default_weights(config.generation)
+    """The weights of the rewards that are computed: as configured, otherwise as the judge rules imply. Where solutions
+    are measured they are also graded, with weight 0 if the reward leaves them out."""
+    implied = module_of(config.environment, "config").default_weights(config.generation)
+    if config.reward_weights is None:
+        return implied
+    return {"end_rm": 0.0} | config.reward_weights if "end_rm" in implied else dict(config.reward_weights)
 
 
 def is_measured_by_solutions(config: EvalConfig) -> bool:
     """Whether the student's solutions before and after the dialogue are measured: not with a judge rule that scores."""
-    return "end_rm" in reward_weights(config)
+    return "end_rm" in module_of(config.environment, "config").default_weights(config.generation)
 
 
 def check_eval(config: EvalConfig) -> None:
@@ -349,11 +364,6 @@ def _check_tutors(config: EvalConfig) -> None:
             "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "
             "and name a server as one of the tutors, {name: served, server_url: http://127.0.0.1:8005}."
         )
-    if is_measured_by_solutions(config):
-        raise ConfigError(
-            "tutors compares language tutors, whose judge rule scores; name pedagogical_eval in "
-            "generation.judges_rules_prompts_paths, or measure tutors of maths one by one."
-        )
 
 
 def _check_extra_judges(config: EvalConfig) -> None:
@@ -384,7 +394,6 @@ def _check_classroom(config: EvalConfig) -> None:
             "generation.force_thinking is true, but teacher_model is behind an API, whose messages cannot be begun for "
             "it: set generation.force_thinking=false."
         )
-    check_reward_model(config.reward_model, generation)
     solves = generation.number_student_attempts > 0 and generation.student_final_prompt_path
     if is_measured_by_solutions(config) and not (solves and config.reward_model.grades):
         raise ConfigError(
@@ -393,6 +402,9 @@ def _check_classroom(config: EvalConfig) -> None:
             "reward_model.model_name_or_path to Answer or a model, or name pedagogical_eval in "
             "generation.judges_rules_prompts_paths."
         )
+    if config.reward_weights is not None:
+        check_reward_names("reward_weights", config.reward_weights, config.environment)
+    check_classroom_rewards("reward_weights", reward_weights(config), generation, config.reward_model)
 
 
 def _check_solutions(config: EvalConfig) -> None:

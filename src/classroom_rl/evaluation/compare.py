@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from classroom_rl.config.base import ApiModelConfig
-from classroom_rl.config.evaluation import ACKNOWLEDGES, BASE, IDEAL, EvalConfig, TutorConfig, model_of_tutor
+from classroom_rl.config.evaluation import (
+    ACKNOWLEDGES,
+    BASE,
+    IDEAL,
+    EvalConfig,
+    TutorConfig,
+    is_measured_by_solutions,
+    model_of_tutor,
+    reward_weights,
+)
 from classroom_rl.config.load import record_run
 from classroom_rl.config.values import RULES_VERSION, SCRIPT
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
 from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
-from classroom_rl.evaluation.metrics.compared import FIGURES, READ, ByLesson, figures_by_lesson
+from classroom_rl.evaluation.metrics.compared import READ, figures_by_lesson, figures_of, judged_by_lesson
 from classroom_rl.evaluation.metrics.language import ErrorLabels
+from classroom_rl.evaluation.metrics.maths import InitialSolutions, check_scorer, maths_by_problem, score_messages
 from classroom_rl.evaluation.metrics.readings import about_readers
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
 from classroom_rl.evaluation.playing import play_all
@@ -28,7 +38,7 @@ from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.models.lora import merge_adapter
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_compared
-from classroom_rl.results.statistics import differences, lacks_verdict
+from classroom_rl.results.statistics import ByLesson, differences, lacks_verdict
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.intervals import mean_with_ci, share
 from classroom_rl.rollout.problem import Problem
@@ -49,16 +59,31 @@ class Arm:
 
 @dataclass
 class ArmResult:
-    """The result of one arm: its entry in metrics.json, each conversation as (sampling, record), and the judge's
-    labels of the student's errors, if a judge was asked."""
+    """The result of one arm.
+
+    Attributes:
+        about: its entry in metrics.json.
+        records: each conversation as (sampling, record).
+        labels: the judge's labels of the student's errors, if a judge was asked.
+        initial: of maths, the student's solutions before the dialogue.
+        scores: of maths, for each record the pedagogical reward of each teacher message, if it is measured.
+    """
 
     about: dict[str, Any]
     records: list[tuple[str, ConversationRecord]]
     labels: ErrorLabels | None = None
+    initial: InitialSolutions | None = None
+    scores: list[list[float]] | None = None
 
     def of(self, sampling: str) -> list[ConversationRecord]:
         """The conversations of one sampling."""
         return [record for name, record in self.records if name == sampling]
+
+    def scores_of(self, sampling: str) -> list[list[float]] | None:
+        """`scores` of the conversations of one sampling."""
+        if self.scores is None:
+            return None
+        return [scores for (name, _), scores in zip(self.records, self.scores, strict=True) if name == sampling]
 
 
 def compare_tutors(config: EvalConfig) -> dict[str, Any]:
@@ -77,15 +102,24 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     readers = open_readers(config.generation)
     check_exams(config.generation, problems)
     folder = record_run(config, "eval")
+    scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
+    if scored:
+        check_scorer(config)
     measured: dict[str, ArmResult] = {}
+    initial: InitialSolutions | None = None  # the student's own, the same for all tutors
     for arm in arms_of(config, problems):
         logger.info("measuring the tutor %s", arm.name)
         tutor_folder = folder / "tutors" / arm.name
         tutor_folder.mkdir(parents=True, exist_ok=True)
         with config_of_arm(arm, config, tutor_folder) as arm_config:
-            played = asyncio.run(play_all(arm_config, problems, tutor_folder))
-        measured[arm.name] = ArmResult(played.about, played.records, played.labels)
+            played = asyncio.run(play_all(arm_config, problems, tutor_folder, initial))
+        initial = played.initial
+        measured[arm.name] = ArmResult(played.about, played.records, played.labels, initial)
     records = {name: [record for _, record in result.records] for name, result in measured.items()}
+    if scored:
+        scores = iter(asyncio.run(score_messages(config, [record for group in records.values() for record in group])))
+        for result in measured.values():
+            result.scores = [next(scores) for _ in result.records]
     extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
     metrics = summarise_comparison(config, measured, extra_scores, readers)
     metrics["extra_judges_paid"] = paid
@@ -119,7 +153,7 @@ def config_of_arm(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalCo
     elif arm.config is None:
         yield alone
     elif arm.config.server_url is not None:
-        yield replace(alone, server_url=arm.config.server_url)
+        yield replace(alone, server_url=arm.config.server_url, reward_weights=reward_weights(config))
     elif arm.config.adapter is not None:
         with tempfile.TemporaryDirectory(dir=folder, prefix="merged-") as merged:
             merge_adapter(Path(arm.config.adapter), arm.config.model_name_or_path, Path(merged))
@@ -145,19 +179,12 @@ def summarise_comparison(
     metrics["base"] = BASE
     metrics["tutors"] = {name: _about(result.about) for name, result in measured.items()}
     metrics["seconds"] = round(sum(result.about["seconds"] for result in measured.values()), 3)
-    labelled = any(result.labels is not None for result in measured.values())
     for sampling in config.samplings:
-        by_tutor: dict[str, ByLesson] = {}
-        fidelity = {}
-        for name, result in measured.items():
-            # The conversations of a tutor on a server have no labels: they enter no figure about errors.
-            labels = {} if labelled and result.labels is None else result.labels
-            by_tutor[name], fidelity[name] = figures_by_lesson(result.of(sampling), labels, readers)
+        by_tutor, about = _figures(config, sampling, measured, readers)
         metrics[sampling] = {
             "figures": {name: _estimates(figures) for name, figures in by_tutor.items()},
             "paired": paired_figures(by_tutor),
-            "fidelity": fidelity,
-            "rules_version": RULES_VERSION,
+            **about,
             **_judges(config, sampling, measured, extra_scores),
             **_readings(by_tutor, readers),
             "without_verdict": {name: _without_verdict(result.of(sampling)) for name, result in measured.items()},
@@ -169,6 +196,27 @@ def summarise_comparison(
     if any(changes.values()):
         metrics[DIFFERENCE] = changes
     return metrics
+
+
+def _figures(
+    config: EvalConfig, sampling: str, measured: Mapping[str, ArmResult], readers: MessageReaders | None
+) -> tuple[dict[str, ByLesson], dict[str, Any]]:
+    """Each tutor's values of all figures, and of language lessons the student's `fidelity` and the `rules_version`."""
+    if is_measured_by_solutions(config):
+        by_answer = not config.reward_model.is_model
+        by_tutor = {}
+        for name, result in measured.items():
+            records = result.of(sampling)
+            maths = maths_by_problem(records, result.initial, result.scores_of(sampling), by_answer)
+            by_tutor[name] = judged_by_lesson(records) | maths
+        return by_tutor, {"fidelity": {}}
+    labelled = any(result.labels is not None for result in measured.values())
+    by_tutor, fidelity = {}, {}
+    for name, result in measured.items():
+        # The conversations of a tutor on a server have no labels: they enter no figure about errors.
+        labels = {} if labelled and result.labels is None else result.labels
+        by_tutor[name], fidelity[name] = figures_by_lesson(result.of(sampling), labels, readers)
+    return by_tutor, {"fidelity": fidelity, "rules_version": RULES_VERSION}
 
 
 def _judges(
@@ -195,7 +243,7 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _estimates(figures: ByLesson) -> dict[str, Any]:
-    return {key: mean_with_ci(figures[key]) for key in FIGURES if key in figures}
+    return {key: mean_with_ci(figures[key]) for key in figures_of([figures])}
 
 
 def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
@@ -205,11 +253,10 @@ def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
 
 def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:
     """The differences between every pair of tutors in every figure that at least one of them has."""
-    keys = [key for key in FIGURES if any(key in figures for figures in by_tutor.values())]
     return {
         key: [
             asdict(difference)
             for difference in differences({name: figures.get(key, {}) for name, figures in by_tutor.items()})
         ]
-        for key in keys
+        for key in figures_of(by_tutor.values())
     }

@@ -1,7 +1,8 @@
 """Loads the problems of an evaluation: those of the run that is measured. Counts the ones it was trained on."""
 
+import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import yaml
 
 from classroom_rl.config.base import DatasetSource
-from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.evaluation import EvalConfig, reward_weights
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.problem import Problem
@@ -48,7 +49,23 @@ def load_measured_problems(config: EvalConfig) -> tuple[list[Problem], dict[str,
     trained_on = {run: count for run, count in trained_on.items() if count}
     for run, count in trained_on.items():
         logger.warning("%s", what_was_trained_on(run, count, len(problems)))
+    if config.server_url is None:
+        _warn_about_other_rewards(reward_weights(config), runs)
     return problems, trained_on
+
+
+def _warn_about_other_rewards(measured: Mapping[str, float], runs: Sequence[Path]) -> None:
+    """Warn about runs that were trained on another sum of rewards than the one that is measured."""
+    for run in runs:
+        path = next((run / name for name in _CONFIGURED if (run / name).is_file()), None)
+        recorded = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else {}
+        trained = (recorded.get("train") or {}).get("reward_weights")
+        if trained and trained != {name: weight for name, weight in measured.items() if weight or name in trained}:
+            logger.warning(
+                "%s was trained on the rewards %s, but %s are measured: reward_weights='%s' measures what it was "
+                "trained on",
+                *(run, trained, dict(measured), json.dumps(trained).replace('"', "")),
+            )
 
 
 def what_was_trained_on(run: str, count: int, problems: int) -> str:

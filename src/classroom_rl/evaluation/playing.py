@@ -6,7 +6,7 @@ because the seed of a conversation depends on its position in the request.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -71,11 +71,17 @@ class EvaluationResult:
     compared: Optional[Compared] = None
 
 
-async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path) -> EvaluationResult:
+async def play_all(
+    config: EvalConfig, problems: Sequence[Problem], folder: Path, initial: Optional[InitialSolutions] = None
+) -> EvaluationResult:
     """Play all conversations of one tutor, and shut its models down.
 
+    Args:
+        initial: the student's solutions before the dialogue, where an evaluation of another tutor has them already.
+
     Raises:
-        ConfigError: if the tutor should be supervised, but none of its messages was reviewed.
+        ConfigError: if the tutor should be supervised, but none of its messages was reviewed; or if a server sums up
+            rewards by other weights than `reward_weights` asks for.
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
@@ -94,11 +100,13 @@ async def play_all(config: EvalConfig, problems: Sequence[Problem], folder: Path
             },
         )
         if is_measured_by_solutions(config):
-            result.initial = await initial_solutions(config, problems, tutor.roles, folder)
+            if initial is None:
+                initial = await initial_solutions(config, problems, tutor.roles, folder)
+            result.initial = initial
         run = uuid4().hex[:12]
         for sampling in config.samplings:
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
-            played = await _play(tutor, requests, sampling)
+            played = await _play(tutor, requests, sampling, config.reward_weights)
             if sampling == SUPERVISED:
                 _check_reviewed(played)
             result.records += [(sampling, record) for record in played]
@@ -142,7 +150,9 @@ def make_requests(
         )
 
 
-async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampling: str) -> list[ConversationRecord]:
+async def _play(
+    tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampling: str, weights: Optional[Mapping[str, float]]
+) -> list[ConversationRecord]:
     """Send the requests; returns the records of all of them, in order."""
     slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
     total = sum(len(request.problems) for request in requests)
@@ -154,6 +164,11 @@ async def _play(tutor: EvaluatedTutor, requests: Sequence[SampleRequest], sampli
             raise PolicyMismatch(
                 f"The tutor changed while it was measured: from {tutor.policy} to {response.policy}. "
                 "Evaluate when no training publishes to this server."
+            )
+        if weights is not None and response.reward_weights != weights and tutor.roles is None:
+            raise ConfigError(
+                f"The server sums up rewards by {response.reward_weights}, but this evaluation by {dict(weights)}: set "
+                "reward_weights to the server's own, or start it with the same train.reward_weights."
             )
         progress.add(len(response.conversations))
         return response.conversations

@@ -272,7 +272,7 @@ class _RequestEstimate:
 
 
 def requests_of(config: TrainRLConfig | EvalConfig) -> list[str]:
-    """One line for each role behind an API: the number of requests, and their maximum cost at the configured prices."""
+    """One line for each role behind an API: the number of requests, and what they cost at the configured prices."""
     models = _remote_models(config)
     if not models or not isinstance(config.generation, GenerationConfig):
         return []
@@ -282,17 +282,17 @@ def requests_of(config: TrainRLConfig | EvalConfig) -> list[str]:
         estimate = _estimate_requests(config, key.removesuffix("_model"), conversations)
         if estimate is None:
             continue
-        usd = estimate.maximum * (
+        usd = 1e-6 * (
             estimate.prompt_tokens * model.usd_per_million_prompt_tokens
             + estimate.answer_tokens * model.usd_per_million_completion_tokens
         )
-        prices = model.usd_per_million_prompt_tokens or model.usd_per_million_completion_tokens
-        costs = f"${usd / 1e6:,.2f} at most" if prices else f"what they cost is known with {key}.usd_per_million_… set"
+        costs = f"about ${estimate.usual * usd:,.2f}, and ${estimate.maximum * usd:,.2f} at most"
+        costs = costs if usd else f"what they cost is known with {key}.usd_per_million_… set"
         cap = f"; {key}.max_cost_usd stops the run at ${model.max_cost_usd:g}" if model.max_cost_usd else ""
         lines.append(
             f"requests to {key} ({model.model_name_or_path}), {scope}: {estimate.usual:,}, and {estimate.maximum:,} at "
-            f"most, each with about {estimate.prompt_tokens:,} tokens at most and {estimate.answer_tokens:,} of an "
-            f"answer; {costs}{cap}"
+            f"most, if every answer is asked for again; each has up to about {estimate.prompt_tokens:,} tokens and "
+            f"{estimate.answer_tokens:,} of an answer; {costs}{cap}"
         )
     return lines
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Optional
 
+from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.toy_language.grammar import Slip, find_slips
 from classroom_rl.environments.toy_language.lessons import parse_problem
@@ -158,6 +159,36 @@ def rewards_by_lesson(records: Sequence[ConversationRecord]) -> dict[str, list[f
     }
 
 
+ByLesson = dict[str, dict[str, list[float]]]
+"""Figure → lesson (or problem) → one value for each conversation or message that has it."""
+
+
+def outcomes_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
+    """The outcomes that stand behind the reward: `rewards/NAME`, each of the rewards in its sum if there are several;
+    and `rejected_by/RULE` for each judge rule that accepts or rejects, 1 for a conversation that at least one of its
+    attempts rejected. Conversations without a verdict are left out."""
+    figures: ByLesson = {}
+    for record in (record for record in records if not lacks_verdict(record)):
+        rewards = record.rewards or {}
+        values = {f"rewards/{name}": value for name, value in rewards.items() if len(rewards) > 1}
+        judgement = judgement_of(record)
+        for rule in {verdict.rule for verdict in record.verdicts} - SCORING_RULES if judgement is not None else ():
+            values[f"rejected_by/{rule}"] = rule in judgement.rejecting_rules
+        for key, value in values.items():
+            if value is not None:
+                figures.setdefault(key, {}).setdefault(record.problem_id, []).append(float(value))
+    return figures
+
+
+def estimates(figures: ByLesson) -> dict[str, dict[str, Estimate]]:
+    """Group → figure → the mean with its interval, of figures that are named `group/figure`."""
+    groups: dict[str, dict[str, Estimate]] = {}
+    for key, values in figures.items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = mean_with_ci(values)
+    return groups
+
+
 def judgement_of(record: ConversationRecord) -> Optional[Judgement]:
     """Return the judgement of a conversation; None if a rule has no valid verdict, or there are no verdicts."""
     rules = dict.fromkeys(verdict.rule for verdict in record.verdicts)
@@ -190,6 +221,7 @@ def summarise(
         "scores": mean_scores(records),
         "rejected": {"share": rejected, "n": judged},
         "without_verdict": {"share": without_verdict, "n": total},
+        **estimates(outcomes_by_lesson(records)),
         "talk": talk(records),
         **(react(exchanges) if exchanges_by_record else {}),
     }

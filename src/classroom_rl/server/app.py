@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
 from classroom_rl.config.base import JudgeModelConfig
-from classroom_rl.config.checks import reward_names, reward_weights
+from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import record_run
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
@@ -24,7 +24,7 @@ from classroom_rl.engines.vllm.role_metrics import in_words
 from classroom_rl.errors import ClassroomError, EngineFailure, UnknownConversation
 from classroom_rl.models.policy_folder import inside_run_folder
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.environment import environment_of
+from classroom_rl.rollout.environment import environment_of, module_of
 from classroom_rl.rollout.extensions import OpenServer, extension_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.trajectory import Trajectory
@@ -214,7 +214,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
     add_error_answers(app)
     app.add_exception_handler(EngineFailure, _stop_and_answer)
     add_request_checks(app, token_for(config.generation.server_host), config.generation.allowed_hosts, page_files())
-    _add_sampling_routes(app, environment_of(config).Record, reward_names(config))
+    _add_sampling_routes(app, environment_of(config).Record, module_of(config.environment, "config").REWARD_NAMES)
     _add_weight_routes(app)
     _add_sleep_routes(app)
     _add_status_routes(app)

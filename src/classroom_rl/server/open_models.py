@@ -15,6 +15,7 @@ from classroom_rl.config.base import (
     JudgeModelConfig,
     ModelConfig,
 )
+from classroom_rl.config.checks import check_environment
 from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, PHASED, RULES, is_script
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
@@ -71,7 +72,7 @@ async def open_roles(
     if "judge" not in engine_models:
         judge = _judge_without_engine(judge_config, generation, apis.get("judge"), readers)
     refuse_crowded_gpu(engine_models, phases_of(config))
-    environment.check(config, judge_reads_templates=not isinstance(judge, EmbeddedJudge))
+    check_environment(config)
     _check_models(engine_models)
     engines = await _start_engines(engine_models, generation, config.seed)  # the phased schedule leaves them asleep
     if "judge" in engines:

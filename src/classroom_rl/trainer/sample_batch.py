@@ -316,13 +316,19 @@ class BatchPlayer:
 
 
 def batch_metrics(records: Sequence[Trajectory], played: Sequence[Trajectory] = ()) -> dict[str, float]:
-    """The metrics of a batch that all environments have, as means over its episodes.
+    """The metrics of a batch that all environments have, as means over its episodes; of turn rewards over the policy's
+    messages.
 
     Args:
         played: everything that was played for the batch, if that is more than its episodes; judging failed in a share
             of these.
     """
+    by_message: dict[str, list[float]] = {}
+    for record in records:
+        for name, values in record.turn_rewards.items():
+            by_message.setdefault(name, []).extend(value for value in values if value is not None)
     return {
+        **{f"turn_rewards/{name}/mean": fmean(values) for name, values in by_message.items() if values},
         "conversation/teacher_tokens": fmean(_sampled_tokens(record) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
         "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in played or records),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pandas as pd
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.evaluation import EvalConfig, TutorConfig, check_eval
+from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.errors import ConfigError, DataError, EngineFailure, RequestRefused
 from classroom_rl.evaluation.metrics.maths import initial_solutions, scored_dialogues, summarise_maths
 from classroom_rl.evaluation.run import evaluate
@@ -73,6 +75,7 @@ class Scene(Room):
     def __init__(self, tokenizer, folder: Path):
         super().__init__(tokenizer, folder)
         self.alone: list[str] = []
+        self.lines: dict[str, Callable[[str], str]] = {}
         self._begun: Counter[str] = Counter()
         self._solved: Counter[str] = Counter()
         self.teacher = ScriptedEngine(tokenizer, self._teach)
@@ -125,8 +128,12 @@ def scene(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene(tokenizer, tmp_path / "eval")
     scene.scorer = CountingReward()
 
-    async def open_service(config: EvalConfig, *_: object):
+    async def open_service(config: EvalConfig, weights: dict[str, float], folder: Path):
         assert not scene.scorer.seen, "the reward model is loaded when the others have ended"
+        scene.reward_weights, scene.folder = weights, folder
+        scene.teacher = ScriptedEngine(
+            tokenizer, scene.lines.get(config.teacher_model.model_name_or_path, scene._teach)
+        )
         return scene.open(config.generation)
 
     async def start(*_: object) -> CountingReward:
@@ -219,6 +226,68 @@ async def _later(value: float) -> float:
     return value
 
 
+# Rewards of one's own, and several tutors --------------------------------------------------------------------------
+
+
+def brief(conversation: Conversation) -> float | None:
+    """A reward of one's own: 1 for a conversation of one message."""
+    return None if conversation.lacks_verdict else float(len(conversation.turns) == 1)
+
+
+OWN = f"{__name__}:brief"
+
+
+def test_the_reward_that_was_trained_is_measured_and_solutions_beside_it(config: EvalConfig, scene: Scene, capsys):
+    config.reward_weights = {OWN: 2.0, "length": 1.0}
+    check_eval(config)
+    found = evaluate(config)["sampled"]
+    # one-0 has one message; no reward for three-0, which has no verdict
+    check(found["rewards"][OWN], 1 / 5, 5, one=[1, 0], two=[0, 0], three=[0])
+    lengths = found["rewards"]["length"]["mean"]
+    assert found["reward"]["mean"] == pytest.approx(2 / 5 + lengths)
+    check(found["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
+    assert re.search(rf"Reward {OWN} +0\.200 n=5\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"lenght": 1.0}, "reward_weights names lenght; did you mean length"),
+        ({}, "reward_weights names no reward"),
+        ({"post_test": 1.0}, "leave post_test out of reward_weights"),
+        ({f"{__name__}:brieff": 1.0}, "did you mean brief"),
+    ],
+)
+def test_a_reward_that_there_is_not_is_refused(config: EvalConfig, weights: dict[str, float], message: str):
+    config.reward_weights = weights
+    with pytest.raises(ConfigError, match=message):
+        check_eval(config)
+
+
+def test_several_tutors_are_compared_by_the_students_solutions(config: EvalConfig, scene: Scene, capsys):
+    config.tutors, config.reward_weights = [TutorConfig("trained", "y")], {OWN: 1.0}
+    scene.lines = {"y": lambda _: "Hint one-1 <end_of_conversation>", "script:acknowledges": lambda _: "Hint two-1"}
+    check_eval(config)
+    metrics = evaluate(config)
+    figures = metrics["sampled"]["figures"]
+    assert list(metrics["tutors"]) == list(figures) == ["base", "trained", "acknowledges"]
+    check(figures["base"]["solve_rate/gain"], 1.0 / 5, 5, one=[0.5, 0.5], two=[0.5, 0], three=[-0.5])
+    check(figures["trained"]["solve_rate/gain"], 3.0 / 6, 6, one=[0.5, 0.5], two=[1, 1], three=[0, 0])
+    check(figures["acknowledges"]["solve_rate/final"], 0, 6, one=[0, 0], two=[0, 0], three=[0, 0])
+    check(figures["acknowledges"][f"rejected_by/{PEDAGOGY_RULE}"], 1, 6, one=[1, 1], two=[1, 1], three=[1, 1])
+    check(figures["trained"][f"rewards/{OWN}"], 1, 6, one=[1, 1], two=[1, 1], three=[1, 1])
+    check(figures["base"]["pedagogical_reward/macro"], 23 / 6, 6, one=[3, 4], two=[4, 4], three=[4, 4])
+    assert {figure["pedagogical_reward/macro"]["mean"] for figure in figures.values()} == {23 / 6, 3.0, 4.0}
+    assert len(scene.alone) == 6, "the student alone is asked once for all tutors"
+    (against,) = [pair for pair in metrics["sampled"]["paired"]["solve_rate/gain"] if pair["tutor"] == "trained"]
+    assert against["mean"] == pytest.approx(((0.5 - 0.5) + (1 - 0.25) + (0 + 0.5)) / 3) and against["lessons"] == 3
+    printed = capsys.readouterr().out
+    for row in ("Gain", "Leaks the answer", f"Reward {OWN}", "Pedagogical reward, mean of messages"):
+        assert printed.count(f"\n{row} ") == 2, (row, "in the figures, and in the differences from the base")
+    page = (Path(config.logging.save_dir) / "report.html").read_text(encoding="utf-8")
+    assert "Breaks pedagogical values" in page and page.count("<h4>trained</h4>") == 3
+
+
 # The student's solutions before the dialogue -----------------------------------------------------------------------
 
 
@@ -275,7 +344,7 @@ def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, 
 def test_without_judges_and_initial_solutions_their_figures_are_left_out(config: EvalConfig, scene: Scene):
     config.recompute_initial_attempts, config.generation.number_judge_attempts = False, 0
     figures = evaluate(config)["sampled"]
-    assert figures["rejected_by"] == {} and figures["without_verdict"] == {"share": 0.0, "n": 6}
+    assert "rejected_by" not in figures and figures["without_verdict"] == {"share": 0.0, "n": 6}
     assert set(figures["solve_rate"]) == {"final"} and not scene.alone
     check(figures["solve_rate"]["final"], 4 / 6, 6, one=[1, 1], two=[0.5, 0], three=[1, 0.5])
     assert "initial_solutions" not in pd.read_parquet(Path(config.logging.save_dir) / "conversations.parquet").columns

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from classroom_rl.environments.marooned.config import RUN_VIEW as MAROONED
 from classroom_rl.environments.toy_language.scripts import ideal
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.report.build import (
@@ -167,6 +168,25 @@ def test_the_training_s_reward_and_held_out_lessons_have_charts_of_their_own(run
     assert float(training.y_ticks[0][1]) <= -0.7, "the band below 0 is on the chart"
 
 
+def test_what_apis_cost_stands_there_with_their_failures(run: Path):
+    paid = [{"judge/calls": 95, "judge/failed_calls": 31, "judge/run_cost_usd": 0.1}, {"judge/run_cost_usd": 0.0}]
+    paid += [{"judge/calls": 1000, "judge/failed_calls": 2, "judge/run_cost_usd": 0.4774, "student/run_cost_usd": 0.0}]
+    write_training(run, [step_line(step, 0.5, **line) for step, line in enumerate(paid, 1)], CONFIG)
+    paid_for = "judge $0.4774 for 1,095 requests, of which 33 failed"
+    assert dict(facts(load_run(run)))["Paid in training"] == paid_for in render_report(load_run(run))
+
+
+def test_each_of_several_rewards_and_the_environment_s_own_figures_have_charts(run: Path):
+    rewards = {"rewards/found/mean": 0.2, "rewards/my:short/mean": 0.5, "turn_rewards/my:brief/mean": -0.1}
+    panel = MAROONED.panels[0]
+    write_training(run, [step_line(1, 0.5, **rewards | {panel.lines[0][0]: 0.3})], CONFIG | {"environment": "marooned"})
+    drawn = {chart.title: chart for chart in charts(load_run(run))}
+    assert [label for _, label in drawn["The rewards in the sum"].legend] == ["found", "my:short", "my:brief"]
+    assert [label for _, label in drawn[panel.title].legend] == [panel.lines[0][1]]
+    write_training(run, [step_line(1, 0.5, **{"rewards/pedagogical/mean": 0.5})], CONFIG)
+    assert not drawn.keys() - {chart.title for chart in charts(load_run(run))} ^ {"The rewards in the sum", panel.title}
+
+
 def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):
     write_training(run, [step_line(1, 0.5)], CONFIG | {"judge_model": {"model_name_or_path": "rules"}})
     notes = run / "config" / "train_rl.environment.json"
@@ -174,6 +194,9 @@ def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):
     assert ("Judge", "rules, version 3") in facts(load_run(run))
     notes.unlink()
     assert ("Judge", "rules") in facts(load_run(run)), "a run from before the version was recorded"
+    unjudged = CONFIG | {"generation": {"number_judge_attempts": 0}, "judge_model": {"model_name_or_path": "rules"}}
+    write_training(run, [step_line(1, 0.5)], unjudged)
+    assert "Judge" not in dict(facts(load_run(run)))
 
 
 NASTY = "<script>alert('x')</script> & \"quotes\" مرحبا 🎉 <|im_start|>user\x07 \u202eright to left </div></details>"

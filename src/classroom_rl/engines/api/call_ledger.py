@@ -152,7 +152,7 @@ class CallLedger:
                 call,
             ),
         )
-        self.reserved_usd += still_reserved - reserved
+        self.reserved_usd = max(0.0, self.reserved_usd + still_reserved - reserved)  # sums are rounded
         self.spent_usd += usage.cost_usd or 0.0
         self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from classroom_rl.config.base import GenerationConfig as Generation
-from classroom_rl.config.checks import check_classroom_rewards, check_generation
+from classroom_rl.config.checks import check_classroom_rewards, check_generation, reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import ERROR_PERSONA, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import ClassroomRules
@@ -53,7 +53,7 @@ def check(config: TrainRLConfig) -> None:
         ConfigError: if one is invalid; the message gives the values, the rule and the fix.
     """
     check_generation(config.generation)
-    check_classroom_rewards(config)
+    check_classroom_rewards("train.reward_weights", reward_weights(config), config.generation, config.reward_model)
 
 
 def classroom_rules(

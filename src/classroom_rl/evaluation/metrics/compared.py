@@ -1,19 +1,34 @@
 """The figures of a comparison of tutors: their labels, and their values for each lesson; and the figures of post-tests:
 what the student knows after the lesson, without the transcript."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from classroom_rl.environments.classroom.metrics import post_test_shares
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.metrics.language import ErrorLabels, tutor_figures
-from classroom_rl.evaluation.metrics.readings import ByLesson, read_by_lesson
-from classroom_rl.evaluation.report.tables import POST_TEST, POST_TEST_LABELS, Measure, reading_name
+from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
+from classroom_rl.evaluation.metrics.readings import read_by_lesson
+from classroom_rl.evaluation.report.tables import (
+    MEASURES,
+    POST_TEST,
+    POST_TEST_LABELS,
+    Measure,
+    named_measures,
+    reading_name,
+)
 from classroom_rl.judges.feedback import KINDS
 from classroom_rl.judges.readings import LANGUAGE_LABELS, MessageReaders
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.results.statistics import judgement_of, read_exchanges, rewards_by_lesson
+from classroom_rl.results.statistics import (
+    ByLesson,
+    judgement_of,
+    outcomes_by_lesson,
+    read_exchanges,
+    rewards_by_lesson,
+)
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 
 
@@ -52,8 +67,26 @@ _COUNTED = {
     "false_corrections": _measure("Clean turns falsely corrected (rules)", True, -1),
 }
 _READINGS = {f"{READ}{label}": _measure(reading_name(label), True) for label in LANGUAGE_LABELS}
-FIGURES: dict[str, Measure] = {**_JUDGED, **_TESTED, **_COUNTED, **_READINGS}
-"""The rows of a comparison: key → how the figure is printed."""
+_MATHS = {
+    "/".join(measure.path[:-1]): _measure(measure.label, measure.is_share, measure.direction)
+    for measure in MEASURES
+    if measure.path[0] in (SOLVED, SCORED, PEDAGOGICAL_REWARD)
+}
+FIGURES: dict[str, Measure] = {**_JUDGED, **_MATHS, **_TESTED, **_COUNTED, **_READINGS}
+"""The rows of every comparison: key → how the figure is printed."""
+
+
+def figures_of(tutors: Iterable[Mapping[str, Any]]) -> dict[str, Measure]:
+    """The rows of a comparison of tutors, given each one's figures: `FIGURES` that at least one of them has, and after
+    the first row the rewards and judge rules of the configuration (`rewards/…`, `rejected_by/…`)."""
+    keys = dict.fromkeys(key for figures in tutors for key in figures)
+    rows = {"reward": FIGURES["reward"]}
+    for key in keys:
+        group, _, name = key.partition("/")
+        for measure in named_measures({group: [name]}):
+            rows[key] = _measure(measure.label, measure.is_share, measure.direction)
+    rows |= {key: measure for key, measure in FIGURES.items() if key in keys}
+    return rows
 
 
 def figures_by_lesson(
@@ -61,25 +94,24 @@ def figures_by_lesson(
     labels: ErrorLabels | None = None,
     readers: MessageReaders | None = None,
 ) -> tuple[ByLesson, dict]:
-    """A tutor's values of all figures that it has, and the fidelity of its simulated student.
+    """A language tutor's values of all figures that it has, and the fidelity of its simulated student.
 
     Args:
         labels: as in `conversation_figures`.
         readers: trained move classifiers, which add the figures `read/…`.
     """
     language = tutor_figures(records, labels)
-    post_tests = {f"{POST_TEST}/{name}": values for name, values in post_test_by_problem(records).items()}
-    judged = {"reward": rewards_by_lesson(records)} | judged_by_lesson(records)
-    figures: ByLesson = judged | post_tests | language.by_lesson
+    figures: ByLesson = judged_by_lesson(records) | language.by_lesson
     if readers is not None:
         figures |= {f"{READ}{label}": values for label, values in read_by_lesson(records, readers, labels).items()}
     return figures, language.fidelity
 
 
 def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
-    """The judge's scores by criterion, and the toy judge's findings on the teacher's replies if it can parse the
-    lesson."""
-    figures: ByLesson = {}
+    """The reward and what stands behind it: `outcomes_by_lesson`, the judge's scores by criterion, the toy judge's
+    findings on the teacher's replies if it can parse the lesson, and the post-test."""
+    figures: ByLesson = {"reward": rewards_by_lesson(records), **outcomes_by_lesson(records)}
+    figures |= {f"{POST_TEST}/{name}": values for name, values in post_test_by_problem(records).items()}
     for lesson, group in group_by_problem(records).items():
         for record in group:
             for key, value in _judged(record):

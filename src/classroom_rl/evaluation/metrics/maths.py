@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -26,9 +26,9 @@ from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import ConfigError, RequestRefused
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.models.pretrained import check_model, load_tokenizer
-from classroom_rl.results.statistics import judgement_of, lacks_verdict
+from classroom_rl.results.statistics import ByLesson, estimates, lacks_verdict
 from classroom_rl.rollout.chat_template import Message
-from classroom_rl.rollout.intervals import Estimate, mean_with_ci, share
+from classroom_rl.rollout.intervals import share
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
@@ -36,8 +36,9 @@ from classroom_rl.system.storage import storage_errors
 
 logger = logging.getLogger(__name__)
 
-SOLVED, SCORED = "solve_rate", "solution_score"
-"""Keys of metrics.json for the grades of solutions: the share of right answers, or the mean score of a reward model."""
+SOLVED, SCORED, PEDAGOGICAL_REWARD = "solve_rate", "solution_score", "pedagogical_reward"
+"""Keys of metrics.json: the grades of solutions, as the share of right answers or the mean score of a reward model; and
+the reward model's scores of the tutor's messages."""
 
 
 def summarise_maths(
@@ -59,79 +60,62 @@ def summarise_maths(
     """
     judged = [record for record in records if not lacks_verdict(record)]
     without, _ = share(not record.solutions for record in judged)
-    metrics: dict[str, Any] = {
-        SOLVED if by_answer else SCORED: solving(records, initial),
-        "without_solutions": {"share": without, "n": len(judged)},
-        **rejections(judged),
-    }
-    if message_scores is not None:
-        metrics["pedagogical_reward"] = pedagogical_reward(records, message_scores)
-    return metrics
+    figures = maths_by_problem(records, initial, message_scores, by_answer)
+    return {"without_solutions": {"share": without, "n": len(judged)}, **estimates(figures)}
 
 
-def solving(
-    records: Sequence[ConversationRecord], initial: Optional[Mapping[str, Sequence[Solution]]]
-) -> dict[str, Estimate]:
-    """Mean grades; n counts conversations.
+def maths_by_problem(
+    records: Sequence[ConversationRecord],
+    initial: Optional[Mapping[str, Sequence[Solution]]],
+    message_scores: Optional[Sequence[Sequence[float]]],
+    by_answer: bool,
+) -> ByLesson:
+    """The values of the figures of maths conversations; arguments as in `summarise_maths`.
 
-    `final`: after the dialogue. `initial`: before it, over all conversations whatever their outcome. `gain`: the
-    difference of the two in each conversation. `initial` and `gain` cover the problems that have initial solutions.
+    `solve_rate/…` (`solution_score/…` for a reward model's scores), one value for each conversation: `final`, the mean
+    grade after the dialogue; `initial`, that before it, whatever the outcome of the conversation; `gain`, the
+    difference. `initial` and `gain` cover the problems that have initial solutions.
+
+    `rejecting_attempts/RULE`, for each rule that accepts or rejects: the share of a conversation's valid attempts that
+    rejected it.
+
+    `pedagogical_reward/micro`: one value for each teacher message; `macro`: each conversation's mean. Conversations
+    without a teacher message are left out of both.
     """
-    solved = [record for record in records if record.solutions and not lacks_verdict(record)]
-    estimates = {"final": _estimate(solved, _final_grade)}
-    if initial is not None:
-        before = {problem: fmean(solution.grade for solution in solutions) for problem, solutions in initial.items()}
-        known, gained = ([record for record in group if record.problem_id in before] for group in (records, solved))
-        estimates["initial"] = _estimate(known, lambda record: before[record.problem_id])
-        estimates["gain"] = _estimate(gained, lambda record: _final_grade(record) - before[record.problem_id])
-    return estimates
+    grades = SOLVED if by_answer else SCORED
+    figures: ByLesson = {}
+    before = {problem: fmean(solution.grade for solution in group) for problem, group in (initial or {}).items()}
+    for name in ("final", *(("initial", "gain") if initial is not None else ())):
+        figures[f"{grades}/{name}"] = {}
+    if message_scores is not None:
+        figures |= {f"{PEDAGOGICAL_REWARD}/micro": {}, f"{PEDAGOGICAL_REWARD}/macro": {}}
+    for index, record in enumerate(records):
+        for key, value in [*_grades(record, before.get(record.problem_id), grades), *_rejecting_attempts(record)]:
+            figures.setdefault(key, {}).setdefault(record.problem_id, []).append(value)
+        if message_scores is not None and message_scores[index]:
+            scores = message_scores[index]
+            figures[f"{PEDAGOGICAL_REWARD}/micro"].setdefault(record.problem_id, []).extend(scores)
+            figures[f"{PEDAGOGICAL_REWARD}/macro"].setdefault(record.problem_id, []).append(fmean(scores))
+    return figures
 
 
-def rejections(records: Sequence[ConversationRecord]) -> dict[str, dict[str, Estimate]]:
-    """For each rule that accepts or rejects: `rejected_by` is the share of conversations that at least one of its
-    attempts rejected, `rejecting_attempts` the mean share of its valid attempts that rejected."""
-    judged = [record for record in records if record.verdicts]
-    names = dict.fromkeys(verdict.rule for record in judged for verdict in record.verdicts)
-    rules = [name for name in names if name not in SCORING_RULES]
-    return {
-        "rejected_by": {rule: _estimate(judged, lambda record, rule=rule: _rejects(record, rule)) for rule in rules},
-        "rejecting_attempts": {
-            rule: _estimate(judged, lambda record, rule=rule: _rejecting_share(record, rule)) for rule in rules
-        },
-    }
+def _grades(record: ConversationRecord, before: Optional[float], key: str) -> Iterator[tuple[str, float]]:
+    if before is not None:
+        yield f"{key}/initial", before
+    if record.solutions and not lacks_verdict(record):
+        final = fmean(solution.grade for solution in record.solutions)
+        yield f"{key}/final", final
+        if before is not None:
+            yield f"{key}/gain", final - before
 
 
-def pedagogical_reward(
-    records: Sequence[ConversationRecord], message_scores: Sequence[Sequence[float]]
-) -> dict[str, Estimate]:
-    """`micro`: the mean over all teacher messages; n counts messages. `macro`: the mean over conversations of each
-    conversation's mean; n counts conversations. Conversations without a teacher message are left out of both."""
-    micro: dict[str, list[float]] = {}
-    macro: dict[str, list[float]] = {}
-    for record, scores in zip(records, message_scores, strict=True):
-        if scores:
-            micro.setdefault(record.problem_id, []).extend(scores)
-            macro.setdefault(record.problem_id, []).append(fmean(scores))
-    return {"micro": mean_with_ci(micro), "macro": mean_with_ci(macro)}
-
-
-def _estimate(records: Sequence[ConversationRecord], measure: Callable[[ConversationRecord], float]) -> Estimate:
-    values: dict[str, list[float]] = {}
-    for record in records:
-        values.setdefault(record.problem_id, []).append(float(measure(record)))
-    return mean_with_ci(values)
-
-
-def _final_grade(record: ConversationRecord) -> float:
-    return fmean(solution.grade for solution in record.solutions)
-
-
-def _rejects(record: ConversationRecord, rule: str) -> bool:
-    return rule in judgement_of(record).rejecting_rules
-
-
-def _rejecting_share(record: ConversationRecord, rule: str) -> float:
-    return fmean(verdict.accepted is False for verdict in record.verdicts if verdict.rule == rule and verdict.valid)
+def _rejecting_attempts(record: ConversationRecord) -> Iterator[tuple[str, float]]:
+    if lacks_verdict(record):
+        return
+    for rule in dict.fromkeys(verdict.rule for verdict in record.verdicts if verdict.rule not in SCORING_RULES):
+        valid = [verdict.accepted is False for verdict in record.verdicts if verdict.rule == rule and verdict.valid]
+        if valid:  # none where every attempt refused the content
+            yield f"rejecting_attempts/{rule}", fmean(valid)
 
 
 # The student's solutions before the dialogue -----------------------------------------------------------------------

@@ -20,17 +20,16 @@ from classroom_rl.judges.readings import (
     MessageReaders,
 )
 from classroom_rl.results.evaluation_files import group_by_problem
+from classroom_rl.results.statistics import ByLesson
 from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.thoughts import visible_text
-
-ByLesson = dict[str, dict[str, list[float]]]
-"""Figure → lesson → values; for a label, whether it holds for each reply, 1 or 0."""
 
 
 def read_by_lesson(
     records: Sequence[ConversationRecord], readers: MessageReaders, labels: ErrorLabels | None = None
 ) -> ByLesson:
-    """Label a tutor's replies with move classifiers; `labels` as in `conversation_figures`."""
+    """Label a tutor's replies with move classifiers: for each label 1 or 0 for each reply. `labels` as in
+    `conversation_figures`."""
     by_label: ByLesson = {}
     for lesson, group in group_by_problem(records).items():
         for record in group:

@@ -36,6 +36,7 @@ from classroom_rl.results.learning import describe_learning, learning_of, write_
 from classroom_rl.results.plots import write_plots
 from classroom_rl.results.run_folder import STAGES, Measurement, RunData, is_number, load_run, look_up
 from classroom_rl.results.supervision_summary import describe_supervision, summarise_supervision
+from classroom_rl.rollout.extensions import MetricPanel, view_of
 from classroom_rl.system.keys import print_error
 
 MISMATCH = "sampling/sampling_logp_difference/mean"
@@ -187,10 +188,24 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Loss": train.get("loss_type"),
         "Seed": config.get("seed"),
         "Student errs in": _share(error_share(config), "of its turns"),
+        "Paid in training": _paid_in_training(data),
         "Total time": format_duration(look_up(data.summary, "training", "seconds_total")),
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
     return [(name, str(value)) for name, value in values.items() if value is not None]
+
+
+def _paid_in_training(data: RunData) -> Optional[str]:
+    """What each role behind an API cost, and how many of its requests failed; None if no price is known."""
+    parts = []
+    for key in dict.fromkeys(key for line in data.steps for key in line if key.endswith("/run_cost_usd")):
+        role, _, _ = key.partition("/")
+        if costs := [value for _, value in data.series(key) if value]:
+            calls, failed = (
+                sum(value for _, value in data.series(f"{role}/{name}")) for name in ("calls", "failed_calls")
+            )
+            parts.append(f"{role} ${costs[-1]:.4f} for {calls:,.0f} requests, of which {failed:,.0f} failed")
+    return "; ".join(parts) or None
 
 
 def _engine(data: RunData) -> Optional[str]:
@@ -201,7 +216,10 @@ def _engine(data: RunData) -> Optional[str]:
 
 
 def _judge(config: Mapping[str, Any], environment: Mapping[str, Any]) -> Optional[str]:
-    """The judge's name; for the `rules` judge also the version of its rules, because its verdicts depend on it."""
+    """The judge's name; for the `rules` judge also the version of its rules, because its verdicts depend on it. None if
+    nothing is judged."""
+    if look_up(config, "generation", "number_judge_attempts") == 0:
+        return None
     name, version = look_up(config, "judge_model", "model_name_or_path"), environment.get("rules_version")
     return f"{name}, version {version}" if name == RULES and version else name
 
@@ -282,8 +300,10 @@ def table(data: RunData) -> Optional[dict[str, Any]]:
 
 
 def charts(data: RunData) -> list[Drawing]:
-    """The training's charts, as far as metrics.jsonl holds their values."""
-    drawn = [_reward_chart(data), _held_out_chart(data), _parts_chart(data), _mismatch_chart(data), _time_chart(data)]
+    """The training's charts, as far as metrics.jsonl holds their values, those of the run's environment included."""
+    drawn = [_reward_chart(data), _held_out_chart(data), _rewards_chart(data), _scores_chart(data)]
+    drawn += [_environment_chart(data, panel) for panel in view_of(data.config).panels]
+    drawn += [_mismatch_chart(data), _time_chart(data)]
     return [chart for chart in drawn if chart is not None]
 
 
@@ -332,7 +352,28 @@ def _held_out_chart(data: RunData) -> Optional[Drawing]:
     )
 
 
-def _parts_chart(data: RunData) -> Optional[Drawing]:
+def _rewards_chart(data: RunData) -> Optional[Drawing]:
+    """Each of several rewards, and each turn reward."""
+    names = dict.fromkeys(key for line in data.steps for key in line if re.fullmatch(r"(turn_)?rewards/.+/mean", key))
+    if len(names) < 2:
+        return None
+    lines = [(name, name.partition("/")[2].removesuffix("/mean")) for name in names]
+    note = "Unweighted, running means; a turn reward is a mean over messages."
+    return line_chart("The rewards in the sum", _running_means(data, lines), note=note)
+
+
+def _environment_chart(data: RunData, panel: MetricPanel) -> Optional[Drawing]:
+    series = _running_means(data, [(name, label) for name, label, _ in panel.lines])
+    return line_chart(panel.title, series, note=f"{panel.y}; running means.") if series else None
+
+
+def _running_means(data: RunData, lines: Sequence[tuple[str, str]]) -> list[Series]:
+    """A series for each (metric, label) that the run has."""
+    colours = dict(zip(lines, cycle("abcd"), strict=False))
+    return [Series(line[1], colours[line], smooth(points)) for line in lines if (points := data.series(line[0]))]
+
+
+def _scores_chart(data: RunData) -> Optional[Drawing]:
     series = []
     for colour, (name, criterion) in zip(cycle("abc"), CRITERIA.items(), strict=False):
         points = [(step, value / criterion.top) for step, value in data.series(f"judge/{name}")]

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from classroom_rl.config.values import SAMPLINGS
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.evaluation.metrics.compared import FIGURES
+from classroom_rl.evaluation.metrics.compared import figures_of
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.evaluation.report.build import SAMPLING_NAMES, page_template
 from classroom_rl.evaluation.report.examples import Pair, ShownConversation, show
@@ -44,17 +44,16 @@ def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     """Each figure's estimate for each tutor; figures without any estimate are left out."""
     figures_of_tutors = metrics[sampling]["figures"]
     rows = []
-    for key, measure in FIGURES.items():
-        if any(key in figures for figures in figures_of_tutors.values()):
-            cells = [cell(measure, figures.get(key, {})) for figures in figures_of_tutors.values()]
-            rows.append(TableRow(measure.label, cells, [""] * len(cells)))
+    for key, measure in figures_of(figures_of_tutors.values()).items():
+        cells = [cell(measure, figures.get(key, {})) for figures in figures_of_tutors.values()]
+        rows.append(TableRow(measure.label, cells, [""] * len(cells)))
     return rows
 
 
 def difference_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     """The difference of every other tutor from the base in each figure, with its interval and p."""
     rows = []
-    for key, measure in FIGURES.items():
+    for key, measure in figures_of(metrics[sampling]["figures"].values()).items():
         pairs = [pair for pair in metrics[sampling]["paired"].get(key, []) if pair["against"] == metrics["base"]]
         if any(pair["mean"] is not None for pair in pairs):
             cells = [_difference(measure, pair) for pair in pairs]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from classroom_rl.config.values import SAMPLINGS
-from classroom_rl.evaluation.metrics.maths import SCORED, SOLVED
+from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.judges.readings import LABELS, Trust
 from classroom_rl.judges.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
@@ -70,10 +70,8 @@ MEASURES = (
     _estimated("Reward model's score before the dialogue", SCORED, "initial"),
     _estimated("Reward model's score after it", SCORED, "final"),
     _estimated("Gain in the reward model's score", SCORED, "gain"),
-    _estimated("Leaks the answer", "rejected_by", LEAK_RULE, is_share=True, direction=-1),
-    _estimated("Breaks pedagogical values", "rejected_by", PEDAGOGY_RULE, is_share=True, direction=-1),
-    _estimated("Pedagogical reward, mean of messages", "pedagogical_reward", "micro"),
-    _estimated("Pedagogical reward, mean of conversations", "pedagogical_reward", "macro"),
+    _estimated("Pedagogical reward, mean of messages", PEDAGOGICAL_REWARD, "micro"),
+    _estimated("Pedagogical reward, mean of conversations", PEDAGOGICAL_REWARD, "macro"),
     *(
         _estimated(label, POST_TEST, name, is_share=True, direction=direction)
         for name, (label, direction) in POST_TEST_LABELS.items()
@@ -90,6 +88,25 @@ MEASURES = (
     Measure("Teacher's words in a message", ("talk", "teacher_words")),
     Measure("Teacher's share of all words", ("talk", "teacher_share"), is_share=True),
 )
+
+
+_REJECTIONS = {LEAK_RULE: "Leaks the answer", PEDAGOGY_RULE: "Breaks pedagogical values"}
+
+
+def named_measures(metrics: Mapping[str, Any]) -> list[Measure]:
+    """The measures that a configuration names, and not this file: each reward of several (`rewards`), and each judge
+    rule that accepts or rejects (`rejected_by`)."""
+    rewards = [_estimated(f"Reward {name}", "rewards", name) for name in metrics.get("rewards", ())]
+    return rewards + [
+        _estimated(_REJECTIONS.get(rule, f"Rejected by {rule}"), "rejected_by", rule, is_share=True, direction=-1)
+        for rule in metrics.get("rejected_by", ())
+    ]
+
+
+def measures_of(*samplings: Mapping[str, Any]) -> list[Measure]:
+    """The rows for some samplings' metrics: the reward, `named_measures` of any of them, and the rest of `MEASURES`."""
+    named = dict.fromkeys(measure for metrics in samplings for measure in named_measures(metrics))
+    return [MEASURES[0], *named, *MEASURES[1:]]
 
 
 @dataclass(frozen=True)
@@ -155,14 +172,14 @@ def _interval(interval: Optional[Sequence[float]], measure: Measure, sign: str =
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any], reward_change: Optional[Estimate]) -> list[Line]:
-    """The rows of one sampling before and after training, one for each of `MEASURES`.
+    """The rows of one sampling before and after training, one for each of `measures_of` both.
 
     Args:
         reward_change: the change of the reward, paired by lesson. Its interval is shown, and only the reward gets a
             verdict: for other figures there is no estimate of the changes that chance would produce.
     """
     lines = []
-    for measure in MEASURES:
+    for measure in measures_of(before, after):
         values = [look_up(side, *measure.path) for side in (before, after)]
         change, verdict = Cell(NO_VALUE), ""
         if all(is_number(value) for value in values):
@@ -188,7 +205,7 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
     """Format one evaluation, with a column for each sampling."""
     samplings = [name for name in SAMPLINGS if name in metrics]
     rows = [["", *samplings]]
-    for measure in MEASURES:
+    for measure in measures_of(*(metrics[name] for name in samplings)):
         cells = [cell(measure, metrics[name]) for name in samplings]
         if any(shown.text != NO_VALUE for shown in cells):
             rows.append([measure.label, *map(str, cells)])
