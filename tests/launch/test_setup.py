@@ -261,19 +261,16 @@ def install(tree: Path, unfit: str | None, pin_vision: bool = True) -> tuple[sub
     return done, subprocess.run(pip, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.full
-def test_nothing_is_taken_out_where_models_can_be_imported(tree):
-    done, listed = install(tree, None)
+@pytest.mark.parametrize("unfit", [pytest.param(None, marks=pytest.mark.full), "torchaudio"])
+def test_what_keeps_models_from_being_imported_and_is_not_needed_is_taken_out(tree, unfit):
+    done, listed = install(tree, unfit)
     assert done.returncode == 0, done.stderr
-    assert "taking them out" not in done.stdout and "torchaudio" in listed
+    assert ("taking them out" in done.stdout) is (unfit is not None)
+    assert ("torchaudio" in listed) is (unfit is None) and "transformers" in listed
+    assert "torchvision" in listed, "vLLM's engines import it on a GPU"
 
 
-def test_what_keeps_models_from_being_imported_is_taken_out_unless_it_is_needed(tree):
-    """vLLM's engines import torchvision on a GPU, where it is pinned."""
-    done, listed = install(tree, "torchaudio")
-    assert done.returncode == 0, done.stderr
-    assert "taking them out" in done.stdout
-    assert "torchaudio" not in listed and "transformers" in listed and "torchvision" in listed
+def test_torchvision_is_taken_out_only_where_it_is_not_pinned(tree):
     done, listed = install(tree, "torchvision")
     assert done.returncode != 0 and "the install failed" in done.stderr and "torchvision::nms" in done.stderr
     assert "torchvision" in listed
