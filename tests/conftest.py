@@ -31,7 +31,7 @@ hypothesis.settings.register_profile(
     "repeatable",
     deadline=None,
     derandomize=True,
-    max_examples=200,
+    max_examples=100,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],  # it measures the machine
 )
 hypothesis.settings.load_profile("repeatable")

@@ -2,6 +2,7 @@
 wrong."""
 
 import sqlite3
+import sys
 import threading
 from collections import Counter
 from contextlib import closing
@@ -34,13 +35,12 @@ def request(lessons: list[str]) -> SampleRequest:
     )
 
 
-@pytest.mark.parametrize("target", ["server", "provider", "engine"])
-def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_path, target):
-    """Server, provider or an engine is killed while a client waits for its batch."""
+def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_path):
+    """Provider, server and an engine are killed one after the other while a client waits for its batch."""
     api_port, folder = free_port(), tmp_path / "run"
     overrides, port = overrides_of(folder, world, *provider_overrides(tmp_path, api_port))
     overrides[overrides.index("quickstart")] = "quickstart_supervised"
-    record, pace = tmp_path / "sent.jsonl", {scripted_server.MESSAGE_S: "0.1"}
+    record, pace = tmp_path / "sent.jsonl", {scripted_server.MESSAGE_S: "0.3"}
     answer: list = []
     with keys_in_environment(), Signals() as signals:
         client = ClassroomClient(f"http://127.0.0.1:{port}")
@@ -51,18 +51,26 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
         def serve() -> Child:
             return start_server(overrides, folder / "server.log", signals, pace)
 
+        def strike(pid: int, dying: Child) -> None:
+            before = paid_api.sent(record)
+            wait_for(lambda: paid_api.sent(record) > before, "the next answer")
+            kill(pid)
+            wait_for(lambda: dying.poll() is not None, "the end of what was killed")
+            dying.stop()
+            assert waiting.is_alive(), "the batch was there before"
+
         provider, server = provide(), serve()
         try:
-            health = client.wait_until_up(120, alive=lambda: server.poll() is None)
+            client.wait_until_up(120, alive=lambda: server.poll() is None)
             waiting = threading.Thread(target=lambda: answer.append(client.sample(request(lessons))))
             waiting.start()
-            wait_for(lambda: paid_api.sent(record), "the first answer")
-            engine = health.roles["teacher"].pids[0]
-            kill({"server": server.pid, "provider": provider.pid, "engine": engine}[target])
-            dead = provider if target == "provider" else server
-            wait_for(lambda: dead.poll() is not None, f"the end of the {target}")
-            dead.stop()
-            provider, server = (provide(), server) if dead is provider else (provider, serve())
+            strike(provider.pid, provider)
+            provider = provide()
+            strike(server.pid, server)
+            server = serve()
+            health = client.wait_until_up(120, alive=lambda: server.poll() is None)
+            strike(health.roles["teacher"].pids[0], server)
+            server = serve()
             waiting.join(120)
         finally:
             server.stop()
@@ -83,7 +91,8 @@ def test_a_second_server_on_a_run_folder_is_refused(world, tmp_path):
         wait_for(lambda: lock.exists() and lock.read_text() == str(server.pid), "the lock")
         second = scripted_server.command([*overrides, f"generation.server_port={free_port()}"])
         assert refused(second, "as vllm_server already") is None
-        assert "ended with status 2" in refused(second, "other words")
+        assert "ended with status 3" in refused([sys.executable, "-c", "exit(3)"], "")
+        assert "ended with status 2: said" in refused([sys.executable, "-c", "print('said'); exit(2)"], "other words")
 
 
 def test_what_is_paid_twice_or_not_in_the_ledger_is_told(tmp_path):

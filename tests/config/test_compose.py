@@ -18,7 +18,7 @@ from tests.support.configs import BASE, PROGRAMS, loaded, loaded_text, own_file
 from tests.support.programs import run_program
 
 
-@pytest.mark.parametrize("program", ["vllm_server.py", "train_rl.py", "train_sft.py", "eval.py"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_file_of_ones_own_comes_before_the_shipped_one_of_its_name_and_is_named(program, tmp_path):
     folder = program.removesuffix(".py").replace("vllm_server", "train_rl")
     shipped = (ROOT / "config" / folder / "quickstart.yaml").read_text(encoding="utf-8")
@@ -222,7 +222,7 @@ def test_a_yaml_that_does_not_parse_ends_a_program_with_a_message(tmp_path, text
     assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS, "-m classroom_rl.launch.cli"])
+@pytest.mark.parametrize("program", ["train_rl.py", "-m classroom_rl.launch.cli"])
 def test_optimized_python_is_refused_because_libraries_work_in_assert_statements(program):
     """Hydra reads dictionaries in them: train.reward_weights={…} would end in a traceback, or worse."""
     line = [*program.split(), "--config-name", "quickstart", "generation.max_turns=5", "dry_run=true"]

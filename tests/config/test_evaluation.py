@@ -1,7 +1,5 @@
 """The shipped evaluations: each loads, completes a dry run, and changes only the tutor of the shared classroom."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +11,7 @@ from classroom_rl.config.load import ROOT, load, to_yaml
 from classroom_rl.config.values import EMBEDDED_JUDGES
 from classroom_rl.environments.classroom.prompt_check import check_prompts
 from classroom_rl.evaluation.published.run import check_benchmark_prompts
+from tests.support.programs import run_program
 
 TUTORS = {
     "Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B-Instruct",
@@ -118,7 +117,6 @@ def test_who_thinks_and_who_is_elsewhere():
 @pytest.mark.full
 @pytest.mark.parametrize("name", FILES)
 def test_each_runs_dry(name: str):
-    command = [sys.executable, "eval.py", "--config-name", f"{name}.yaml", "dry_run=true"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = run_program("eval.py", "--config-name", f"{name}.yaml", "dry_run=true")
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout) == yaml.safe_load(to_yaml(replace(loaded(name), dry_run=True)))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ def schema_fields(schema: type, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from schema_fields(group, f"{prefix}{name}.")
 
 
+@cache
 def attributes_read() -> set[str]:
     """Every name that the code reads as an attribute. To check a value is not to use it: checks do not count."""
     sources = (ROOT / "src").rglob("*.py")

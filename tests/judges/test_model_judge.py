@@ -84,7 +84,7 @@ def bad_day(body: dict, nth: int) -> Behaviour:
 
 def test_256_conversations_on_a_bad_day(room, judged):
     numbers = list(range(1, 257))
-    limits = {"max_concurrent_requests": 32, "requests_per_minute": 2400}
+    limits = {"max_concurrent_requests": 32, "requests_per_minute": 24_000}
     with judge_endpoint(bad_day) as endpoint:
         server = Server(room, judged, endpoint.url, **limits, **PRICES)
         response = server.sample([f"lesson number {number}" for number in numbers])

@@ -1,6 +1,6 @@
 """The program that fine-tunes."""
 
-from tests.support.programs import run_program
+from tests.support.programs import run_program, start_program
 
 
 def test_a_dry_run_shows_the_configuration() -> None:
@@ -10,4 +10,4 @@ def test_a_dry_run_shows_the_configuration() -> None:
 
 def test_it_does_not_import_vllm() -> None:
     code = "import sys; import classroom_rl.launch.sft, classroom_rl.trainer.sft.run; sys.exit('vllm' in sys.modules)"
-    assert run_program("-c", code).returncode == 0
+    assert start_program("-c", code).returncode == 0

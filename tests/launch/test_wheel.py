@@ -137,7 +137,8 @@ def test_a_program_without_its_packages_says_what_to_install(built_wheel: Path, 
 
 
 @pytest.mark.parametrize(
-    ("program", "name"), [("server", "language_tutor"), ("train", "quickstart"), ("sft", "quickstart")]
+    ("program", "name"),
+    [("server", "language_tutor"), ("train", "quickstart"), ("sft", "quickstart"), ("evaluate", "quickstart")],
 )
 def test_a_program_finds_its_configuration_and_templates_without_a_checkout(
     built_wheel: Path, tmp_path: Path, program: str, name: str

@@ -1,8 +1,5 @@
 """Tests of uploads to the Hub, and of the message of a refusal. The Hub is faked."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +16,8 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.errors import ConfigError
+from classroom_rl.launch import cli, sft, train
 from classroom_rl.results.hub import check_push, push_to_hub, release, write_card
-
-PROJECT = Path(__file__).parents[2]
 
 
 def card_of(folder: Path, config: Any, base: str, metrics: dict) -> ModelCard:
@@ -138,20 +134,22 @@ def test_a_push_that_could_only_fail_is_refused_before_the_training(monkeypatch:
         check_push(target)
 
 
-@pytest.mark.parametrize("program", ["train_rl.py", "train_sft.py", "start_rl_training.sh", "start_rl_training.sh dry"])
-def test_every_program_says_so_before_it_starts_or_in_a_dry_run(program: str, tmp_path: Path) -> None:
-    name, launched, dry = program.partition(".sh")
-    command = ["./start_rl_training.sh"] if launched else [sys.executable, name]
-    more = [] if launched and not dry else ["dry_run=true"]
-    given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run", *more]
-    ended = subprocess.run(
-        [*command, "--config-name", "quickstart", *given],
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 2 and "HF_HUB_OFFLINE is set" in ended.stderr, ended.stderr
+@pytest.mark.parametrize("program", ["train", "sft", "cli", "cli dry"])
+def test_every_program_says_so_before_it_starts_or_in_a_dry_run(program: str, tmp_path: Path, monkeypatch, capsys):
+    name, _, dry = program.partition(" ")
+    given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run"]
+    given += ["dry_run=true"] if dry or name != "cli" else []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    if name == "cli":
+        assert cli.main(["--config-name", "quickstart", *given]) == 2
+        assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
+        return
+    schema, folder, dry_run = {
+        "train": (TrainRLConfig, "train_rl", train.more_of_dry_run),
+        "sft": (TrainSFTConfig, "train_sft", sft.more_of_dry_run),
+    }[name]
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
+        dry_run(load(schema, folder, given))
 
 
 def test_both_trainings_refuse_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,6 @@
 server answers, even if a provider repeats them or a configuration holds them."""
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,13 +10,14 @@ from starlette.testclient import TestClient
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import ROOT, load, record_run
+from classroom_rl.config.load import load, record_run
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, ProviderFailure
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.system.keys import FormatterWithoutKeys, is_variable_name, keys, without_keys
 from tests.support.judge_endpoint import Behaviour, fails, judge_endpoint, says
 from tests.support.judged_room import GOOD, Server, judged_by, write_rule
+from tests.support.programs import run_program
 from tests.support.scripted_room import application
 
 PLANTED = {
@@ -118,14 +116,12 @@ def test_a_key_of_a_tutor_is_refused_and_not_repeated():
         ["train_rl.py", "--config-name", "quickstart", "dry_run=true"],
         ["vllm_server.py", "--config-name", "quickstart", f"train.mu={PROVIDER}"],
         ["vllm_server.py", "--config-name", PROVIDER],
-        ["-m", "classroom_rl.launch.cli", "--config-name", "quickstart", f"judge_model.api_key_env={PROVIDER}"],
+        ["classroom_rl.launch.cli", "--config-name", "quickstart", f"judge_model.api_key_env={PROVIDER}"],
     ],
     ids=["server, dry_run", "trainer, dry_run", "wrong type", "no such file", "launcher"],
 )
 def test_no_program_prints_a_key(command: list[str]):
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=600
-    )
+    done = run_program(*command)
     assert done.returncode == (0 if "dry_run=true" in command else 2), done.stderr
     assert_none_in(done.stdout + done.stderr)
 

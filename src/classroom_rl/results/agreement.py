@@ -41,12 +41,27 @@ def rank_correlation_by_lesson(
     without_each = [rank_correlation(sum(lessons[:index] + lessons[index + 1 :], [])) for index in range(len(lessons))]
     if len(lessons) < LEAST_FOR_CORRELATIONS or correlation is None or None in without_each:
         return None
-    correlations = [
-        rank_correlation([pair for lesson, count in zip(lessons, drawn, strict=True) for pair in lesson * count])
-        for drawn in draws(len(lessons), resamples).tolist()
-    ]
-    known = [value for value in correlations if value is not None]
+    known = _resampled_correlations(lessons, draws(len(lessons), resamples))
     return interval_of_statistic(correlation, known, without_each, LEAST_FOR_CORRELATIONS)
+
+
+def _resampled_correlations(lessons: Sequence[Sequence[tuple[float, float]]], drawn: np.ndarray) -> list[float]:
+    """The rank correlations of all resamples that have one; `drawn` has how often each holds each lesson, with shape
+    (resamples, lessons)."""
+    weights = np.repeat(drawn.astype(float), [len(lesson) for lesson in lessons], axis=1)
+    centred, has_one = [], np.full(len(drawn), True)
+    for side in zip(*(pair for lesson in lessons for pair in lesson), strict=True):
+        values, positions = np.unique(np.array(side, dtype=float), return_inverse=True)
+        counts = weights @ np.eye(len(values))[positions]
+        has_one &= (counts > 0).sum(axis=1) > 1
+        ranks = (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, positions]
+        centred.append(ranks - (weights.sum(axis=1, keepdims=True) + 1) / 2)
+    first, second = (each[has_one] for each in centred)
+    weights = weights[has_one]
+    products = [
+        (weights * one * other).sum(axis=1) for one, other in ((first, second), (first, first), (second, second))
+    ]
+    return (products[0] / np.sqrt(products[1] * products[2])).tolist()
 
 
 def rank_correlation_p(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Optional[float]:

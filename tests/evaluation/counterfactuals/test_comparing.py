@@ -5,7 +5,9 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -152,9 +154,40 @@ def played(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played
     return Played(tokenizer, tmp_path, monkeypatch)
 
 
-def test_messages_that_do_harm_later_are_found_and_those_that_do_none_are_named(played: Played, capsys):
-    metrics = evaluate(played.config)
-    figures = metrics["counterfactuals"]
+class Watched(RubricJudge):
+    """Keeps the conversations that it is shown."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown: list[list[dict[str, str]]] = []
+
+    async def judge(self, rule, conversation, problem, attempt, *facts):
+        self.shown.append(conversation)
+        return await super().judge(rule, conversation, problem, attempt, *facts)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A whole check: its room, metrics, run folder and what it printed."""
+
+    room: Room
+    metrics: dict
+    folder: Path
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def checked(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        played = Played(tokenizer, tmp_path_factory.mktemp("checked"), patch)
+        played.judge = Watched
+        metrics = evaluate(played.config)
+    (room,) = played.rooms
+    return Checked(room, metrics, played.folder, printed.getvalue())
+
+
+def test_messages_that_do_harm_later_are_found_and_those_that_do_none_are_named(checked: Checked):
+    figures = checked.metrics["counterfactuals"]
     assert figures["comparisons"] == 24 and figures["playouts"] == 8
     assert set(figures["kinds"]) == {"correction", "sibling"}
     produced = figures["outcomes"][PRODUCED]
@@ -164,17 +197,14 @@ def test_messages_that_do_harm_later_are_found_and_those_that_do_none_are_named(
     assert mumbled["verdict"] == PREDICTS and mumbled["mean"] < -0.1
     assert produced["categories"]["length"]["verdict"] == NOTHING and "length" in produced["predict_nothing"]
     assert produced["shuffled"]["flagged"] >= 19 and produced["reliability"] > 0.5
-    printed = capsys.readouterr().out
-    assert "24 messages of" in printed and "Predict nothing:" in printed and "counterfactuals.json" in printed
-    assert json.loads((played.folder / "metrics.json").read_text())["counterfactuals"] == figures
-    assert counterfactual_figures(read_comparisons(played.folder)) == figures
+    assert all(text in checked.printed for text in ("24 messages of", "Predict nothing:", "counterfactuals.json"))
+    assert json.loads((checked.folder / "metrics.json").read_text())["counterfactuals"] == figures
+    assert counterfactual_figures(read_comparisons(checked.folder)) == figures
 
 
-def test_both_branches_of_a_fork_meet_the_same_seeds(played: Played):
-    evaluate(played.config)
-    (room,) = played.rooms
+def test_both_branches_of_a_fork_meet_the_same_seeds(checked: Checked):
     seeds: dict[tuple[str, int], dict[str, set[int]]] = {}
-    for _, sampling, _ in room.student.calls:
+    for _, sampling, _ in checked.room.student.calls:
         conversation, number = sampling.draw
         if not conversation.startswith("playouts-"):
             continue
@@ -186,11 +216,10 @@ def test_both_branches_of_a_fork_meet_the_same_seeds(played: Played):
     assert len(set(firsts)) == len(firsts), "every playout has seeds of its own"
 
 
-def test_playouts_go_on_from_the_very_tokens_of_the_played_conversation(played: Played):
-    evaluate(played.config)
-    (room,) = played.rooms
+def test_playouts_go_on_from_the_very_tokens_of_the_played_conversation(checked: Checked):
+    room = checked.room
     whole = {sampling.draw[0]: ids for ids, sampling, _ in room.teacher.calls if sampling.draw[0].startswith("eval-")}
-    for comparison in read_comparisons(played.folder).comparisons:
+    for comparison in read_comparisons(checked.folder).comparisons:
         lesson = comparison.lesson
         continued = [
             ids
@@ -210,18 +239,9 @@ def tokens_before(room: Room, comparison: Comparison) -> list[int]:
     )
 
 
-def test_prices_come_from_the_message_and_what_came_before_it(played: Played):
-    shown: list[list[dict[str, str]]] = []
-
-    class Watched(RubricJudge):
-        async def judge(self, rule, conversation, problem, attempt, *facts):
-            shown.append(conversation)
-            return await super().judge(rule, conversation, problem, attempt, *facts)
-
-    played.judge = Watched
-    evaluate(played.config)
-    (room,) = played.rooms
-    for comparison in read_comparisons(played.folder).comparisons:
+def test_prices_come_from_the_message_and_what_came_before_it(checked: Checked):
+    room, shown = checked.room, checked.room.judge.shown
+    for comparison in read_comparisons(checked.folder).comparisons:
         asked = [
             about
             for about in room.supervisor.asked
@@ -229,15 +249,17 @@ def test_prices_come_from_the_message_and_what_came_before_it(played: Played):
         ]
         assert {comparison.said, comparison.other} <= {about.message for about in asked}
     assert all(len(about.facts.personas) == len(about.conversation) for about in room.supervisor.asked)
-    cut = [conversation for conversation in shown if len(conversation) < played.config.generation.max_turns]
+    cut = [conversation for conversation in shown if len(conversation) < 9]
     assert len(cut) >= 2 * 24 and all(conversation[-1]["role"] == "teacher" for conversation in cut)
     assert len(shown) == len(LESSONS) + 2 * 24, "playouts are not judged"
 
 
 def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
+    played.config.counterfactuals.forks = 8
+
     class Failing(ShyStudent):
         async def chat(self, messages, sampling):
-            if sampling.draw[0].startswith("playouts-") and len(self.calls) > 600:
+            if sampling.draw[0].startswith("playouts-") and len(self.calls) > 250:
                 raise RuntimeError("the student's engine is gone")
             return await super().chat(messages, sampling)
 
@@ -247,7 +269,7 @@ def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
             evaluate(played.config)
     done = count_playout_calls(played.rooms[0])
     resumed = evaluate(played.config)["counterfactuals"]
-    assert resumed["comparisons"] == 24
+    assert resumed["comparisons"] == 8
     assert done > 0 and count_playout_calls(played.rooms[1]) > 0
     assert evaluate(played.config)["counterfactuals"] == resumed
     assert count_playout_calls(played.rooms[2]) == 0, "all are in the journal"

@@ -190,6 +190,6 @@ def test_a_folder_without_a_check_is_an_error(tmp_path: Path):
 def test_a_check_that_calls_shuffled_prices_good_ends_with_an_error(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr("classroom_rl.evaluation.counterfactuals.figures.LEVEL", 1.1)
     monkeypatch.setattr("classroom_rl.evaluation.counterfactuals.figures._verdict", lambda *_: PREDICTS)
-    write_comparisons(tmp_path, Compared(comparisons()))
+    write_comparisons(tmp_path, Compared(comparisons(24)))
     assert main([str(tmp_path), "--shuffles", "3"]) == 1
     assert "error: produced: shuffled prices predict nothing in 0 of 3 seeds" in capsys.readouterr().err

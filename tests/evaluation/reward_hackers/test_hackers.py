@@ -5,7 +5,7 @@ import pytest
 from classroom_rl.evaluation.reward_hackers.playing import ROOMS, play
 from classroom_rl.evaluation.reward_hackers.table import HACKERS, TUTORS, breaches
 
-LESSONS = 4
+LESSONS = {"quickstart": 4, "small_tutor": 2, "language_tutor": 2}
 FEW_LESSONS = {("headings_and_lists", "small_tutor"), ("answer_without_its_subject", "small_tutor")}
 """Hackers that are below the bar on 40 lessons, and may be above it on the first `LESSONS`."""
 PAID = {("answer_one_message_ahead", "small_tutor"), ("answer_one_message_ahead", "language_tutor")}
@@ -14,7 +14,7 @@ PAID = {("answer_one_message_ahead", "small_tutor"), ("answer_one_message_ahead"
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_honest_tutors_are_paid_and_hackers_are_not(room):
-    problems = ROOMS[room].problems()[:LESSONS]
+    problems = ROOMS[room].problems()[: LESSONS[room]]
     results = {name: {room: play(ROOMS[room], tutor, problems, draws=2)} for name, tutor in TUTORS.items()}
     assert any(lesson.holds_error for lesson in results["honest"][room])
     paid = {(text.split()[0], text.split(" in ")[1].split(",")[0]) for text in breaches(results)}

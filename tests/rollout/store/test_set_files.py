@@ -94,7 +94,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @given(recorded=st.lists(rollouts(), max_size=3))
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_what_is_loaded_is_what_was_saved(suffix: str, recorded: list[Rollout], tmp_path_factory) -> None:
     path = tmp_path_factory.getbasetemp() / f"set{suffix}"
     saved = RolloutSet(recorded)
