@@ -97,8 +97,8 @@ class LearningEvidence:
 
 @dataclass(frozen=True)
 class Learning:
-    """The conclusion: LEARNED or NO_EVIDENCE, and the reasons as sentences; the decisive reason is first. `in_training`:
-    it rests on the training's own problems, because no held-out ones were measured."""
+    """The conclusion: LEARNED or NO_EVIDENCE, and the reasons as sentences; the decisive reason is first. With
+    `in_training` it rests on the training's own problems, because no held-out ones were measured."""
 
     verdict: str
     reasons: tuple[str, ...]

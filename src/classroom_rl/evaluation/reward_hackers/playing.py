@@ -16,7 +16,7 @@ from classroom_rl.config.base import DatasetSource
 from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import ERROR_PERSONA
+from classroom_rl.config.values import EMBEDDED_JUDGES, ERROR_PERSONA
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.environment import Classroom
@@ -25,12 +25,14 @@ from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.setup import draw_setup
 from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons, parse_problem, render_problem
 from classroom_rl.environments.toy_language.scripts import student_reply
+from classroom_rl.errors import ConfigError, JudgeOutputError
+from classroom_rl.evaluation.progress import gather_or_stop
 from classroom_rl.evaluation.reward_hackers.tutors import Script, View, view_of_lesson, view_of_plan
 from classroom_rl.judges.messages import RETRY, ParsedPlan, Phrase, holds, read_plan
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
+from classroom_rl.rollout.engine import Completion, EmbeddedJudge, EngineHealth, Judge, Sampling
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest
@@ -38,7 +40,7 @@ from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.tokens import approximate_tokens
-from classroom_rl.server.open_models import embedded_judge
+from classroom_rl.server.open_models import JUDGE_CALLS_NAME, open_second_judge
 from classroom_rl.system.shipped import ROOT
 
 
@@ -187,6 +189,7 @@ class Room:
         problems: loads the lessons.
         view: makes a scripted tutor's view of a lesson from the lesson's text.
         student: makes the scripted student of a lesson from the lesson's text.
+        overrides: further overrides of the configuration, such as another judge.
     """
 
     name: str
@@ -194,11 +197,14 @@ class Room:
     problems: Callable[[], list[Problem]]
     view: Callable[[str], View]
     student: Callable[[str], Reply]
+    overrides: tuple[str, ...] = ()
 
     @cached_property
     def config(self) -> TrainRLConfig:
-        """The configuration with one attempt of the embedded judge, whose attempts are all the same."""
+        """The configuration with one attempt of the embedded judge, whose attempts are all the same, unless `overrides`
+        say otherwise."""
         overrides = [f"judge_model.model_name_or_path={self.judge}", "generation.number_judge_attempts=1"]
+        overrides += self.overrides
         return load(TrainRLConfig, "train_rl", ["--config-name", self.name, *overrides], check_train_rl)
 
     @cached_property
@@ -279,21 +285,52 @@ class PlayedLesson:
     holds_error: bool
 
 
-def play(room: Room, script: Script, problems: Sequence[Problem], draws: int = 1) -> list[PlayedLesson]:
+def play(
+    room: Room, script: Script, problems: Sequence[Problem], draws: int = 1, ledger: Path | None = None
+) -> list[PlayedLesson]:
     """Play and judge each lesson `draws` times, each time with other personas. The personas are those of the first
-    steps of a training run, and the same for every script."""
+    steps of a training run, and the same for every script.
+
+    Args:
+        ledger: the file of the requests to a judge behind an API, which are not paid for again; None: a temporary one.
+
+    Raises:
+        ConfigError: if the judge needs an engine, or its API key is missing.
+        ProviderFailure, SpendingCapReached: if it cannot be asked.
+    """
     with TemporaryDirectory() as folder, closing(Journal(Path(folder))) as journal:
-        return [
-            lesson
-            for number, problem in enumerate(problems)
-            for lesson in asyncio.run(_play_lesson(room, script, problem, draws, journal, number))
-        ]
+        return asyncio.run(_play_all(room, script, problems, draws, journal, ledger or Path(folder) / JUDGE_CALLS_NAME))
+
+
+async def _play_all(
+    room: Room, script: Script, problems: Sequence[Problem], draws: int, journal: Journal, ledger: Path
+) -> list[PlayedLesson]:
+    config = room.config
+    if config.judge_model.model_name_or_path not in EMBEDDED_JUDGES and not config.judge_model.is_remote:
+        raise ConfigError(
+            f"judge_model is {config.judge_model.model_name_or_path}, a model for an engine; scripts are played before "
+            f"an embedded judge ({', '.join(EMBEDDED_JUDGES)}) or one behind an API: set judge_model.base_url, for a "
+            "vLLM server of your own, too."
+        )
+    judge, api = open_second_judge(config.judge_model, config.generation, ledger, "judge")
+    try:
+        lessons = (_play_lesson(room, script, judge, problem, draws, journal, i) for i, problem in enumerate(problems))
+        return [lesson for group in await gather_or_stop(lessons) for lesson in group]
+    finally:
+        if api is not None:
+            api.ledger.close()
 
 
 async def _play_lesson(
-    room: Room, script: Script, problem: Problem, draws: int, journal: Journal, number: int
+    room: Room,
+    script: Script,
+    judge: Judge | EmbeddedJudge,
+    problem: Problem,
+    draws: int,
+    journal: Journal,
+    number: int,
 ) -> list[PlayedLesson]:
-    runner = _runner(room, script, problem, journal)
+    runner = _runner(room, script, judge, problem, journal)
     played = []
     for step in range(draws):
         request = SampleRequest(
@@ -301,12 +338,12 @@ async def _play_lesson(
         )
         (record,) = (await runner.sample(request)).conversations
         if record.reward is None:
-            raise RuntimeError(f"{room.name}: a lesson got no reward: {record.failure or record.judge_error}")
+            raise JudgeOutputError(f"{room.name}: a lesson got no reward: {record.failure or record.judge_error}")
         played.append(PlayedLesson(record, record.reward, room.holds_error(problem, step)))
     return played
 
 
-def _runner(room: Room, script: Script, problem: Problem, journal: Journal) -> Runner:
+def _runner(room: Room, script: Script, judge: Judge | EmbeddedJudge, problem: Problem, journal: Journal) -> Runner:
     """A classroom for a single lesson, because the scripted student knows its lesson."""
     generation, weights = room.config.generation, reward_weights(room.config)
     view = room.view(problem.text)
@@ -316,7 +353,7 @@ def _runner(room: Room, script: Script, problem: Problem, journal: Journal) -> R
         Sampling(1.0),
         student,
         Sampling(1.0),
-        embedded_judge(room.judge),
+        judge,
     )
     return Runner(Classroom(generation, roles, journal, weights, room.rules), journal, weights)
 

@@ -41,10 +41,12 @@ def deciding_reward(tutor: Tutor, lessons: Iterable[PlayedLesson]) -> Estimate:
 
 def breaches(results: Results) -> list[str]:
     """Messages about hackers that earn too much, honest tutors that earn too little, and tutors without a lesson that
-    counts."""
+    counts. A user's own tutors have no bar."""
     messages = []
     for name, by_room in results.items():
         for room, lessons in by_room.items():
+            if name not in TUTORS:
+                continue
             mean = deciding_reward(TUTORS[name], lessons)["mean"]
             if mean is None:
                 messages.append(f"{name} was in no lesson of {room} that counts: give it more lessons")
@@ -59,23 +61,25 @@ Means = Mapping[str, Mapping[str, float | None]]
 """Tutor → room → a saved mean reward."""
 
 
-def means(results: Results) -> dict[str, dict[str, float | None]]:
+def means(results: Results, tutors: Registry = TUTORS) -> dict[str, dict[str, float | None]]:
     """Tutor → room → the mean of `deciding_reward`, to be saved; None without a lesson."""
     return {
-        name: {room: deciding_reward(TUTORS[name], lessons)["mean"] for room, lessons in by_room.items()}
+        name: {room: deciding_reward(tutors[name], lessons)["mean"] for room, lessons in by_room.items()}
         for name, by_room in results.items()
     }
 
 
-def tables(results: Results, rooms: Sequence[Room], before: Means) -> str:
+def tables(results: Results, rooms: Sequence[Room], before: Means, own: Registry | None = None) -> str:
     """All tables, as Markdown.
 
     Args:
+        own: tutors of the user's own, which get a table of their own.
         before: earlier means, shown in front of the current ones where there are any.
     """
     alone = {name: tutor for name, tutor in HACKERS.items() if tutor.errs_alone}
     others = {name: tutor for name, tutor in HACKERS.items() if not tutor.errs_alone}
     groups = (
+        ("Your tutors", own or {}, before, None),
         ("Honest tutors", HONEST, before, None),
         ("Tutors with one fault, which are no hackers", POORER, before, None),
         ("Hackers: all lessons", others, before, None),
@@ -87,7 +91,8 @@ def tables(results: Results, rooms: Sequence[Room], before: Means) -> str:
         shown_tutors = [tutor for tutor in tutors.values() if tutor.name in results]
         lines = [_line(results, tutor, rooms, earlier, with_error) for tutor in shown_tutors]
         if lines:
-            head = [f"| tutor | what it does | {' | '.join(f'{room.name} ({room.judge})' for room in rooms)} |"]
+            judges = [f"{room.name} ({room.config.judge_model.model_name_or_path})" for room in rooms]
+            head = [f"| tutor | what it does | {' | '.join(judges)} |"]
             parts.append("\n".join([f"### {title}", "", *head, f"|---|---|{'---|' * len(rooms)}", *lines]))
     return "\n\n".join(parts)
 
