@@ -23,7 +23,7 @@ from tests.support.kills import PHASES, play
 _DISK = "300m"
 _FULL_FOR_S = 30.0
 _ZEROS = bytes(1 << 16)
-_CHECKPOINT_FILES = {"optimizer": "*optim_states.pt", "model": "*.safetensors", "state": "trainer_state.json"}
+_CHECKPOINT_FILES = {"optimizer": "optimizer.pt", "model": "*.safetensors", "state": "trainer_state.json"}
 """By case: the file of a checkpoint that is cut in half."""
 
 
