@@ -42,11 +42,11 @@ from classroom_rl.evaluation.metrics.language import plan_progress
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.post_test.exams import EmbeddedExaminer
+from classroom_rl.judges.post_test.records import MISSED, PRODUCED, LedgerEntry
 from classroom_rl.results.statistics import differences
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ChatEngine, Sampling
 from classroom_rl.rollout.intervals import mean_with_ci
-from classroom_rl.judges.post_test.records import MISSED, PRODUCED, LedgerEntry
 from classroom_rl.rollout.problem import Problem, material_of
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest

@@ -9,7 +9,8 @@ import pytest
 from benchmarks.readers import BEFORE, HEADER, main, markdown, table, was_looked_at
 from classroom_rl.config.load import ROOT
 from classroom_rl.judges.moves.labelled import read_labelled
-from classroom_rl.judges.readings import LABELS, Exchange
+from classroom_rl.judges.moves.rules import RULES
+from classroom_rl.judges.readings import Exchange
 from tests.support.tutor_messages import write_data
 
 
@@ -23,8 +24,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_label_has_a_row_with_its_base_rate(data: Path):
     messages = [each for path in sorted(data.glob("*.jsonl")) for each in read_labelled(str(path))]
     rows = {row[0]: dict(zip(HEADER, row, strict=True)) for row in table(messages, folds=3)}
-    assert set(rows) == {*LABELS, "reveals_answer, answer known"} and set(BEFORE) == set(LABELS)
-    for label in LABELS:
+    assert set(rows) == {*RULES, "reveals_answer, answer known"} and set(BEFORE) == set(RULES)
+    for label in RULES:
         given = [each.labels[label] for each in messages if label in each.labels]
         assert rows[label]["base"] == f"{sum(given) / len(given):.2f}"
         assert rows[label]["messages (lessons)"] == f"{len(given)} (16)"

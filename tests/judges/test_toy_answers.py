@@ -1,5 +1,8 @@
 """What gives the answer to a question of the toy language away."""
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 
 from classroom_rl.environments.toy_language.lessons import parse_problem
@@ -94,3 +97,22 @@ def test_the_toy_judge_takes_nothing_for_a_question_with_its_answer(before, coun
 @pytest.mark.parametrize("name", DISGUISES)
 def test_a_hint_with_the_right_form_in_a_code_scaffolds_nothing(name):
     assert not analyse(dialogue(Q1, WRONG, f"{DISGUISES[name]('boiled')}. {HINT}"), PROBLEM)[-1].scaffolded
+
+
+@pytest.fixture
+def a_minute() -> Iterator[None]:
+    """Fails a test that takes longer: a regular expression that tries every division of a text takes hours."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("end", ["?", ".", ""])
+def test_a_message_of_thousands_of_words_is_read(end: str, a_minute: None) -> None:
+    assert not states_action("and so it goes on and on " * 500 + end, FRIENDS, [])

@@ -47,6 +47,9 @@ def review(*texts, readers=None, **options):
         (ASK, "No idea.", "Draw a row of roles."),
         (ASK, "No idea.", "18 × 20 = 360, so you are close. Now the rest, please: think of 18 times 4."),
         (ASK, "375", "Exactly, well done."),
+        (ASK, "18 × 24 = 432", "Good. Now take away the empty ones."),  # a result on the way
+        (ASK, "So the answer is 432.", "Look at the question again: what does it ask for?"),
+        (ASK, "I know 18 and 24.", "Good. Multiply them."),
     ],
 )
 def test_valid_messages(texts):
@@ -64,6 +67,12 @@ def test_valid_messages(texts):
         ("wrong_maths", (ASK, "No.", "Well, 18 × 24 = 422. What follows?")),
         ("task", (ASK, "No.", "You are doing great!")),
         ("task", (ASK, "No.", "What? Why? How? When? Who?")),
+        ("ignores_error", (ASK, "So the answer is 432.", "Great job, that is correct!")),
+        ("ignores_error", (ASK, "I get 432", "Well done! Now let's move on to the next problem.")),
+        (
+            "ignores_error",
+            (ASK, "It is 432.", "Why?", "Because 18 × 24 = 432.", "Great! Here is another problem to try."),
+        ),
         ("length", (ASK, "No.", f"{'Think of rows and roles in it. ' * 30}What now?")),
         ("repetition", (ASK, "No.", ASK)),
         ("language", (ASK, "No.", "Что ты знаешь о местах в этом зале?")),

@@ -405,6 +405,9 @@ class PostTestConfig:
     """Whether the student's model answers, too. Both results are recorded."""
     scored_by: PostTestStudent = LEDGER
     """Whose answers the reward `post_test` counts: those by the ledger, or those of the student's model."""
+    caps_pedagogical: Flag = False
+    """Whether the reward `pedagogical` is at most the share of the lesson's items that the teacher left to the
+    student."""
     prompt_path: FilePath | None = None
     """The prompt of the student's model in the test. It shows the ledger and not the dialogue."""
     siblings: Annotated[Whole, between(1, 100)] = 3

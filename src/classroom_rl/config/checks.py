@@ -439,6 +439,11 @@ def check_classroom_rewards(
             "generation.number_student_attempts above 0 and generation.student_final_prompt_path, or leave end_rm out "
             f"of {key}."
         )
+    if generation.post_test.caps_pedagogical and not generation.post_test.enable:
+        raise ConfigError(
+            "generation.post_test.caps_pedagogical is true, but there is no post-test whose ledger could cap it: set "
+            "generation.post_test.enable=true."
+        )
     if "post_test" in weights and not generation.post_test.enable:
         raise ConfigError(
             "The post_test reward needs a post-test: set generation.post_test.enable=true, or leave post_test out of "

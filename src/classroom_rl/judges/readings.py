@@ -22,6 +22,15 @@ REVEALS_ANSWER, TELLING, ACTIONABLE, MISTAKE_IDENTIFIED = MATHS_LABELS = (
     "actionable",
     "mistake_identified",
 )
+GUIDANCE, INSULT, ADVERT, OFF_TOPIC, NONSENSE, FALSE_STATEMENT, FALSE_PRAISE = GENERAL_LABELS = (
+    "guidance",
+    "insult",
+    "advert",
+    "off_topic",
+    "nonsense",
+    "false_statement",
+    "false_praise",
+)
 LABELS = {
     QUESTION: "asks the student something",
     HINT: "gives a hint: a word of the answer, a rule, a part to think about",
@@ -32,6 +41,13 @@ LABELS = {
     TELLING: "tells the student a step or the answer, where it could have asked",
     ACTIONABLE: "makes clear what the student is to do next",
     MISTAKE_IDENTIFIED: "shows that the tutor has noticed the student's mistake",
+    GUIDANCE: "gives correct help that fits this problem and this mistake",
+    INSULT: "is rude, mocking or threatening",
+    ADVERT: "sells something, or asks for money or personal data",
+    OFF_TOPIC: "mostly talks about something else than the lesson",
+    NONSENSE: "cannot be understood",
+    FALSE_STATEMENT: "says something false about the subject, the problem, or what the student said",
+    FALSE_PRAISE: "calls right what is wrong",
 }
 """Each label, and the condition under which it holds."""
 

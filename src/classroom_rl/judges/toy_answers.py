@@ -54,7 +54,8 @@ def states_action(text: str, question: Question, earlier: Sequence[str]) -> bool
     asked = {question.subject.split()[-1], _PRONOUNS[question.subject]}
     if form != question.verb:
         return says_new(plain, form, said, always=asked)
-    statements = " ".join(re.findall(r"[^.?!]+(?![^.?!]*\?)", plain)).replace(f"what {question.subject} {form}", "")
+    sentences = re.findall(r"([^.?!]+)([.?!]?)", plain)
+    statements = " ".join(text for text, end in sentences if end != "?").replace(f"what {question.subject} {form}", "")
     others = {subject.split()[-1] for subject in SUBJECTS} - asked
     return says_new(
         statements, form, [*said, *(f"{word} {form}" for word in ("to", "what", "here", *others))], always=asked

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.messages import read_message, sentences
+from classroom_rl.judges.moves.rules import MOVES_ON, identifies_mistake
 from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange, MessageReaders
 from classroom_rl.judges.reference_answers import (
     Equation,
@@ -53,6 +54,12 @@ _ASKS = re.compile(
     rf"[\s*\"“$]*(?:{_VERBS})\b",
     re.IGNORECASE,
 )
+_RESULT = re.compile(
+    r"(?:\b(?:answer|result|total|altogether|so|therefore|hence|get|got|makes?|left|is|are|was)\b|=|^)[^.!?\n=\d]*?"
+    r"(\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d=+*/×÷?]*$",
+    re.IGNORECASE,
+)
+"""The number with which a message ends as with its result: "So the answer is 12 apples.", "I get 3/4", "12"."""
 _CONFIRMS = re.compile(
     r"\b(?:right|correct|exactly|yes|indeed|perfect|precisely|well done|that's it|you found)\b", re.IGNORECASE
 )
@@ -83,6 +90,7 @@ def maths_faults(request: MessageToReview, readers: MessageReaders | None = None
         *_faults_of_answer(request, reference, " ".join(student_texts), answered, readers),
         *_faults_of_arithmetic(request, student_texts),
         *_faults_of_task(request, answered),
+        *_ignored_errors(request, reference),
         *_faults_of_text(request),
     ]
 
@@ -150,6 +158,26 @@ def _faults_of_task(request: MessageToReview, answered: bool | None) -> Iterator
     is_solved = answered is True or (answered is None and _CONFIRMS.search(message) and request.conversation)
     if message and not ends(request.message) and not is_solved and not _ASKS.search(message):
         yield Fault("task", "The message gives the student nothing to do.")
+
+
+def _ignored_errors(request: MessageToReview, reference: Reference) -> Iterator[Fault]:
+    """A reply to a wrong result that neither points back at the student's work nor sets a task on it, such as praise
+    alone or the next problem. With a task it may be a step on the way: a result need not be the last one."""
+    said = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
+    if not said or request.conversation[-1]["role"] != "student" or not _is_wrong(said, reference):
+        return
+    *before, last = [turn["content"] for turn in request.conversation]
+    exchange = Exchange(says(request.message), last, reference.text, (request.problem, *before))
+    ending = "".join(sentences(exchange.message)[-1:])
+    sets_task = _ASKS.search(ending) and not MOVES_ON.search(exchange.message)
+    if exchange.message and not identifies_mistake(exchange) and not sets_task:
+        yield Fault("ignores_error", "The message passes over the mistake in what the student said.")
+
+
+def _is_wrong(said: list[str], reference: Reference) -> bool:
+    """Whether the last result that the student gave is not the answer."""
+    results = [result for text in said for result in _RESULT.findall(text)]
+    return bool(results) and has_been_said(reference, results[-1]) is False
 
 
 def _faults_of_text(request: MessageToReview) -> Iterator[Fault]:

@@ -16,7 +16,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS, pedagogical, reward_of, turn_reward_of
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.errors import DataError
-from classroom_rl.judges.post_test.records import ExamAnswer, PostTest
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.results.rollout_files import read_records, table_of, write_table
 from classroom_rl.rollout.engine import Completion, Sampling
@@ -112,6 +112,25 @@ def test_attempts_are_averaged_before_the_threshold_is_asked():
     assert pedagogical(scored(Scores(0, 0, 0), Scores(1, 1, 0), None)) == 0.4
     # 0.2 and 0.36 are 0.28 on average: the penalty comes off once.
     assert pedagogical(scored(Scores(0.5, 0, 0), Scores(0.9, 0, 0), mode=SOFT)) == 0.03
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "capped", "reward"),
+    [
+        ([GIVEN, GIVEN, GIVEN, PRODUCED], True, 0.25),
+        ([GIVEN, GIVEN, GIVEN, PRODUCED], False, 0.8),
+        ([GIVEN, MISSED, PRODUCED, PRODUCED, PRODUCED, PRODUCED, PRODUCED, PRODUCED], True, 0.8),
+        ([GIVEN], True, 0.0),
+    ],
+)
+def test_the_ledger_caps_what_a_form_earns(outcomes, capped, reward):
+    conversation = scored(Scores(1, 1, 0), mode=SOFT, ledger_caps_pedagogical=capped)
+    conversation.post_test = PostTest(tuple(LedgerEntry("i", "c", outcome) for outcome in outcomes), ())
+    assert pedagogical(conversation) == reward
+
+
+def test_without_a_post_test_nothing_is_capped():
+    assert pedagogical(scored(Scores(1, 1, 0), ledger_caps_pedagogical=True)) == 0.8
 
 
 def test_pedagogical_needs_a_rule_that_scores():

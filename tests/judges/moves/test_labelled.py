@@ -1,14 +1,18 @@
 """Labelled messages are read from the forms in which the data sets were published, and what cannot be read is named."""
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from classroom_rl.errors import DataError
 from classroom_rl.judges.moves import labelled
+from classroom_rl.judges.moves.cross_validation import kappa
 from classroom_rl.judges.moves.labelled import LABELS_OF, read_labelled
 from classroom_rl.judges.readings import Exchange
+from classroom_rl.system.shipped import ROOT
 from tests.support.tutor_messages import cima_rows, mathdial_rows, write_rows
 
 TARGET = {"obj": "puerta", "engObj": "door", "prep": "está en", "engPrep": "in", "color": "roja", "engColor": "red"}
@@ -132,3 +136,38 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str | 
     with pytest.raises(DataError, match=words) as caught:
         read_labelled(str(path))
     assert str(path) in str(caught.value)
+
+
+# The project's own replies -----------------------------------------------------------------------------------------
+
+OWN = Path(ROOT / "data/replies/replies.jsonl")
+
+
+def test_a_reply_of_the_project_has_the_labels_that_both_readings_gave(tmp_path: Path):
+    row = {
+        "lesson": "l", "subject": "maths", "problem": "3 + 4?", "answer": "7 cats", "reply": "No!",
+        "context": [["student", "5"], ["tutor", "Hm?"], ["student", "6"]],
+        "labels_1": ["insult", "mistake_identified"], "labels_2": ["mistake_identified", "hint"], "overall": [0, 1],
+    }  # fmt: skip
+    (message,) = read_labelled(str(write_rows(tmp_path / "r.jsonl", [row])))
+    assert message.exchange == Exchange("No!", "6", "7", ("3 + 4?", "5", "Hm?"))
+    assert [label for label, holds in message.labels.items() if holds] == ["mistake_identified"]
+    assert message.labels.keys() == set(LABELS_OF[labelled.REPLIES])
+    phrase = row | {"subject": "language", "answer": "la casa roja"}
+    (message,) = read_labelled(str(write_rows(tmp_path / "l.jsonl", [phrase])))
+    assert message.exchange.target == "la casa roja"
+
+
+def test_the_shipped_replies_are_as_their_page_says():
+    """Enough of them, each labelled twice by the labels of the page; the readings agree by more than chance on each."""
+    rows = [json.loads(line) for line in OWN.read_text(encoding="utf-8").splitlines()]
+    page = (OWN.parent / "criteria.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert known == set(LABELS_OF[labelled.REPLIES]) and len(rows) == len({row["id"] for row in rows}) == 1600
+    assert len({row["reply"] for row in rows}) > 1590 and len({row["lesson"] for row in rows}) == 200
+    for subject in ("maths", "language"):
+        own = [row for row in rows if row["subject"] == subject]
+        assert len(own) == 800 and all(set(row["labels_1"]) | set(row["labels_2"]) <= known for row in own)
+        for label in known:
+            first, second = (np.array([label in row[name] for row in own]) for name in ("labels_1", "labels_2"))
+            assert 15 <= first.sum() <= 785 and kappa(first, second) > 0.8, (subject, label)

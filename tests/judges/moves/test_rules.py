@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from classroom_rl.judges.moves.rules import RULES, answers, last_number, numbers
-from classroom_rl.judges.readings import LABELS, LANGUAGE_LABELS, MATHS_LABELS, READ_ALONE, Exchange
+from classroom_rl.judges.readings import GENERAL_LABELS, LABELS, LANGUAGE_LABELS, MATHS_LABELS, READ_ALONE, Exchange
 
 TARGET = "está en la puerta roja"
 PROBLEM = "Ann has 30 apples and gets 12 more. How many has she?"
@@ -19,8 +19,9 @@ def of_maths(message: str, student: str = "I think she has 18.", target: str = "
     return Exchange(message, student, target, (PROBLEM,))
 
 
-def test_every_label_has_a_rule():
-    assert set(RULES) == set(LABELS) == {*LANGUAGE_LABELS, *MATHS_LABELS} and set(LABELS) >= READ_ALONE
+def test_every_label_that_people_gave_has_a_rule():
+    assert set(RULES) == {*LANGUAGE_LABELS, *MATHS_LABELS} == set(LABELS) - {*GENERAL_LABELS}
+    assert set(LABELS) >= READ_ALONE
 
 
 @pytest.mark.parametrize(

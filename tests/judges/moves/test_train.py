@@ -11,9 +11,9 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.moves.cross_validation import BY_CLASSIFIER, agreement
 from classroom_rl.judges.moves.labelled import read_labelled
+from classroom_rl.judges.moves.rules import RULES
 from classroom_rl.judges.moves.stored import CARD_NAME, JSON_NAME, TENSORS_NAME, load_readers
 from classroom_rl.judges.moves.train import main, train
-from classroom_rl.judges.readings import LABELS
 from tests.judges.conftest import FOLDS
 from tests.support.tutor_messages import write_data
 
@@ -34,7 +34,7 @@ def test_lessons_that_no_training_saw_are_read_better_than_by_chance(folder: Pat
         )
         assert found.ci95[0] > 0.3, (label, found)
         assert 0.3 < trust.ci95[0] <= trust.kappa <= trust.ci95[1]
-    assert set(readers.trust) == set(LABELS)
+    assert set(readers.trust) == set(RULES)
     assert BY_CLASSIFIER in {trust.by for trust in readers.trust.values()}
 
 

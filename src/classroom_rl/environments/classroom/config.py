@@ -77,6 +77,7 @@ def classroom_rules(
         low_score_threshold=generation.low_score_threshold,
         use_thinking=generation.use_thinking or generation.force_thinking,
         post_test=generation.post_test.scored_by if generation.post_test.enable else "",
+        ledger_caps_pedagogical=generation.post_test.enable and generation.post_test.caps_pedagogical,
     )
 
 

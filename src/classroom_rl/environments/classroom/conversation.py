@@ -44,6 +44,7 @@ class ClassroomRules:
         judge_rules: the rule names; () for no judging.
         solutions: the number of solutions that the student writes after the dialogue; 0 for none.
         post_test: whose answers to the post-test count in the reward, one of `POST_TEST_STUDENTS`; "" for no post-test.
+        ledger_caps_pedagogical: whether the pedagogical reward is at most the share of items that were not given away.
     """
 
     max_turns: int = 15
@@ -56,6 +57,7 @@ class ClassroomRules:
     low_score_threshold: float = 0.3
     use_thinking: bool = False
     post_test: str = field(default="", repr=False)  # not in repr: the identity gets it from the configuration
+    ledger_caps_pedagogical: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)

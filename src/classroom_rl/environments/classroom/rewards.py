@@ -25,6 +25,7 @@ from classroom_rl.config.functions import function_of
 from classroom_rl.config.values import END_OF_CONVERSATION, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.errors import DataError
+from classroom_rl.judges.post_test.records import GIVEN
 from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import thoughts_in, visible_text
 
@@ -47,6 +48,7 @@ def none_without_verdict(reward: Reward) -> Reward:
 def pedagogical(conversation: Conversation) -> float:
     """The weighted sum of the judge's three scores, minus a penalty if the conversation was rejected; in [0, 1].
 
+    With `generation.post_test.caps_pedagogical` it is at most the share of items that the teacher did not give away.
     For a rejected conversation (below the low-score threshold), soft mode subtracts λ and clips at 0, and hard mode
     gives 0. If the judge refused to judge the content, the reward is 0 in both modes.
 
@@ -58,13 +60,21 @@ def pedagogical(conversation: Conversation) -> float:
         return 0.0
     if judgement is None or judgement.scores is None:
         raise ValueError(f"{conversation.id}: the pedagogical reward needs a judge rule that scores")
-    reward = judgement.scores.final_reward
+    reward = min(judgement.scores.final_reward, _share_not_given(conversation))
     if not conversation.rejected:
         return reward
     if not conversation.rules.ignore_rejected_judge:
         return 0.0
     # Rounding removes the floating-point error of the subtraction.
     return max(0.0, round(reward - conversation.rules.extra_penalty_for_rejected_judges, 4))
+
+
+def _share_not_given(conversation: Conversation) -> float:
+    """The most that the ledger lets a form earn; 1 where it sets no cap, or for a conversation without a post-test."""
+    test = conversation.post_test
+    if not conversation.rules.ledger_caps_pedagogical or test is None:
+        return 1.0
+    return 1.0 - fmean(entry.outcome == GIVEN for entry in test.ledger)
 
 
 @none_without_verdict

@@ -29,6 +29,7 @@ from classroom_rl.errors import ConfigError, JudgeOutputError
 from classroom_rl.evaluation.progress import gather_or_stop
 from classroom_rl.evaluation.reward_hackers.tutors import Script, View, view_of_lesson, view_of_plan
 from classroom_rl.judges.messages import RETRY, ParsedPlan, Phrase, holds, read_plan
+from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
@@ -354,6 +355,7 @@ def _runner(room: Room, script: Script, judge: Judge | EmbeddedJudge, problem: P
         student,
         Sampling(1.0),
         judge,
+        examiner=examiner_of(generation),
     )
     return Runner(Classroom(generation, roles, journal, weights, room.rules), journal, weights)
 

@@ -17,7 +17,7 @@ from classroom_rl.errors import DataError
 from classroom_rl.judges.moves.classifier import Counted, fit_linear, seen, texts_of
 from classroom_rl.judges.moves.labelled import LABELS_OF, LabelledMessage
 from classroom_rl.judges.moves.rules import RULES
-from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange
+from classroom_rl.judges.readings import LABELS, REVEALS_ANSWER, Exchange
 from classroom_rl.rollout.intervals import draws, interval_of_statistic
 
 RESAMPLES = 10_000
@@ -122,8 +122,9 @@ _THRESHOLDS = 60
 BY_RULES, BY_CLASSIFIER, BY_RULES_WITH_TARGET = KINDS = ("rules", "classifier", "rules_with_target")
 """What predicts a label. `rules_with_target`: the rules where the target is known, else the classifier."""
 
-CANDIDATES = {REVEALS_ANSWER: KINDS}
-"""The kinds that are compared for a label; for all other labels, the first two of `KINDS`."""
+CANDIDATES = {REVEALS_ANSWER: KINDS} | dict.fromkeys(LABELS.keys() - RULES.keys(), (BY_CLASSIFIER,))
+"""The kinds that are compared for a label: a classifier alone where there is no rule; for all other labels, the first
+two of `KINDS`."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Measured:
         chosen: the kind with the highest kappa, one of `KINDS`.
         agreements: the agreement with annotators of each kind that was compared.
         found: the out-of-fold predictions of each kind, of shape (messages,).
-        gain: the kappa of the chosen kind minus that of the rules, and its 95 % confidence interval.
+        gain: the kappa of the chosen kind minus that of the rules (0 without any), and its 95 % confidence interval.
         threshold: the threshold for a classifier that is fitted to all messages.
     """
 
@@ -188,7 +189,8 @@ def _compare(
 ) -> Measured:
     targets = np.array([message.labels[label] for message in messages])
     lessons = [message.lesson for message in messages]
-    by_rules = np.array([RULES[label](seen(label, message.exchange)) for message in messages])
+    rule = RULES.get(label, lambda exchange: False)
+    by_rules = np.array([rule(seen(label, message.exchange)) for message in messages])
     has_target = np.array([bool(message.exchange.target) for message in messages])
     all_kinds = dict(zip(KINDS, (by_rules, predictions, np.where(has_target, by_rules, predictions)), strict=True))
     candidates = {kind: all_kinds[kind] for kind in CANDIDATES.get(label, KINDS[:2])}

@@ -1,7 +1,8 @@
 """Loads messages of real tutors with labels by human annotators, from local files or from the Hugging Face Hub.
 
 Three public data sets are supported: CIMA, MRBench and MathDial. Each is read in its published format and in a
-flattened one (docs/classroom.md shows a row of each). The keys of a row determine its data set and format.
+flattened one (docs/classroom.md shows a row of each). The fourth is the project's own, `data/replies/replies.jsonl`,
+which no person has labelled. The keys of a row determine its data set and format.
 """
 
 import json
@@ -18,7 +19,9 @@ from classroom_rl.judges.readings import (
     ACTIONABLE,
     CONFIRMATION,
     CORRECTION,
+    GENERAL_LABELS,
     HINT,
+    MATHS_LABELS,
     MISTAKE_IDENTIFIED,
     QUESTION,
     REVEALS_ANSWER,
@@ -93,21 +96,23 @@ def _as_row(row: Any, location: str) -> dict[str, Any]:
     return row
 
 
-CIMA, MRBENCH, MATHDIAL = "CIMA", "MRBench", "MathDial"
+REPLIES, CIMA, MRBENCH, MATHDIAL = "replies", "CIMA", "MRBench", "MathDial"
 CITATIONS = {
+    REPLIES: "data/replies of this project: a language model wrote them, and labelled them twice by written criteria",
     CIMA: "Stasaski, Kao and Hearst, CIMA: A Large Open Access Dialogue Dataset for Tutoring, BEA 2020",
     MRBENCH: "Maurya et al., Unifying AI Tutor Evaluation (MRBench), NAACL 2025",
     MATHDIAL: "Macina et al., MathDial, Findings of EMNLP 2023",
 }
-LICENCES = {CIMA: "CC BY 2.5", MRBENCH: "CC BY-SA 4.0", MATHDIAL: "CC BY-SA 4.0"}
+LICENCES = {REPLIES: "Apache-2.0", CIMA: "CC BY 2.5", MRBENCH: "CC BY-SA 4.0", MATHDIAL: "CC BY-SA 4.0"}
 """The licence of each data set. It also concerns classifiers trained on the data: they contain n-grams of its texts."""
 
 LABELS_OF = {
+    REPLIES: (QUESTION, HINT, CORRECTION, CONFIRMATION, *MATHS_LABELS, *GENERAL_LABELS),
     CIMA: (QUESTION, HINT, CORRECTION, TREATS_AS_WRONG, CONFIRMATION),
     MRBENCH: (REVEALS_ANSWER, ACTIONABLE, MISTAKE_IDENTIFIED),
     MATHDIAL: (TELLING,),
 }
-"""The labels that each data set provides."""
+"""The labels that each data set provides. Where several have a label, the last of them is taken: people's come last."""
 
 _CIMA_MOVES = ("question", "hint", "correction", "confirmation", "other")
 OF_DIMENSIONS = {
@@ -182,6 +187,15 @@ def _checked(message: LabelledMessage) -> LabelledMessage:
     return message
 
 
+def _read_reply(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
+    """Parse a row of the project's own replies. A label holds if both readings gave it."""
+    *before, (_, student) = row["context"]
+    target = last_number(row["answer"]) if row["subject"] == "maths" else row["answer"]
+    exchange = Exchange(row["reply"], student, target, (row["problem"], *(text for _, text in before)))
+    given = set(row["labels_1"]) & set(row["labels_2"])
+    yield LabelledMessage(exchange, {label: label in given for label in LABELS_OF[REPLIES]}, REPLIES, row["lesson"])
+
+
 def _read_cima(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
     """Parse a flattened row: one message of the tutor."""
     target = row["target"]
@@ -234,6 +248,12 @@ def is_unknown(solution: str) -> bool:
     return solution.strip() == "Not Available"
 
 
+def turns_of_mrbench(history: str) -> list[tuple[str, str]]:
+    """The turns of a conversation in MRBench: ("Tutor", "Teacher" or "Student", text). The first holds the problem."""
+    parts = _SPEAKER.split(history.replace("\xa0", " "))
+    return [(role, content.strip()) for role, content in zip(parts[1::2], parts[2::2], strict=True)]
+
+
 def exchange_of_mrbench(history: str, solution: str, text: str) -> Exchange:
     """The classifier input for a tutor's reply in MRBench.
 
@@ -242,8 +262,7 @@ def exchange_of_mrbench(history: str, solution: str, text: str) -> Exchange:
         solution: the solution of the problem.
         text: the reply.
     """
-    parts = _SPEAKER.split(history.replace("\xa0", " "))
-    turns = [(role, content.strip()) for role, content in zip(parts[1::2], parts[2::2], strict=True)]
+    turns = turns_of_mrbench(history)
     student_turns = [index for index, (role, _) in enumerate(turns) if role == "Student"]
     last = student_turns[-1] if student_turns else len(turns)
     return Exchange(
@@ -303,6 +322,7 @@ def exchanges_of_mathdial(
 
 
 _PARSERS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Iterator[LabelledMessage]]] = {
+    ("labels_1", "labels_2", "context"): _read_reply,
     ("tutor_actions", "history", "target"): _read_cima,
     ("tutorActions", "tutorResponses", "past_convo"): _read_published_cima,
     ("labels", "history", "solution"): _read_mrbench,

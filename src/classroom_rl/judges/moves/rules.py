@@ -100,7 +100,7 @@ ASKS_FOR_HELP = re.compile(
 )
 """A student's message that asks for help."""
 
-_MOVES_ON = re.compile(
+MOVES_ON = re.compile(
     r"\b(?:similar|next|another|more) (?:problem|question|example|topic)s?\b|\bmove on\b|\bconcept of\b|"
     r"\bpractice (?:solving|more)\b",
     re.IGNORECASE,
@@ -214,7 +214,7 @@ def is_actionable(exchange: Exchange) -> bool:
     """Whether the message ends with a question, a task or an instruction, and neither gives the answer away nor moves
     on to another problem."""
     parts = sentences(exchange.message)
-    if not parts or _MOVES_ON.search(exchange.message) or reveals_answer(exchange):
+    if not parts or MOVES_ON.search(exchange.message) or reveals_answer(exchange):
         return False
     is_instruction = _TO_DO.search(own_words(parts[-1])) is not None
     return is_instruction or is_question(parts[-1]) or bool(read_message(exchange.message).ends_with_task)
@@ -223,7 +223,7 @@ def is_actionable(exchange: Exchange) -> bool:
 def identifies_mistake(exchange: Exchange) -> bool:
     """Whether the message asks the student to reconsider its work, asks a question, or contrasts something with the
     student's message."""
-    if _MOVES_ON.search(exchange.message):
+    if MOVES_ON.search(exchange.message):
         return False
     points_back = LOOKS_AGAIN.search(exchange.message) or CONTRASTS.search(exchange.message)
     return bool(points_back) or asks(exchange)
