@@ -18,9 +18,10 @@ import classroom_rl.server.open_models
 import classroom_rl.server.sampling_service
 from benchmarks.earlier_launch import LOCKSTEP, NO_CACHE, RESTART, RESTART_ALL, TEXT, take_ways
 from benchmarks.schedules import Lockstep
-from classroom_rl.config.base import EnvironmentConfig, GenerationConfig, ModelConfig
+from classroom_rl.config.base import EnvironmentConfig, GenerationConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import program
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.teacher import system_message

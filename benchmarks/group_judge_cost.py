@@ -19,8 +19,9 @@ from typing import Any
 
 import yaml
 
-from classroom_rl.config.base import JudgeModelConfig, lesson_plans
+from classroom_rl.config.base import lesson_plans
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.judges.model_judge import OpenAICompatibleJudge

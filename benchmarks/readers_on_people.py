@@ -1,6 +1,6 @@
 """What readers that no person's label has trained are worth, on replies that people labelled:
 
-    python -m classroom_rl.judges.moves.train --data data/replies/replies.jsonl --out readers/replies
+    python -m classroom_rl.judges.moves.train --data data/replies/*.jsonl --out readers/replies
     python -m benchmarks.readers_on_people readers/replies mrbench.jsonl [more of judges/moves/labelled.py]
 
 For each label: Cohen's kappa with people, of the reader and of the rules, with 95 % intervals over dialogues.

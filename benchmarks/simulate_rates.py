@@ -34,9 +34,9 @@ from transformers import AutoModelForCausalLM
 from benchmarks import simulate
 from benchmarks.simulate import ROLES, Conversation, EngineRates, Rates, play, read_rates
 from benchmarks.step_bound import Message, Replayed, ReplayingEngine, batches_of, publish, train
-from classroom_rl.config.base import VllmConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
+from classroom_rl.config.models import VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.results.run_folder import METRICS_NAME, read_lines
 from classroom_rl.rollout.engine import Sampling

@@ -25,9 +25,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.config import setup_options

@@ -3,7 +3,7 @@
 import asyncio
 
 from benchmarks.group_judge_cost import answers, lessons, tokens_and_dollars
-from classroom_rl.config.base import JudgeModelConfig
+from classroom_rl.config.models import JudgeModelConfig
 from tests.support.judge_endpoint import judge_endpoint
 
 

@@ -15,7 +15,7 @@ from benchmarks import simulate, simulate_rates
 from benchmarks.simulate import Conversation, EngineRates, Rates
 from benchmarks.simulate_rates import Bench, compare, conversation_of, engine_rates, fit, main, tokens_to_read
 from benchmarks.step_bound import Message, Replayed
-from classroom_rl.config.base import VllmConfig
+from classroom_rl.config.models import VllmConfig
 
 ENGINE = EngineRates({1: 10.0}, prefill=100.0, slots=4)
 RATES = Rates(

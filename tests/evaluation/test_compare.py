@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from classroom_rl.config.base import ApiModelConfig
 from classroom_rl.config.evaluation import EvalConfig, TutorConfig
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.config.values import is_script
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
 from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeacher

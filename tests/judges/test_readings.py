@@ -7,8 +7,9 @@ import pytest
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.judges.moves.rules import RULES
 from classroom_rl.judges.moves.stored import load_readers
-from classroom_rl.judges.readings import LABELS, Trust
+from classroom_rl.judges.readings import Trust
 from classroom_rl.server.open_models import embedded_judge, open_readers
 from tests.support.configs import loaded
 from tests.support.scripted_readers import TRUST
@@ -22,7 +23,7 @@ def test_trust_survives_json(trust: Trust):
 
 def test_a_configuration_opens_the_readers_of_a_folder(folder: Path):
     readers = open_readers(GenerationConfig(readers_path=str(folder)))
-    assert readers.version == load_readers(folder).version and set(readers.trust) == set(LABELS)
+    assert readers.version == load_readers(folder).version and set(readers.trust) == set(RULES)
     assert embedded_judge("rules", readers)
     assert open_readers(GenerationConfig()) is None
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from classroom_rl.config.base import LoraConfig
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.config.values import OPTIMIZERS
 from classroom_rl.memory.budget import (
     CUDA_CONTEXT,

@@ -15,9 +15,9 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from classroom_rl.config.base import LoraConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.config.values import ADAPTER_BIASES, SERVED_RANKS

@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 import classroom_rl.engines.vllm.engine
-from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.load import load
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, EngineFailure
 from classroom_rl.memory.report import report

@@ -281,7 +281,8 @@ def test_weights_in_shared_memory_are_loaded_and_not_looked_at_again(
 ENGINE_ALONE = """
 import asyncio, json, sys, time
 from pathlib import Path
-from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.errors import EngineFailure
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.tokens import PolicyVersion

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.config.base import SupervisionConfig, SupervisorModelConfig
+from classroom_rl.config.base import SupervisionConfig
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.errors import (

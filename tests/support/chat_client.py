@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.rollout.engine import Sampling

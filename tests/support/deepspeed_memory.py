@@ -13,7 +13,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from classroom_rl.config.base import LoraConfig
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.models.lora import peft_config
 from classroom_rl.system.distributed import keep_deepspeed_from_compiling
 

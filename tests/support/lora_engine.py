@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from classroom_rl.config.base import GenerationConfig, LoraConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import LoraConfig, VllmConfig
 from classroom_rl.config.train_rl import TeacherModelConfig
 from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.errors import DataError

@@ -14,8 +14,9 @@ import uvicorn
 from fastapi import FastAPI
 
 import classroom_rl.server.app
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.load import load
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import PHASED
 from classroom_rl.environments.classroom.config import classroom_rules, default_weights

@@ -20,7 +20,8 @@ from functools import partial
 
 import classroom_rl.server.open_models
 import vllm_server
-from classroom_rl.config.base import EnvironmentConfig, ModelConfig
+from classroom_rl.config.base import EnvironmentConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.environments.toy_language.scripted_teacher import plays_the_ideal
 from classroom_rl.errors import EngineFailure
 from classroom_rl.models.pretrained import load_tokenizer

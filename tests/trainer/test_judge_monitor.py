@@ -14,7 +14,8 @@ import uvicorn
 from accelerate import PartialState
 
 import classroom_rl.server.app
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
 from classroom_rl.environments.classroom.canaries import CANARIES
 from classroom_rl.environments.classroom.environment import DIALOGUE_ROLES, PHASES

@@ -17,9 +17,9 @@ from trl.trainer.utils import RepeatSampler
 
 import classroom_rl.server.app
 import classroom_rl.trainer.session
-from classroom_rl.config.base import LoraConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
 from classroom_rl.config.values import OPTIMIZERS, SCHEDULERS
 from classroom_rl.errors import ConfigError, DataError

@@ -3,9 +3,10 @@
 from dataclasses import field
 from typing import Literal, get_args
 
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.fields import Examples, FilePath, Text, config_group
 from classroom_rl.config.model_checks import check_judge
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
 from classroom_rl.errors import ConfigError
 

@@ -5,16 +5,7 @@ import re
 from dataclasses import field, replace
 from typing import Annotated
 
-from classroom_rl.config.base import (
-    ApiModelConfig,
-    DatasetSource,
-    GenerationConfig,
-    JudgeModelConfig,
-    LoggingConfig,
-    SupervisorModelConfig,
-    VllmConfig,
-    default_penalties,
-)
+from classroom_rl.config.base import DatasetSource, GenerationConfig, LoggingConfig, default_penalties
 from classroom_rl.config.benchmark import BenchmarkConfig, check_benchmark, has_tutor
 from classroom_rl.config.checks import (
     check_classroom_rewards,
@@ -39,6 +30,7 @@ from classroom_rl.config.fields import (
 )
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from classroom_rl.config.model_checks import check_judge, check_key_variable, check_model, check_vllm
+from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, SupervisorModelConfig, VllmConfig
 from classroom_rl.config.train_rl import RewardModelConfig
 from classroom_rl.config.training_checks import check_supervisor
 from classroom_rl.config.values import (

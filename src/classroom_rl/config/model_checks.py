@@ -2,7 +2,8 @@
 
 import re
 
-from classroom_rl.config.base import ApiModelConfig, EnvironmentConfig, JudgeModelConfig, LoraConfig, VllmConfig
+from classroom_rl.config.base import EnvironmentConfig
+from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, VllmConfig
 from classroom_rl.config.values import (
     ABSOLUTE,
     EMBEDDED_JUDGES,

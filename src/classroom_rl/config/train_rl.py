@@ -4,15 +4,10 @@ from dataclasses import field
 from typing import Annotated, get_args
 
 from classroom_rl.config.base import (
-    ApiModelConfig,
     DatasetSource,
     GenerationConfig,
     HuggingFaceConfig,
-    JudgeModelConfig,
     LoggingConfig,
-    LoraConfig,
-    ModelConfig,
-    SupervisorModelConfig,
 )
 from classroom_rl.config.fields import (
     Count,
@@ -38,6 +33,7 @@ from classroom_rl.config.fields import (
     between,
     config_group,
 )
+from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, ModelConfig, SupervisorModelConfig
 from classroom_rl.config.values import (
     CISPO,
     CISPO_LARGEST_RATIO,

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Annotated, Literal
 
-from classroom_rl.config.base import DataSource, HuggingFaceConfig, LoggingConfig, LoraConfig
+from classroom_rl.config.base import DataSource, HuggingFaceConfig, LoggingConfig
 from classroom_rl.config.checks import check_duration, check_hub, check_logging
 from classroom_rl.config.fields import (
     ContextLength,
@@ -21,6 +21,7 @@ from classroom_rl.config.fields import (
     config_group,
 )
 from classroom_rl.config.model_checks import check_lora
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.config.values import Optimizer, Scheduler
 from classroom_rl.errors import ConfigError
 

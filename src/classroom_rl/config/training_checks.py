@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, SupervisorModelConfig, default_penalties
+from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, default_penalties
 from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_model
+from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.train_rl import CorrectionsConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
 from classroom_rl.config.values import (
     EMBEDDED_SUPERVISORS,

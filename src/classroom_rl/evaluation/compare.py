@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from classroom_rl.config.base import ApiModelConfig
 from classroom_rl.config.evaluation import (
     ACKNOWLEDGES,
     BASE,
@@ -22,6 +21,7 @@ from classroom_rl.config.evaluation import (
     reward_weights,
 )
 from classroom_rl.config.load import record_run
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.config.values import RULES_VERSION, SCRIPT
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges

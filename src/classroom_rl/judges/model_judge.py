@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from classroom_rl.config.base import ApiModelConfig, JudgeModelConfig
+from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from classroom_rl.config.base import ApiModelConfig, DatasetSource, GenerationConfig
+from classroom_rl.config.base import DatasetSource, GenerationConfig
 from classroom_rl.config.checks import reward_weights as weights_of_training
 from classroom_rl.config.evaluation import EvalConfig, model_of_tutor
 from classroom_rl.config.evaluation import reward_weights as weights_of_evaluation
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import GROUP, RESAMPLE

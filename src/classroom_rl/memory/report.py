@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from classroom_rl.config.base import ModelConfig, VllmConfig
 from classroom_rl.config.checks import check_machines, reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig, pass_batch_size
 from classroom_rl.config.values import MEMORY, MLP, PASS, PHASED, PPO, SAME_STEP
 from classroom_rl.engines.vllm.engine_start import SLOTS, served_rank

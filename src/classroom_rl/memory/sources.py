@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from classroom_rl.config.base import ModelConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB, Launch, ModelShape
 from classroom_rl.models.pretrained import read_options, too_long_for, why_unreachable

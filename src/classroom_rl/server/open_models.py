@@ -8,14 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from classroom_rl.config.base import (
-    ApiModelConfig,
-    EnvironmentConfig,
-    GenerationConfig,
-    JudgeModelConfig,
-    ModelConfig,
-)
+from classroom_rl.config.base import EnvironmentConfig, GenerationConfig
 from classroom_rl.config.checks import check_environment
+from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, ModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, PHASED, RULES, is_script
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from classroom_rl.config.base import SupervisionConfig, SupervisorModelConfig
+from classroom_rl.config.base import SupervisionConfig
+from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest

@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from classroom_rl.config.base import DatasetSource, LoraConfig
+from classroom_rl.config.base import DatasetSource
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
 from classroom_rl.errors import ClassroomError, ConfigError
 from classroom_rl.judges.post_test.exams import check_exams

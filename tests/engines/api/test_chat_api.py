@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.engines.api.call_ledger import LOST, CallLedger
 from classroom_rl.engines.api.chat_api import GEMINI_URL, OPENROUTER_URL, ChatApi, ChatRequest
 from classroom_rl.errors import ConfigError, ProviderFailure, RequestRefused, StorageError

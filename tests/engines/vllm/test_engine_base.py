@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.engines.vllm.engine_base import TurnDeadlines
 from classroom_rl.engines.vllm.weights_gate import WeightsGate

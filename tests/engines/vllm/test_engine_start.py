@@ -15,7 +15,8 @@ import pytest
 
 import classroom_rl.engines.vllm.engine_base
 import classroom_rl.server.open_models
-from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.values import PHASED
 from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.engines.vllm.engine_base import EngineProcess

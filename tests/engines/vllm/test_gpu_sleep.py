@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.launch.doctor import find_gpus
 from classroom_rl.memory.sources import gpu_is_there

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from classroom_rl.config.base import LoraConfig
+from classroom_rl.config.models import LoraConfig
 from classroom_rl.models.policy_folder import write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from tests.conftest import ROOT

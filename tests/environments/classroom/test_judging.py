@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import classroom_rl.server.open_models
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ContentRefused, ContextOverflow, JudgeOutputError
 from classroom_rl.evaluation.rejudge import rejudge

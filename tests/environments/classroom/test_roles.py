@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from classroom_rl.config.base import ApiModelConfig, GenerationConfig, ModelConfig, SupervisorModelConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.models import ApiModelConfig, ModelConfig, SupervisorModelConfig, VllmConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.checks import check_environment
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import load
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts
 from classroom_rl.errors import DataError

@@ -10,9 +10,9 @@ from zlib import crc32
 
 import pytest
 
-from classroom_rl.config.base import SupervisorModelConfig
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.environments.marooned.episode import END, GameRecord

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.errors import ConfigError, ProviderFailure, SpendingCapReached
 from classroom_rl.evaluation.published.labellers import (
     JudgeAnswers,

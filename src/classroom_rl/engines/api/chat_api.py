@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from classroom_rl.config.base import ApiModelConfig
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.engines.api.call_ledger import LOST, UNUSABLE, USABLE, CallLedger, CallUsage
 from classroom_rl.engines.api.http_client import RateLimiter, Reservation
 from classroom_rl.engines.api.responses import Answer, Failure, Remedy, of_exception, read_body

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from classroom_rl.config.base import GenerationConfig, ModelConfig, VllmConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.engine_start import AdapterSlot, adapter_arguments
 from classroom_rl.engines.vllm.role_metrics import own_metrics
@@ -251,8 +252,8 @@ async def open_vllm(model: str, *, max_length: int | None = None, seed: int = 0,
         model: a folder or a name on the Hub.
         max_length: the context length in tokens; None takes the default of `VllmConfig`, or the model's if it is
             shorter.
-        options: further fields of `config.base.VllmConfig`, such as gpu_memory_utilization, number_of_gpus_per_instance
-            or dtype. Sampling options belong to `Rollouts`.
+        options: further fields of `config.models.VllmConfig`, such as gpu_memory_utilization or dtype. Sampling
+            options belong to `Rollouts`.
 
     Raises:
         ConfigError: if the model or an option does not exist, or the model's context is shorter than `max_length`.

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.values import PHASED
 from classroom_rl.engines.vllm.engine_start import start_engine
 from classroom_rl.engines.vllm.role_metrics import metrics_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from classroom_rl.config.base import ModelConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.values import SERVED_RANKS
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.models.lora import adapter_shape

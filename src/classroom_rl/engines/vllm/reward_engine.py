@@ -5,7 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from classroom_rl.config.base import GenerationConfig, ModelConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.engines.vllm.engine import load_engine
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.errors import ConfigError, ContextOverflow

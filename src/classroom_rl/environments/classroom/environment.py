@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from classroom_rl.config.base import GenerationConfig, JudgeModelConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import END_OF_CONVERSATION, GROUP, RUBRIC, RULES, SUPERVISOR_REWARD

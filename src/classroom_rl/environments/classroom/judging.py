@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from classroom_rl.config.base import JudgeModelConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import GROUP, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ReplayedState

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from classroom_rl.config.base import ModelConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, is_script
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.post_test.exams import examiner_of

@@ -17,8 +17,8 @@ from typing import Any, Optional
 
 from pydantic import TypeAdapter
 
-from classroom_rl.config.base import ModelConfig
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.environments.classroom.record import ConversationRecord

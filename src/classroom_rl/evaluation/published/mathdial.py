@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from classroom_rl.config.base import JudgeModelConfig
 from classroom_rl.config.benchmark import JUDGE, TUTOR, BenchmarkConfig
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.published.checked_rows import PublishedRow, draw, read_rows, write_rows

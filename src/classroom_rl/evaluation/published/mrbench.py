@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from classroom_rl.config.base import JudgeModelConfig
 from classroom_rl.config.benchmark import JUDGE, BenchmarkConfig
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.published.checked_rows import PublishedRow, draw, read_rows, write_rows

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from classroom_rl.config.base import ApiModelConfig
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.errors import ContextOverflow, PolicyMismatch, RequestRefused

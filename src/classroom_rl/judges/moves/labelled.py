@@ -1,7 +1,7 @@
 """Loads messages of real tutors with labels by human annotators, from local files or from the Hugging Face Hub.
 
 Three public data sets are supported: CIMA, MRBench and MathDial. Each is read in its published format and in a
-flattened one (docs/classroom.md shows a row of each). The fourth is the project's own, `data/replies/replies.jsonl`,
+flattened one (docs/classroom.md shows a row of each). The fourth is the project's own, `data/replies`,
 which no person has labelled. The keys of a row determine its data set and format.
 """
 
