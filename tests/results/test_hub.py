@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 import classroom_rl.results.hub
 from classroom_rl.config.base import HuggingFaceConfig
 from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
+from classroom_rl.config.load import TEACHER_PROMPT_NAME, load, record_run
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.errors import ConfigError
@@ -32,6 +32,19 @@ def test_card_carries_configuration_and_results(tmp_path: Path) -> None:
     assert "seed: 77" in card.text and '"step": 50' in card.text and "trained from `some/base` on" in card.text
     for nothing in ({}, {"step": 3, "reward": None}, {"step": 3, "reward": float("nan")}):
         assert not card_of(tmp_path, config, "some/base", nothing).data.eval_results
+
+
+def test_a_tutor_s_prompt_goes_with_its_model_and_its_run(tmp_path: Path) -> None:
+    prompt = tmp_path / "mine.txt"
+    prompt.write_text("Teach {{ problem }}.\n```\nAsk.\n```\n", encoding="utf-8")
+    overrides = [f"generation.teacher_prompt_path={prompt}", f"logging.save_dir={tmp_path / 'run'}"]
+    config = load(TrainRLConfig, "train_rl", overrides)
+    card = card_of(tmp_path, config, "some/base", {})
+    kept = [tmp_path / TEACHER_PROMPT_NAME, record_run(config, "train_rl") / "config" / TEACHER_PROMPT_NAME]
+    assert {path.read_text(encoding="utf-8") for path in kept} == {prompt.read_text(encoding="utf-8")}
+    assert "````\nTeach {{ problem }}.\n```\nAsk.\n```\n````" in card.text
+    shipped = load(TrainRLConfig, "train_rl", ["--config-name=quickstart"])
+    assert "{{ problem }}" in card_of(tmp_path, shipped, "some/base", {}).text.split("## Configuration")[0]
 
 
 @pytest.mark.parametrize("name, title", [("me/tutor", "tutor"), ("tutor", "tutor"), (None, "algebra run")])

@@ -37,7 +37,7 @@ from classroom_rl.config.validate import Check, Config, refuse_lists_for_groups,
 from classroom_rl.config.values import RULES_VERSION
 from classroom_rl.errors import ClassroomError
 from classroom_rl.system.keys import FormatterWithoutKeys, print_error
-from classroom_rl.system.shipped import IN_CHECKOUT, ROOT
+from classroom_rl.system.shipped import IN_CHECKOUT, ROOT, find_shipped
 from classroom_rl.system.startup import short_openmp_wait
 from classroom_rl.system.storage import storage_errors
 
@@ -219,9 +219,14 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
+TEACHER_PROMPT_NAME = "teacher_prompt.txt"
+"""The teacher's prompt template as the run used it, in the `config` folder of the run and in the trained model's: a
+tutor is trained to one prompt, and teaches worse under another."""
+
+
 def record_run(config: Any, program_name: str, subfolder: str = ".") -> Path:
-    """Create the run folder and record in it the resolved YAML, the git commit, and the versions of packages and of the
-    rules on messages.
+    """Create the run folder and record in it the resolved YAML, the teacher's prompt template, the git commit, and the
+    versions of packages and of the rules on messages.
 
     Args:
         subfolder: the program's own folder in it, relative to the run folder.
@@ -240,7 +245,16 @@ def record_run(config: Any, program_name: str, subfolder: str = ".") -> Path:
         "rules_version": RULES_VERSION,  # used by the judge `rules`, and by figures that need no judge
     }
     (notes / f"{program_name}.environment.json").write_text(json.dumps(environment, indent=2), encoding="utf-8")
+    if template := teacher_prompt(config):
+        (notes / TEACHER_PROMPT_NAME).write_text(template, encoding="utf-8")
     return folder
+
+
+def teacher_prompt(config: Any) -> str | None:
+    """The text of the classroom's teacher prompt template; None for other environments, or without the file."""
+    path = getattr(getattr(config, "generation", None), "teacher_prompt_path", None)
+    file = Path(find_shipped(path)) if path else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else None
 
 
 def _git_commit() -> str | None:

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from classroom_rl.config.base import HuggingFaceConfig
-from classroom_rl.config.load import to_yaml
+from classroom_rl.config.load import TEACHER_PROMPT_NAME, teacher_prompt, to_yaml
 from classroom_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,9 @@ def release(folder: Path, config: Any, base_model: str, method: str, metrics: di
 
 
 def write_card(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
-    """Write README.md into a model folder: the base model, the method, the last metrics and the configuration. Its
-    title is the name of the repository, else that of the run folder.
+    """Write README.md into a model folder: the base model, the method, the tutor's prompt template, the last metrics
+    and the configuration; and the template as a file. Its title is the name of the repository, else that of the run
+    folder.
 
     Args:
         folder: a folder in a run folder.
@@ -104,8 +105,12 @@ def write_card(folder: Path, config: Any, base_model: str, method: str, metrics:
         eval_results=results or None,
     )
     origin = f"`{base_id}`" if base_id else f"a model in a local folder, `{Path(base_model).name}`,"
+    template, prompt = teacher_prompt(config), ""
+    if template is not None:
+        (folder / TEACHER_PROMPT_NAME).write_text(template, encoding="utf-8")
+        prompt = f"## Its prompt, a Jinja template ({TEACHER_PROMPT_NAME})\n\n````\n{template.rstrip()}\n````\n\n"
     body = (
-        f"# {title}\n\n{_describe_model(config, origin, method)}\n\n"
+        f"# {title}\n\n{_describe_model(config, origin, method)}\n\n{prompt}"
         f"## Last step\n\n```json\n{json.dumps(metrics, indent=2)}\n```\n\n"
         f"## Configuration\n\n```yaml\n{to_yaml(config)}```\n"
     )
