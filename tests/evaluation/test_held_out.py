@@ -122,6 +122,9 @@ def test_a_run_that_was_trained_on_another_reward_is_said_with_the_override_that
     ]
     override = warning.partition("reward_weights=")[2].split("'")[1]
     caplog.clear()
+    config.reward_weights = {"pedagogical": 1.0, "post_test": 2.0, "length": 0.0}  # the same sum
+    load_measured_problems(config)
+    assert not caplog.records
     config.reward_weights = loaded(
         "eval", f"reward_weights={override}", "server_url=null", "generation.post_test.enable=true"
     ).reward_weights

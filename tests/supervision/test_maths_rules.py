@@ -50,6 +50,9 @@ def review(*texts, readers=None, **options):
         (ASK, "18 × 24 = 432", "Good. Now take away the empty ones."),  # a result on the way
         (ASK, "So the answer is 432.", "Look at the question again: what does it ask for?"),
         (ASK, "I know 18 and 24.", "Good. Multiply them."),
+        (ASK, "The answer is 375, because 432 are too many by 57.", "Exactly right, well done!"),
+        (ASK, "I get 432.", "Why?", "Oh, it is 375.", "Exactly right, well done!"),
+        (ASK, "I get 432.", "Not quite: 432 is wrong. Here is a similar problem first: what is 12 less 5?"),
     ],
 )
 def test_valid_messages(texts):
@@ -86,6 +89,14 @@ def test_categories(category, texts):
     found = review(*texts)
     assert (found.valid, found.category) == (False, category), found.critique
     assert priced(found, PENALTIES).penalty == PENALTIES[category]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("-5", "So x = -5."), ("-3.5", "The change is $-3.50"), ("0.5", "It is 50%"), ("24", "2 dozen")],
+)
+def test_a_right_result_in_another_form_is_not_ignored(answer: str, said: str):
+    assert review(ASK, said, "Exactly right, well done!", answer=answer).category != "ignores_error"
 
 
 def test_a_goodbye_is_not_early_where_there_is_no_room_for_more():

@@ -115,7 +115,9 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
             played = asyncio.run(play_all(arm_config, problems, tutor_folder, initial))
         initial = played.initial
         measured[arm.name] = ArmResult(played.about, played.records, played.labels, initial)
-    records = {name: [record for _, record in result.records] for name, result in measured.items()}
+    conversations = {name: result.records for name, result in measured.items()}
+    write_compared(folder / CONVERSATIONS_NAME, conversations)  # already here, because what follows may fail
+    records = {name: [record for _, record in pairs] for name, pairs in conversations.items()}
     if scored:
         scores = iter(asyncio.run(score_messages(config, [record for group in records.values() for record in group])))
         for result in measured.values():
@@ -125,8 +127,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     metrics["extra_judges_paid"] = paid
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
-    write_compared(folder / CONVERSATIONS_NAME, {name: result.records for name, result in measured.items()})
-    report = write_comparison_report(folder, metrics, {name: result.records for name, result in measured.items()})
+    report = write_comparison_report(folder, metrics, conversations)
     print(comparison_text(metrics))
     print(f"\n{folder / 'metrics.json'}\n{folder / CONVERSATIONS_NAME}\n{report}")
     for run, count in trained_on.items():
@@ -233,6 +234,8 @@ def _readings(by_tutor: Mapping[str, ByLesson], readers: MessageReaders | None) 
     if readers is None:
         return {}
     keys = dict.fromkeys(key for figures in by_tutor.values() for key in figures if key.startswith(READ))
+    if not keys:
+        return {}
     return {"readings": about_readers(readers, [key.removeprefix(READ) for key in keys])}
 
 

@@ -1,8 +1,9 @@
 """Measures the episodes of any environment: a server's policy plays held-out problems, without a supervisor and with
 fixed seeds, and two policies are compared on the same problems.
 
-    python -m classroom_rl.evaluation.episodes http://127.0.0.1:8005 heldout.jsonl before.parquet --untrained
-    python -m classroom_rl.evaluation.episodes http://127.0.0.1:8005 heldout.jsonl after.parquet --before before.parquet
+    MEASURE="python -m classroom_rl.evaluation.episodes --environment my_game http://127.0.0.1:8005"
+    $MEASURE heldout.jsonl before.parquet --untrained
+    $MEASURE heldout.jsonl after.parquet --before before.parquet
 
 Tutors in the classroom are measured by eval.py, which knows more about conversations. With `--before`, the comparison
 is also written as summary.json into the server's run folder, where it decides whether the policy learned.

@@ -50,22 +50,27 @@ def load_measured_problems(config: EvalConfig) -> tuple[list[Problem], dict[str,
     for run, count in trained_on.items():
         logger.warning("%s", what_was_trained_on(run, count, len(problems)))
     if config.server_url is None:
-        _warn_about_other_rewards(reward_weights(config), runs)
+        _warn_about_other_rewards(config, runs)
     return problems, trained_on
 
 
-def _warn_about_other_rewards(measured: Mapping[str, float], runs: Sequence[Path]) -> None:
+def _warn_about_other_rewards(config: EvalConfig, runs: Sequence[Path]) -> None:
     """Warn about runs that were trained on another sum of rewards than the one that is measured."""
+    measured, implied = reward_weights(config), reward_weights(replace(config, reward_weights=None))
     for run in runs:
         path = next((run / name for name in _CONFIGURED if (run / name).is_file()), None)
         recorded = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else {}
-        trained = (recorded.get("train") or {}).get("reward_weights")
-        if trained and trained != {name: weight for name, weight in measured.items() if weight or name in trained}:
+        trained = (recorded.get("train") or {}).get("reward_weights") or implied
+        if recorded and _counted(trained) != _counted(measured):
             logger.warning(
                 "%s was trained on the rewards %s, but %s are measured: reward_weights='%s' measures what it was "
                 "trained on",
                 *(run, trained, dict(measured), json.dumps(trained).replace('"', "")),
             )
+
+
+def _counted(weights: Mapping[str, float]) -> dict[str, float]:
+    return {name: weight for name, weight in weights.items() if weight}
 
 
 def what_was_trained_on(run: str, count: int, problems: int) -> str:

@@ -165,7 +165,7 @@ async def _play(
                 f"The tutor changed while it was measured: from {tutor.policy} to {response.policy}. "
                 "Evaluate when no training publishes to this server."
             )
-        if weights is not None and response.reward_weights != weights and tutor.roles is None:
+        if tutor.roles is None and weights is not None and _counted(response.reward_weights) != _counted(weights):
             raise ConfigError(
                 f"The server sums up rewards by {response.reward_weights}, but this evaluation by {dict(weights)}: set "
                 "reward_weights to the server's own, or start it with the same train.reward_weights."
@@ -176,6 +176,10 @@ async def _play(
     with EvaluationProgress(total, f"evaluating ({sampling})", "conversations") as progress:
         answers = await gather_or_stop(map(ask, requests))
     return [record for records in answers for record in records]
+
+
+def _counted(weights: Mapping[str, float]) -> dict[str, float]:
+    return {name: weight for name, weight in weights.items() if weight}
 
 
 def _check_reviewed(records: Sequence[ConversationRecord]) -> None:

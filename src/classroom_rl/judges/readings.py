@@ -51,6 +51,9 @@ LABELS = {
 }
 """Each label, and the condition under which it holds."""
 
+LABELLED_BY_A_MODEL = "replies"
+"""The data set whose labels are not those of people: `data/replies`."""
+
 READ_ALONE = frozenset({TREATS_AS_WRONG})
 """Labels that are predicted from the message alone, without the conversation before it."""
 
@@ -109,7 +112,8 @@ class Trust:
 
     def __str__(self) -> str:
         interval = f" {interval_text(self.ci95)}" if self.ci95 else ""
-        return f"κ {self.kappa:.2f}{interval} with people on {self.data}, base rate {self.base_rate:.2f}"
+        labelled_by = "a language model" if self.data == LABELLED_BY_A_MODEL else "people"
+        return f"κ {self.kappa:.2f}{interval} with {labelled_by} on {self.data}, base rate {self.base_rate:.2f}"
 
 
 class MessageReaders(Protocol):

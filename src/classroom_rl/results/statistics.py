@@ -172,7 +172,8 @@ def outcomes_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
         rewards = record.rewards or {}
         values = {f"rewards/{name}": value for name, value in rewards.items() if len(rewards) > 1}
         judgement = judgement_of(record)
-        for rule in {verdict.rule for verdict in record.verdicts} - SCORING_RULES if judgement is not None else ():
+        rules = sorted({verdict.rule for verdict in record.verdicts} - SCORING_RULES)
+        for rule in rules if judgement is not None else ():
             values[f"rejected_by/{rule}"] = rule in judgement.rejecting_rules
         for key, value in values.items():
             if value is not None:

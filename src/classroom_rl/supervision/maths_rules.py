@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from classroom_rl.judges.feedback import SAYS_WRONG
 from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.messages import read_message, sentences
-from classroom_rl.judges.moves.rules import MOVES_ON, identifies_mistake
+from classroom_rl.judges.moves.rules import CONTRASTS, LOOKS_AGAIN, MOVES_ON, numbers
 from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange, MessageReaders
 from classroom_rl.judges.reference_answers import (
     Equation,
@@ -54,12 +55,18 @@ _ASKS = re.compile(
     rf"[\s*\"“$]*(?:{_VERBS})\b",
     re.IGNORECASE,
 )
-_RESULT = re.compile(
-    r"(?:\b(?:answer|result|total|altogether|so|therefore|hence|get|got|makes?|left|is|are|was)\b|=|^)[^.!?\n=\d]*?"
-    r"(\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d=+*/×÷?]*$",
+_CLAIMS = re.compile(
+    r"\b(?:answer|result|total|altogether|so|therefore|hence|get|got|makes?|left|is|are|was)\b|=\W*$|^\W*$",
     re.IGNORECASE,
 )
-"""The number with which a message ends as with its result: "So the answer is 12 apples.", "I get 3/4", "12"."""
+"""What stands before a number that a student gives as its result: "So the answer is 12 apples.", "I get 3/4", "12"."""
+_NEAR = 60
+"""In characters: how far a result may be from such a word before it, and from the end of the message."""
+_OTHERWISE_WRITTEN = re.compile(
+    r"[%^²³⁰-⁹]|\b(?:dozens?|hundreds?|thousands?|millions?|half|halves|thirds?|quarters?)\b", re.I
+)
+"""A number beside one of these may be the answer in another form."""
+
 _CONFIRMS = re.compile(
     r"\b(?:right|correct|exactly|yes|indeed|perfect|precisely|well done|that's it|you found)\b", re.IGNORECASE
 )
@@ -166,18 +173,27 @@ def _ignored_errors(request: MessageToReview, reference: Reference) -> Iterator[
     said = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
     if not said or request.conversation[-1]["role"] != "student" or not _is_wrong(said, reference):
         return
-    *before, last = [turn["content"] for turn in request.conversation]
-    exchange = Exchange(says(request.message), last, reference.text, (request.problem, *before))
-    ending = "".join(sentences(exchange.message)[-1:])
-    sets_task = _ASKS.search(ending) and not MOVES_ON.search(exchange.message)
-    if exchange.message and not identifies_mistake(exchange) and not sets_task:
+    message = says(request.message)
+    points_back = [pattern.search(message) for pattern in (SAYS_WRONG, LOOKS_AGAIN, CONTRASTS)]
+    moves_on = MOVES_ON.search(message)
+    sets_task = "?" in message or _ASKS.search("".join(sentences(message)[-1:]))
+    if message and not any(points_back) and (moves_on or not sets_task):
         yield Fault("ignores_error", "The message passes over the mistake in what the student said.")
 
 
 def _is_wrong(said: list[str], reference: Reference) -> bool:
-    """Whether the last result that the student gave is not the answer."""
-    results = [result for text in said for result in _RESULT.findall(text)]
-    return bool(results) and has_been_said(reference, results[-1]) is False
+    """Whether the last result that the student gave is not the answer; False where that cannot be told."""
+    if reference.value is None or reference.value < 0:
+        return False
+    for text in reversed(said):
+        if has_been_said(reference, text) is not False or _OTHERWISE_WRITTEN.search(text):
+            return False
+        *_, last = [None, *numbers(text)]
+        if last is not None and len(text) - last.end <= _NEAR and "?" not in text[last.end :]:
+            before = text[max(0, last.start - _NEAR) : last.start]
+            if _CLAIMS.search(re.split(r"[.!?\n]", before)[-1]):
+                return True
+    return False
 
 
 def _faults_of_text(request: MessageToReview) -> Iterator[Fault]:

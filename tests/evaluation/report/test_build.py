@@ -169,8 +169,8 @@ def test_the_training_s_reward_and_held_out_lessons_have_charts_of_their_own(run
 
 
 def test_what_apis_cost_stands_there_with_their_failures(run: Path):
-    paid = [{"judge/calls": 95, "judge/failed_calls": 31, "judge/run_cost_usd": 0.1}, {"judge/run_cost_usd": 0.0}]
-    paid += [{"judge/calls": 1000, "judge/failed_calls": 2, "judge/run_cost_usd": 0.4774, "student/run_cost_usd": 0.0}]
+    paid = [{"judge/calls": 95, "judge/failed_calls": 31, "judge/cost_usd": 0.1}, {"judge/cost_usd": 0.0}]
+    paid += [{"judge/calls": 1000, "judge/failed_calls": 2, "judge/cost_usd": 0.3774, "student/cost_usd": 0.0}]
     write_training(run, [step_line(step, 0.5, **line) for step, line in enumerate(paid, 1)], CONFIG)
     paid_for = "judge $0.4774 for 1,095 requests, of which 33 failed"
     assert dict(facts(load_run(run)))["Paid in training"] == paid_for in render_report(load_run(run))
@@ -197,6 +197,8 @@ def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):
     unjudged = CONFIG | {"generation": {"number_judge_attempts": 0}, "judge_model": {"model_name_or_path": "rules"}}
     write_training(run, [step_line(1, 0.5)], unjudged)
     assert "Judge" not in dict(facts(load_run(run)))
+    write_training(run, [step_line(1, 0.5)], CONFIG | {"environment": "my_game"})
+    assert not {"Judge", "Student"} & dict(facts(load_run(run))).keys()
 
 
 NASTY = "<script>alert('x')</script> & \"quotes\" مرحبا 🎉 <|im_start|>user\x07 \u202eright to left </div></details>"

@@ -105,6 +105,16 @@ def test_a_script_that_holds_no_tutor_is_refused(tmp_path: Path, content: str | 
         tutors_of(path)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"), [("return None", "gave None; a tutor"), ("1 / 0", "failed: ZeroDivision")]
+)
+def test_a_tutor_that_fails_is_named(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"def trick(view): {body}")
+    with pytest.raises(DataError, match=f"trick {message}"):
+        main(["--script", str(path), "--rooms", "quickstart", "--lessons", "1", "--draws", "1"])
+
+
 def test_a_judge_on_an_engine_is_refused(script: Path) -> None:
     judge = [
         "judge_model.model_name_or_path=owner/model",

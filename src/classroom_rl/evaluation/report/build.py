@@ -179,8 +179,11 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     batch = [train.get("number_of_problems_per_batch"), train.get("num_samples_per_problem")]
     values = {
         "Teacher": look_up(config, "teacher_model", "model_name_or_path"),
-        "Student": look_up(config, "student_model", "model_name_or_path"),
-        "Judge": _judge(config, environment),
+        **(
+            _roles_of_the_classroom(config, environment)
+            if config.get("environment", "classroom") == "classroom"
+            else {}
+        ),
         "Engine": _engine(data),
         "Steps": len(data.steps) or None,
         "Batch": f"{batch[0]} lessons × {batch[1]} conversations" if None not in batch else None,
@@ -198,13 +201,13 @@ def facts(data: RunData) -> list[tuple[str, str]]:
 def _paid_in_training(data: RunData) -> Optional[str]:
     """What each role behind an API cost, and how many of its requests failed; None if no price is known."""
     parts = []
-    for key in dict.fromkeys(key for line in data.steps for key in line if key.endswith("/run_cost_usd")):
+    for key in dict.fromkeys(key for line in data.steps for key in line if key.endswith("/cost_usd")):
         role, _, _ = key.partition("/")
-        if costs := [value for _, value in data.series(key) if value]:
+        if cost := sum(value for _, value in data.series(key)):
             calls, failed = (
                 sum(value for _, value in data.series(f"{role}/{name}")) for name in ("calls", "failed_calls")
             )
-            parts.append(f"{role} ${costs[-1]:.4f} for {calls:,.0f} requests, of which {failed:,.0f} failed")
+            parts.append(f"{role} ${cost:.4f} for {calls:,.0f} requests, of which {failed:,.0f} failed")
     return "; ".join(parts) or None
 
 
@@ -213,6 +216,12 @@ def _engine(data: RunData) -> Optional[str]:
         engine = measured.metrics["engine"]
         return f"{engine['name']} {engine['version']}"
     return None
+
+
+def _roles_of_the_classroom(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Optional[str]]:
+    """Student and judge; another environment may have neither, although its configuration has their groups of keys."""
+    student = look_up(config, "student_model", "model_name_or_path")
+    return {"Student": student, "Judge": _judge(config, environment)}
 
 
 def _judge(config: Mapping[str, Any], environment: Mapping[str, Any]) -> Optional[str]:

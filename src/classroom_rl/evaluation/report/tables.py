@@ -224,7 +224,8 @@ def reading_lines(metrics: Mapping[str, Any]) -> list[str]:
     if readings is None:
         return []
     trusted = [f"{label}: {Trust.of_json(entry['trust'])}" for label, entry in readings["labels"].items()]
-    return [f"Read by trained readers ({readings['version']}), which agreed with people so far. {'; '.join(trusted)}."]
+    agreed = "which agreed so far with those who labelled their data"
+    return [f"Read by trained readers ({readings['version']}), {agreed}. {'; '.join(trusted)}."]
 
 
 def reading_lines_of_run(data: RunData) -> list[str]:

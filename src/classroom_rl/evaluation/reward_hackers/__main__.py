@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import wraps
 from inspect import isfunction, signature
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, maths_config, maths_problems, play_maths
 from classroom_rl.evaluation.reward_hackers.playing import ROOMS, PlayedLesson, play
 from classroom_rl.evaluation.reward_hackers.table import TUTORS, breaches, maths_table, means, tables
-from classroom_rl.evaluation.reward_hackers.tutors import Registry, adds_to
+from classroom_rl.evaluation.reward_hackers.tutors import LessonView, Registry, Script, adds_to
 from classroom_rl.system.storage import write_whole
 
 MATHS = "maths"
@@ -101,13 +102,29 @@ def tutors_of(path: Path) -> Registry:
     registry: Registry = {}
     for name, value in vars(module).items():
         is_own = isfunction(value) and value.__module__ == path.stem and not name.startswith("_")
-        if is_own and list(signature(value).parameters) == ["lesson"]:
-            adds_to(registry)(value)
+        if is_own and len(signature(value).parameters) == 1:
+            adds_to(registry)(_checked(value))
     if not registry:
         raise DataError(f"{path} holds no tutor: write a function def my_trick(lesson), which returns a message.")
     if both := ", ".join(registry.keys() & TUTORS):
         raise DataError(f"{path} has {both}, the name of a shipped tutor: give yours another one.")
     return registry
+
+
+def _checked(script: Script) -> Script:
+    """The script, with errors that name it."""
+
+    @wraps(script)
+    def checked(lesson: LessonView) -> str:
+        try:
+            text = script(lesson)
+        except Exception as error:  # whatever its code raises
+            raise DataError(f"{script.__name__} failed: {type(error).__name__}: {error}.") from error
+        if not isinstance(text, str):
+            raise DataError(f"{script.__name__} gave {text!r}; a tutor returns the text of its next message.")
+        return text
+
+    return checked
 
 
 def filled_in(page: str, tables_by_name: dict[str, str]) -> str:

@@ -21,6 +21,7 @@ from classroom_rl.judges.readings import (
     CORRECTION,
     GENERAL_LABELS,
     HINT,
+    LABELLED_BY_A_MODEL,
     MATHS_LABELS,
     MISTAKE_IDENTIFIED,
     QUESTION,
@@ -96,7 +97,7 @@ def _as_row(row: Any, location: str) -> dict[str, Any]:
     return row
 
 
-REPLIES, CIMA, MRBENCH, MATHDIAL = "replies", "CIMA", "MRBench", "MathDial"
+REPLIES, CIMA, MRBENCH, MATHDIAL = LABELLED_BY_A_MODEL, "CIMA", "MRBench", "MathDial"
 CITATIONS = {
     REPLIES: "data/replies of this project: a language model wrote them, and labelled them twice by written criteria",
     CIMA: "Stasaski, Kao and Hearst, CIMA: A Large Open Access Dialogue Dataset for Tutoring, BEA 2020",

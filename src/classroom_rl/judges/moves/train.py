@@ -195,7 +195,7 @@ def card_text(content: Mapping[str, Any]) -> str:
             "",
             *(f"{source}: {CITATIONS[source]}." for source in dict.fromkeys(part["source"] for part in card["data"])),
             "",
-            f"Agreement with people: {card['folds']}-fold cross-validation, all messages of a lesson in one fold; "
+            f"Agreement with labels: {card['folds']}-fold cross-validation, all messages of a lesson in one fold; "
             f"thresholds by {card['inner_folds']} folds inside of each training part; 95 % intervals over "
             f"lessons. Fitted with scikit-learn {card['scikit_learn']}.",
             "",
