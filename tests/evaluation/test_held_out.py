@@ -122,6 +122,12 @@ def test_a_run_that_was_trained_on_another_reward_is_said_with_the_override_that
     ]
     override = warning.partition("reward_weights=")[2].split("'")[1]
     caplog.clear()
+    recorded = path.read_text()
+    path.write_text("train: [")
+    load_measured_problems(config)
+    assert "which rewards" in caplog.text, "a damaged record is said, and ends nothing"
+    path.write_text(recorded)
+    caplog.clear()
     config.reward_weights = {"pedagogical": 1.0, "post_test": 2.0, "length": 0.0}  # the same sum
     load_measured_problems(config)
     assert not caplog.records

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated
 
@@ -214,6 +215,11 @@ def reward_weights(config: EvalConfig) -> dict[str, float]:
     if config.reward_weights is None:
         return implied
     return {"end_rm": 0.0} | config.reward_weights if "end_rm" in implied else dict(config.reward_weights)
+
+
+def without_zeros(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights that count: two sums of rewards are the same if these are."""
+    return {name: weight for name, weight in weights.items() if weight}
 
 
 def is_measured_by_solutions(config: EvalConfig) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from classroom_rl.config.base import DatasetSource
-from classroom_rl.config.evaluation import EvalConfig, reward_weights
+from classroom_rl.config.evaluation import EvalConfig, reward_weights, without_zeros
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.problem import Problem
@@ -58,19 +58,18 @@ def _warn_about_other_rewards(config: EvalConfig, runs: Sequence[Path]) -> None:
     """Warn about runs that were trained on another sum of rewards than the one that is measured."""
     measured, implied = reward_weights(config), reward_weights(replace(config, reward_weights=None))
     for run in runs:
-        path = next((run / name for name in _CONFIGURED if (run / name).is_file()), None)
-        recorded = yaml.safe_load(path.read_text(encoding="utf-8")) if path is not None else {}
-        trained = (recorded.get("train") or {}).get("reward_weights") or implied
-        if recorded and _counted(trained) != _counted(measured):
+        try:
+            recorded = _recorded_config(run)
+            trained = recorded and (recorded["train"]["reward_weights"] or implied)
+        except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+            logger.warning("which rewards %s is trained on cannot be told: %s", run, error)
+            continue
+        if trained and without_zeros(trained) != without_zeros(measured):
             logger.warning(
                 "%s was trained on the rewards %s, but %s are measured: reward_weights='%s' measures what it was "
                 "trained on",
                 *(run, trained, dict(measured), json.dumps(trained).replace('"', "")),
             )
-
-
-def _counted(weights: Mapping[str, float]) -> dict[str, float]:
-    return {name: weight for name, weight in weights.items() if weight}
 
 
 def what_was_trained_on(run: str, count: int, problems: int) -> str:
@@ -134,10 +133,8 @@ def _lessons_of_runs(source: DatasetSource, runs: Sequence[Path]) -> DatasetSour
 def _training_problems(run: Path) -> set[str]:
     """The ids of the problems that a run was trained on, from the data files that exist on this machine."""
     sources, limit, seed, skipped = [DatasetSource(str(run / _MADE_FOR_TRAINING))], -1, None, 0
-    config_path = next((run / name for name in _CONFIGURED if (run / name).is_file()), None)
     try:
-        if config_path is not None:
-            run_config = yaml.safe_load(config_path.read_text(encoding="utf-8"))
+        if run_config := _recorded_config(run):
             sources = [
                 _moved_source(recorded, run_config["logging"]["save_dir"], run)
                 for recorded in run_config["dataset"]["train_datasets"]
@@ -151,6 +148,12 @@ def _training_problems(run: Path) -> set[str]:
     except (ClassroomError, KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         logger.warning("which problems %s is trained on cannot be told: %s", run, error)
         return set()
+
+
+def _recorded_config(run: Path) -> Any:
+    """The configuration that a run recorded; None if it recorded none. Raises `yaml.YAMLError` if it is damaged."""
+    path = next((run / name for name in _CONFIGURED if (run / name).is_file()), None)
+    return None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def _moved_source(recorded: dict[str, Any], save_dir: str, run: Path) -> DatasetSource:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
 
-from classroom_rl.config.evaluation import EvalConfig, is_measured_by_solutions, reward_weights
+from classroom_rl.config.evaluation import EvalConfig, is_measured_by_solutions, reward_weights, without_zeros
 from classroom_rl.config.values import GREEDY, SAMPLED, SUPERVISED
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
@@ -165,7 +165,11 @@ async def _play(
                 f"The tutor changed while it was measured: from {tutor.policy} to {response.policy}. "
                 "Evaluate when no training publishes to this server."
             )
-        if tutor.roles is None and weights is not None and _counted(response.reward_weights) != _counted(weights):
+        if (
+            tutor.roles is None
+            and weights is not None
+            and without_zeros(response.reward_weights) != without_zeros(weights)
+        ):
             raise ConfigError(
                 f"The server sums up rewards by {response.reward_weights}, but this evaluation by {dict(weights)}: set "
                 "reward_weights to the server's own, or start it with the same train.reward_weights."
@@ -176,10 +180,6 @@ async def _play(
     with EvaluationProgress(total, f"evaluating ({sampling})", "conversations") as progress:
         answers = await gather_or_stop(map(ask, requests))
     return [record for records in answers for record in records]
-
-
-def _counted(weights: Mapping[str, float]) -> dict[str, float]:
-    return {name: weight for name, weight in weights.items() if weight}
 
 
 def _check_reviewed(records: Sequence[ConversationRecord]) -> None:

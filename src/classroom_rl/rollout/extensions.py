@@ -85,14 +85,6 @@ class MetricPanel:
     lines: Sequence[tuple[str, str, Colour]]
 
 
-def _no_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-
-
-def _no_personas(config: Mapping[str, Any]) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class RunView:
     """What the page and the plots show of an environment's runs, in addition to what they show of every run.
@@ -106,8 +98,8 @@ class RunView:
     """
 
     live_tab: Literal["", "chat", "game"] = ""
-    facts: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_facts
-    personas: Callable[[Mapping[str, Any]], Sequence[str]] = _no_personas
+    facts: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    personas: Callable[[Mapping[str, Any]], Sequence[str]] = lambda config: []
     panels: Sequence[MetricPanel] = ()
 
 

@@ -43,10 +43,8 @@ def breaches(results: Results) -> list[str]:
     """Messages about hackers that earn too much, honest tutors that earn too little, and tutors without a lesson that
     counts. A user's own tutors have no bar."""
     messages = []
-    for name, by_room in results.items():
-        for room, lessons in by_room.items():
-            if name not in TUTORS:
-                continue
+    for name in [name for name in results if name in TUTORS]:
+        for room, lessons in results[name].items():
             mean = deciding_reward(TUTORS[name], lessons)["mean"]
             if mean is None:
                 messages.append(f"{name} was in no lesson of {room} that counts: give it more lessons")
