@@ -41,6 +41,13 @@ _SAME_TASK = re.compile(
 RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\b", re.IGNORECASE)
 """A request to say something again."""
 
+MEANING = re.compile(
+    r"\bwhat (?:does|do) (?P<word>.+?) mean\b|\bwhat is the meaning of (?P<of>.+?)\?|"
+    r"\bhow (?:would|could|can|do) you explain (?P<explained>.+?)\?",
+    re.IGNORECASE,
+)
+"""A question about what something means, in one of the named groups."""
+
 _FRAGMENT_WORDS = 3
 """If one of two successive questions has at most so many words, both belong to the same task."""
 
@@ -162,15 +169,16 @@ def _kind(sentence: str) -> str:
     return "hint" if _HINT.search(unquoted) else ""
 
 
-_CHUNK = re.compile(r"^\d+\. (?P<phrase>.+?) \| meaning: (?P<meaning>.+?) \| use: ", re.MULTILINE)
+_CHUNK = re.compile(r"^\d+\. (?P<phrase>.+?) \| meaning: (?P<meaning>.+?) \| use: (?P<use>.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase of a lesson plan that the student should learn to say, and its meaning in English."""
+    """A phrase of a lesson plan that the student should learn to say, its meaning in English, and how it is used."""
 
     text: str
     meaning: str
+    use: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,9 @@ def read_plan(problem: str) -> ParsedPlan:
     try:
         return ParsedPlan(lesson=parse_problem(problem))
     except DataError:
-        return ParsedPlan(tuple(Phrase(match["phrase"], match["meaning"]) for match in _CHUNK.finditer(problem)))
+        return ParsedPlan(
+            tuple(Phrase(match["phrase"], match["meaning"], match["use"]) for match in _CHUNK.finditer(problem))
+        )
 
 
 def questions_asked(text: str) -> set[str]:

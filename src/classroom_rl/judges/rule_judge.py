@@ -23,6 +23,7 @@ from classroom_rl.judges.feedback import (
     nearest_phrase,
     offers_choice,
 )
+from classroom_rl.judges.findings import Coverage, TurnFinding, steps_forward, verdict
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
@@ -37,14 +38,7 @@ from classroom_rl.judges.messages import (
 )
 from classroom_rl.judges.prompt_injection import find_injection
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
-from classroom_rl.judges.toy_judge import (
-    LONGEST_ACKNOWLEDGEMENT,
-    Coverage,
-    RubricJudge,
-    TurnFinding,
-    steps_forward,
-    verdict,
-)
+from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text

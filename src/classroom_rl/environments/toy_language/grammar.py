@@ -277,6 +277,13 @@ def holds_statement(text: str) -> bool:
     return bool(_lexicon().subject_and_verb.search(_plain(text)))
 
 
+def statements(text: str) -> dict[str, str]:
+    """The statements of the language in a text, as far as their verbs ("my sister boiled"), each with its verb's base
+    form."""
+    found = _lexicon().subject_and_verb.findall(_plain(text))
+    return {f"{subject} {form}": _lexicon().base_of[form] for subject, form in found}
+
+
 def answer_verb(question: Question) -> str:
     """The form of the verb in a right answer, such as "boiled", "boils" or "boil"."""
     return _right_form(question.verb, SUBJECTS[question.subject], question.time in PAST_TIMES)
