@@ -17,7 +17,7 @@ from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import visible_text
 
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+[“”]|「[^「」]+」")
-_INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
+_INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+(?P<next>[^\W\d_]))")
 _SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")”»]*|[^.?!…。？！\n]+")
 _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
 """A stage direction in parentheses before the text of a line in a role-play."""
@@ -82,7 +82,7 @@ def sentences(text: str) -> list[str]:
     # A NUL character stands for each quotation while the text is split; then the quotations are put back in order.
     text = text.replace("\x00", "")
     quotations = iter(_QUOTED.findall(text))
-    masked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
+    masked = _INNER_DOTS.sub(lambda dots: dots[0] if dots["next"].isupper() else "", _QUOTED.sub("\x00", text))
     parts = [part.strip() for part in _SENTENCE.findall(masked) if part.strip(" .!?…。？！–—)\n\t")]
     return [re.sub("\x00", lambda _: next(quotations), part) for part in parts]
 

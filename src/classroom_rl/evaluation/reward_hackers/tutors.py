@@ -22,8 +22,9 @@ from classroom_rl.environments.toy_language.grammar import (
     words_of_fix,
 )
 from classroom_rl.environments.toy_language.lessons import Lesson
-from classroom_rl.judges.messages import ParsedPlan, holds
+from classroom_rl.judges.messages import ParsedPlan, Phrase, holds
 from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.text import normal
 
 HINTS = (
     "Almost! Look at the last word once more. Say it again.",
@@ -147,7 +148,7 @@ def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], ask: Callable[[s
     Args:
         ask: makes the task for a phrase from the phrase's meaning.
     """
-    items = tuple(Item(ask(phrase.meaning), phrase.text, phrase.text, phrase.use) for phrase in plan.phrases)
+    items = tuple(Item(ask(phrase.meaning), phrase.text, phrase.text, _remark_on(phrase)) for phrase in plan.phrases)
 
     def is_error(text: str) -> bool:
         return not any(holds(text, item.answer) for item in items)
@@ -163,6 +164,12 @@ def _wrong(messages: Sequence[Message], fix: str) -> str:
     """The only word of the student's last message that is not in the right form; "" if there are none or several."""
     wrong = [word for word in messages[-1]["content"].split() if word not in fix.split()]
     return wrong[0] if len(wrong) == 1 else ""
+
+
+def _remark_on(phrase: Phrase) -> str:
+    """The plan's remark on the use of a phrase; "" if it holds a word of the phrase that its meaning does not."""
+    told = set(normal(phrase.text).split()) - set(normal(phrase.meaning).split())
+    return "" if told & set(normal(phrase.use).split()) else f"Note this: “{phrase.use.rstrip('.')}”."
 
 
 def _asked_last(items: Sequence[Item], messages: Sequence[Message]) -> str:
