@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.judges.known_moves import MOST_BEYOND_RULES
+from classroom_rl.judges.verdicts import BEYOND_RULES, CRITERIA
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class TurnFinding:
         task_reason, forward_reason, momentum_reason: short reasons for the three scores.
         turns_back: whether its question comes before an already asked one in the plan.
         reviews: whether it comes back to an item of before, or asks what one means, as often as a lesson has time for.
+        unread: its first sentence that no rule can read (`known_moves.find_unread`); "" if there is none.
     """
 
     index: int
@@ -48,6 +50,7 @@ class TurnFinding:
     momentum_reason: str
     turns_back: bool = False
     reviews: bool = False
+    unread: str = ""
 
     @property
     def task_score(self) -> float | None:
@@ -119,21 +122,31 @@ def steps_forward(steps: int, back: int) -> int:
     return 1 if back and back >= steps - 1 - back else steps
 
 
+def turn_score(finding: TurnFinding) -> float | None:
+    """The score of a message as the judge reports it: at most `MOST_BEYOND_RULES` for one that no rule can read."""
+    return finding.score if finding.score is None or not finding.unread else min(finding.score, MOST_BEYOND_RULES)
+
+
 def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
-    """The three scores and their reasons, under the six keys of a judge's answer. No score exceeds the covered share of
-    the lesson."""
+    """The three scores and their reasons, under the six keys of a judge's answer, and under `beyond_rules` the number
+    of messages that no rule can read. No score exceeds the covered share of the lesson, nor `MOST_BEYOND_RULES` if
+    there are such messages."""
     task = _macro_mean(findings, lambda finding: finding.task_score)
     forward = _macro_mean(findings, lambda finding: finding.forward_score)
     momentum = _macro_mean(findings, lambda finding: finding.momentum_score)
     has_task = any(finding.sets_task for finding in findings)
     task_reasons = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
+    unread = [finding for finding in findings if finding.unread]
+    most = min(covered.share, MOST_BEYOND_RULES) if unread else covered.share
+    why = covered.reason + "".join(f"; turn {each.index + 1}: {BEYOND_RULES} (“{each.unread[:60]}”)" for each in unread)
     return {
-        "task_final_score": round(min(task, covered.share), 4) if has_task else 0.0,
-        "task_final_reasoning": task_reasons + covered.reason,
-        "forward_progression_score": round(min(forward, covered.share), 4),
-        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + covered.reason,
-        "overall_momentum_score": round(10 * min(momentum, covered.share), 4),
-        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + covered.reason,
+        "task_final_score": round(min(task, most), 4) if has_task else 0.0,
+        "task_final_reasoning": task_reasons + why,
+        "forward_progression_score": round(min(forward, most), 4),
+        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + why,
+        "overall_momentum_score": round(10 * min(momentum, most), 4),
+        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + why,
+        "beyond_rules": len(unread),
     }
 
 

@@ -22,7 +22,9 @@ _SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")�
 _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
 """A stage direction in parentheses before the text of a line in a role-play."""
 
-_LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
+ROLE_PLAY_LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
+"""The beginning of what another person says in a role-play."""
+
 _FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+){0,4}"
 _VERBS = (
     "say|tell|ask|try|repeat|answer|write|choose|complete|describe|give|translate|finish|explain|warn|remind|"
@@ -121,7 +123,7 @@ class TeacherMessage:
 def read_message(text: str) -> TeacherMessage:
     """Parse a teacher's message."""
     visible = spoken(text)
-    narration, *lines = _LINE.split(_CUE.sub("", visible), maxsplit=1)
+    narration, *lines = ROLE_PLAY_LINE.split(_CUE.sub("", visible), maxsplit=1)
     parts = sentences(narration)
     tasks = _group(parts)
     if lines:  # the student has to answer the line of the other person in a role-play, whatever came before it
@@ -184,10 +186,12 @@ class Phrase:
 @dataclass(frozen=True)
 class ParsedPlan:
     """A parsed lesson plan: the `phrases` of a problem that was rendered with prompt_templates/lesson_plan.txt, or the
-    `lesson` of the quickstart. Any other text has neither, and metrics that need a plan are not computed on it."""
+    `lesson` of the quickstart. Any other text has neither, and metrics that need a plan are not computed on it. `text`
+    is the problem's whole text."""
 
     phrases: tuple[Phrase, ...] = ()
     lesson: Lesson | None = None
+    text: str = ""
 
     @property
     def items(self) -> int:
@@ -203,11 +207,11 @@ class ParsedPlan:
 def read_plan(problem: str) -> ParsedPlan:
     """Parse the lesson plan in a problem's text."""
     try:
-        return ParsedPlan(lesson=parse_problem(problem))
+        return ParsedPlan(lesson=parse_problem(problem), text=problem)
     except DataError:
-        return ParsedPlan(
-            tuple(Phrase(match["phrase"], match["meaning"], match["use"]) for match in _CHUNK.finditer(problem))
-        )
+        found = _CHUNK.finditer(problem)
+        phrases = tuple(Phrase(match["phrase"], match["meaning"], match["use"]) for match in found)
+        return ParsedPlan(phrases, text=problem)
 
 
 def questions_asked(text: str) -> set[str]:

@@ -24,6 +24,7 @@ class PlanProgress:
         plan: the lesson plan.
         room: the number of steps that the conversation has room for, if no message reviews one.
         readers: trained move classifiers; None for rules alone.
+        words: the words of the problem's text, normalised.
         covered: the phrases that the teacher introduced, or that the student attempted after a task.
         asked: the covered phrases that the student had to find: the teacher described them without showing them, let
             the student choose among several, or did not show them in the message before the student's attempt.
@@ -41,6 +42,7 @@ class PlanProgress:
     plan: ParsedPlan
     room: int
     readers: MessageReaders | None = None
+    words: frozenset[str] = frozenset()
     covered: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
     order: list[int] = field(default_factory=list)

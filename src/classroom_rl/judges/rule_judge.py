@@ -21,7 +21,8 @@ from classroom_rl.judges.feedback import (
     hands_over,
     nearest_phrase,
 )
-from classroom_rl.judges.findings import Coverage, TurnFinding, verdict
+from classroom_rl.judges.findings import Coverage, TurnFinding, turn_score, verdict
+from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
@@ -163,8 +164,8 @@ def _turn_scores(findings: Sequence[TurnFinding], steps: Sequence[bool]) -> list
     """The score of each message. A message that should have taken a step of the plan and took none gets half of its
     score: the covered share of the plan caps the scores of a conversation, so its messages lose score accordingly."""
     return [
-        finding.score if finding.score is None or step else finding.score * _WITHOUT_STEP
-        for finding, step in zip(findings, steps, strict=True)
+        score if score is None or step else score * _WITHOUT_STEP
+        for score, step in zip(map(turn_score, findings), steps, strict=True)
     ]
 
 
@@ -190,7 +191,7 @@ def _follow(
     if room is None:  # the limit is unknown: assume that a teacher who closed the conversation had enough room
         room = len(plan.phrases) + error_replies + 1 if ends else len(teacher_turns)
     has_goodbye = ends and len(teacher_turns) == room > len(plan.phrases)
-    lesson = PlanProgress(plan, room - error_replies - has_goodbye, readers)
+    lesson = PlanProgress(plan, room - error_replies - has_goodbye, readers, frozenset(words_in([plan.text])))
     findings: list[TurnFinding] = []
     taken_before: list[int] = []
     for index in teacher_turns:
@@ -268,6 +269,7 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
         forward_reason="" if replies_to is None else prefix + (unscaffolded or not_moved or success),
         momentum_reason="" if replies_to is None else prefix + (unscaffolded or stuck or "goes forward"),
         reviews=bool(reviewed),
+        unread=find_unread(text, lesson.words | words_in(lesson.said)),
     )
 
 

@@ -22,10 +22,12 @@ from classroom_rl.environments.toy_language.grammar import (
     statements,
     topic_of,
     words_of_fix,
+    words_of_language,
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
-from classroom_rl.judges.findings import STEPS_FOR_REVIEW, Coverage, TurnFinding, steps_forward, verdict
+from classroom_rl.judges.findings import STEPS_FOR_REVIEW, Coverage, TurnFinding, steps_forward, turn_score, verdict
+from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import hides
 from classroom_rl.judges.messages import MEANING, RETRY, holds
 from classroom_rl.judges.prompt_injection import find_injection, readings, undisguised
@@ -88,7 +90,7 @@ class RubricJudge(EmbeddedJudge):
             )
         findings = analyse(conversation, problem)
         covered = coverage(findings, problem, facts.teacher_messages(conversation))
-        turn_scores = [finding.score for finding in findings]
+        turn_scores = [turn_score(finding) for finding in findings]
         return json.dumps({**verdict(findings, covered), "turn_scores": turn_scores}, ensure_ascii=False)
 
 
@@ -331,6 +333,7 @@ def _judge_message(
         new_step=not refused and not lesson.refusal(message),
         turns_back=not lesson.refusal(message) and lesson.turns_back(message),
         reviews=reviews,
+        unread=_find_unread(message, said),
         ends=message.ends,
         task_reason=prefix + _say_task(message, blocked, unscaffolded if slips else ""),
         forward_reason="" if replies_to is None else prefix + forward_reason,
@@ -356,6 +359,13 @@ def _why_void(message: _TeacherMessage, lesson: _LessonProgress, said: Sequence[
     if any(tells_answer(text, question, said) for question in message.lesson_questions):
         return "hands the answer over"
     return ""
+
+
+def _find_unread(message: _TeacherMessage, said: Sequence[str]) -> str:
+    """The first part of a message that no rule can read, its questions of the language left out."""
+    known = words_of_language() | words_in(said)
+    parts = (message.before(index) for index in range(len(message.sentences)))
+    return next(filter(None, (find_unread(part, known, closed=True) for part in parts)), "")
 
 
 def _was_said(text: str, said: Sequence[str]) -> bool:

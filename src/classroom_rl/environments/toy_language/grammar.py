@@ -323,6 +323,15 @@ def words_of_fix(slip: Slip, sentence: str) -> str:
     return slip.fix
 
 
+@lru_cache(maxsize=1)
+def words_of_language() -> frozenset[str]:
+    """All words of the language, in all their forms."""
+    phrases = [*PAST_TIMES, *PRESENT_TIMES, *NUMBERS, *PREPOSITIONS, *MISUSED_PREPOSITIONS, *PLACES, *SUBJECTS]
+    words = {word for phrase in phrases for word in phrase.split()} | set(_lexicon().base_of)
+    nouns = {noun for topic in TOPICS.values() for noun in topic.nouns}
+    return frozenset(words | nouns | set(map(plural, nouns)))
+
+
 def find_slips(text: str) -> list[Slip]:
     """All slips in the text, in the order of `ERROR_KINDS`."""
     plain = _plain(text)
