@@ -353,7 +353,6 @@ class GpuCheck:
             f"train.number_of_problems_per_batch={problems}",
             f"train.num_samples_per_problem={samples}",
             f"train.per_device_train_batch_size={samples // 2}",
-            f"train.max_tokens_per_micro_batch={samples // 2 * length}",
             "train.dtype=bfloat16",
             "train.gradient_checkpointing=true",
             f"train.beta={TrainConfig().beta}",
