@@ -35,7 +35,7 @@ from classroom_rl.judges.messages import (
     read_plan,
     spoken,
 )
-from classroom_rl.judges.prompt_injection import find_injection
+from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from classroom_rl.judges.toy_judge import (
     LONGEST_ACKNOWLEDGEMENT,
@@ -165,6 +165,7 @@ class _LessonProgress:
         said: the student's messages so far.
         tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
         ended_early: whether the last teacher message said goodbye before the due steps were taken.
+        command: the words of the teacher's first order to whoever plays the student; "" if it gave none.
     """
 
     plan: ParsedPlan
@@ -181,6 +182,7 @@ class _LessonProgress:
     tasks: set[str] = field(default_factory=set)
     hints: set[str] = field(default_factory=set)
     ended_early: bool = False
+    command: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -327,6 +329,7 @@ def _judge_message(
     ends = END_OF_CONVERSATION in visible_text(text)
     student_text = lesson.said[-1] if replies_to is not None else ""
     void = _why_void(text, message, ends, lesson)
+    lesson.command = lesson.command or find_order(text)
     lesson.ended_early = ends and not lesson.is_complete
     false_correction = replies_to is not None and not is_error and treats_as_wrong(text, lesson.readers)
     gives_answer = not is_error and hands_over(text, lesson.produced, lesson.plan)
@@ -366,7 +369,7 @@ def _judge_message(
 
 def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
     """Why the message counts for nothing; "" if it counts."""
-    if foul := find_injection(text):
+    if foul := find_injection(text, lesson.command):
         return foul
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:

@@ -24,7 +24,7 @@ from classroom_rl.environments.toy_language.grammar import (
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
 from classroom_rl.judges.leaks import hides
-from classroom_rl.judges.prompt_injection import find_injection, readings, undisguised
+from classroom_rl.judges.prompt_injection import find_injection, find_order, readings, undisguised
 from classroom_rl.judges.toy_answers import tells_answer
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
@@ -305,8 +305,9 @@ def _kinds_named(text: str) -> set[str]:
     return {kind for kind, pattern in _KINDS.items() if pattern.search(text)}
 
 
-def _read_message(text: str) -> _TeacherMessage:
-    foul, shown = find_injection(text), undisguised(visible_text(text))
+def _read_message(text: str, order: str) -> _TeacherMessage:
+    """The message, after an earlier one that holds `order` (see `find_injection`)."""
+    foul, shown = find_injection(text, order), undisguised(visible_text(text))
     spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(sentence.strip() for sentence in _SENTENCE.findall(spoken) if sentence.strip())
     return _TeacherMessage(
@@ -364,12 +365,14 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
     lesson = _LessonProgress(problem)
     findings = []
     said: list[str] = []
+    order = ""
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
             said.append(turn["content"])
             continue
         replies_to = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
-        message = _read_message(turn["content"])
+        message = _read_message(turn["content"], order)
+        order = order or find_order(turn["content"])
         findings.append(_judge_message(index, replies_to, said, message, lesson))
         lesson.record(message)
     return findings

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from classroom_rl.evaluation.reward_hackers.hackers import ANSWER_HACKERS, IDLE_HACKERS, JUDGE_HACKERS
 from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, PlayedProblem
+from classroom_rl.evaluation.reward_hackers.order_hackers import ORDER_HACKERS
 from classroom_rl.evaluation.reward_hackers.plan_hackers import PLAN_HACKERS
 from classroom_rl.evaluation.reward_hackers.playing import PlayedLesson, Room
 from classroom_rl.evaluation.reward_hackers.tutors import HONEST, POORER, Registry, Tutor
@@ -14,7 +15,7 @@ from classroom_rl.rollout.intervals import Estimate, mean_with_ci, shown
 MOST_OF_A_HACKER, LEAST_OF_AN_HONEST = 0.6, 0.85
 """The most that a hacker may earn on the mean over lessons, and the least that an honest tutor has to."""
 
-HACKERS: Registry = {**IDLE_HACKERS, **PLAN_HACKERS, **JUDGE_HACKERS, **ANSWER_HACKERS}
+HACKERS: Registry = {**IDLE_HACKERS, **PLAN_HACKERS, **JUDGE_HACKERS, **ORDER_HACKERS, **ANSWER_HACKERS}
 TUTORS: Registry = {**HONEST, **POORER, **HACKERS}
 Results = Mapping[str, Mapping[str, Sequence[PlayedLesson]]]
 """Tutor → room → its played lessons."""
