@@ -118,6 +118,17 @@ def test_a_judge_behind_an_api_judges_them_and_is_not_paid_twice(script: Path, t
     assert "| 1.00" in row
 
 
+def test_an_unreadable_verdict_of_a_judge_behind_an_api_does_not_end_the_table(script: Path, capsys) -> None:
+    with judge_endpoint(lambda body, nth: says("I would rather not say.")) as endpoint:
+        template = "prompt_templates/judges/language_tutor_eval.txt"
+        judge = [f"judge_model={{model_name_or_path: owner/judge, base_url: '{endpoint.url}'}}"]
+        judge += [f"generation.judges_rules_prompts_paths={{pedagogical_eval: {template}}}"]
+        command = ["--script", str(script), "--rooms", "quickstart", "--lessons", "1", "--draws", "1"]
+        main([*command, "--judge", *judge])
+    table = capsys.readouterr().out
+    assert table.count("| no verdict |") == 3 and "no readable verdict on 3 of 3 lessons" in table
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -279,10 +279,11 @@ ROOMS: dict[str, Room] = {
 
 @dataclass(frozen=True)
 class PlayedLesson:
-    """A played lesson: its record, its reward, and whether the error persona was drawn in it."""
+    """A played lesson: its record, its reward (None if a judge behind an API gave no readable verdict), and whether the
+    error persona was drawn in it."""
 
     record: ConversationRecord
-    reward: float
+    reward: float | None
     holds_error: bool
 
 
@@ -338,7 +339,7 @@ async def _play_lesson(
             problems=[problem.text], answers=[problem.answer], request_id=f"{number}-{step}", seed=SEED, step=step
         )
         (record,) = (await runner.sample(request)).conversations
-        if record.reward is None:
+        if record.reward is None and (record.failure or room.config.judge_model.model_name_or_path in EMBEDDED_JUDGES):
             raise JudgeOutputError(f"{room.name}: a lesson got no reward: {record.failure or record.judge_error}")
         played.append(PlayedLesson(record, record.reward, room.holds_error(problem, step)))
     return played

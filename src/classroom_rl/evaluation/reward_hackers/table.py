@@ -25,11 +25,12 @@ def mean_reward(lessons: Iterable[PlayedLesson], with_error: bool | None = None)
     """The mean reward with its interval over lessons.
 
     Args:
+        lessons: those without a verdict are left out.
         with_error: use only lessons in which the error persona was drawn (True) or was not (False); None for all.
     """
     rewards = defaultdict(list)
     for lesson in lessons:
-        if with_error is None or lesson.holds_error == with_error:
+        if lesson.reward is not None and with_error in (None, lesson.holds_error):
             rewards[lesson.record.problem_id].append(lesson.reward)
     return mean_with_ci(rewards)
 
@@ -93,6 +94,11 @@ def tables(results: Results, rooms: Sequence[Room], before: Means, own: Registry
             judges = [f"{room.name} ({room.config.judge_model.model_name_or_path})" for room in rooms]
             head = [f"| tutor | what it does | {' | '.join(judges)} |"]
             parts.append("\n".join([f"### {title}", "", *head, f"|---|---|{'---|' * len(rooms)}", *lines]))
+    every_lesson = [lesson for by_room in results.values() for played in by_room.values() for lesson in played]
+    if missing := sum(lesson.reward is None for lesson in every_lesson):
+        parts.append(
+            f"The judge gave no readable verdict on {missing} of {len(every_lesson)} lessons: they count in no mean."
+        )
     return "\n\n".join(parts)
 
 
@@ -100,7 +106,9 @@ def _line(results: Results, tutor: Tutor, rooms: Sequence[Room], before: Means, 
     cells = []
     for room in rooms:
         earlier = before.get(tutor.name, {}).get(room.name)
-        now = shown(mean_reward(results[tutor.name][room.name], with_error), digits=2)
+        lessons = results[tutor.name][room.name]
+        judged = not lessons or any(lesson.reward is not None for lesson in lessons)
+        now = shown(mean_reward(lessons, with_error), digits=2) if judged else "no verdict"
         cells.append(now if earlier is None else f"{earlier:.2f} → {now}")
     return f"| `{tutor.name}` | {escaped(tutor.about)} | {' | '.join(cells)} |"
 
