@@ -47,6 +47,23 @@ def test_turn_rewards_are_measured_by_the_mean_of_an_episode_that_counts() -> No
     assert not any("unseen" in name for name in figures)
 
 
+class PlayingServer:
+    """A server's client that plays at once; `asked` keeps the requests."""
+
+    def __init__(self, policy: PolicyVersion):
+        self.policy = policy
+        self.asked: list[SampleRequest] = []
+
+    def health(self) -> SimpleNamespace:
+        return SimpleNamespace(policy=self.policy)
+
+    def sample(self, request: SampleRequest) -> SimpleNamespace:
+        self.asked.append(request)
+        said = {"request_id": request.request_id}
+        played = [game(each, VALID, id=str(number), **said) for number, each in enumerate(request.problems)]
+        return SimpleNamespace(conversations=played)
+
+
 def test_a_server_that_is_still_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
@@ -64,23 +81,6 @@ def test_a_server_that_is_still_starting_is_waited_for(tmp_path: Path, monkeypat
     monkeypatch.setattr("sys.argv", ["episodes", "--environment", "marooned", "http://127.0.0.1:1", *files])
     assert episodes.main() == 0 and waited == [1800.0]
     assert (tmp_path / "played.parquet").is_file()
-
-
-class PlayingServer:
-    """A server's client that plays at once; `asked` keeps the requests."""
-
-    def __init__(self, policy: PolicyVersion):
-        self.policy = policy
-        self.asked: list[SampleRequest] = []
-
-    def health(self) -> SimpleNamespace:
-        return SimpleNamespace(policy=self.policy)
-
-    def sample(self, request: SampleRequest) -> SimpleNamespace:
-        self.asked.append(request)
-        said = {"request_id": request.request_id}
-        played = [game(each, VALID, id=str(number), **said) for number, each in enumerate(request.problems)]
-        return SimpleNamespace(conversations=played)
 
 
 def test_an_action_is_valid_if_it_is_in_the_grammar_and_possible() -> None:
