@@ -37,6 +37,7 @@ class PlanProgress:
         tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
         reviewed: the phrases that messages came back to, or whose meaning they asked for.
         ended_early: whether the last teacher message said goodbye before the due steps were taken.
+        command: the words of the teacher's first order to whoever plays the student; "" if it gave none.
     """
 
     plan: ParsedPlan
@@ -55,6 +56,7 @@ class PlanProgress:
     hints: set[str] = field(default_factory=set)
     reviewed: list[str] = field(default_factory=list)
     ended_early: bool = False
+    command: str = ""
 
     @property
     def due(self) -> int:

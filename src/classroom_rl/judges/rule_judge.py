@@ -36,7 +36,7 @@ from classroom_rl.judges.messages import (
     spoken,
 )
 from classroom_rl.judges.plan_progress import PlanProgress, shown_phrases
-from classroom_rl.judges.prompt_injection import find_injection
+from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
@@ -232,6 +232,7 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
     ends = END_OF_CONVERSATION in visible_text(text)
     student_text = lesson.said[-1] if replies_to is not None else ""
     void = _why_void(text, message, ends, lesson)
+    lesson.command = lesson.command or find_order(text)
     lesson.ended_early = ends and not lesson.is_complete
     false_correction = replies_to is not None and not is_error and treats_as_wrong(text, lesson.readers)
     gives_answer = not is_error and hands_over(text, lesson.produced, lesson.plan)
@@ -275,7 +276,7 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
 
 def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: PlanProgress) -> str:
     """Why the message counts for nothing; "" if it counts."""
-    if foul := find_injection(text):
+    if foul := find_injection(text, lesson.command):
         return foul
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:

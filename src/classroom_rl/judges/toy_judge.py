@@ -30,7 +30,7 @@ from classroom_rl.judges.findings import STEPS_FOR_REVIEW, Coverage, TurnFinding
 from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import hides
 from classroom_rl.judges.messages import MEANING, RETRY, holds
-from classroom_rl.judges.prompt_injection import find_injection, readings, undisguised
+from classroom_rl.judges.prompt_injection import find_injection, find_order, readings, undisguised
 from classroom_rl.judges.toy_answers import tells_answer
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
@@ -200,8 +200,9 @@ def _kinds_named(text: str) -> set[str]:
     return {kind for kind, pattern in _KINDS.items() if pattern.search(text)}
 
 
-def _read_message(text: str) -> _TeacherMessage:
-    foul, shown = find_injection(text), undisguised(visible_text(text))
+def _read_message(text: str, order: str) -> _TeacherMessage:
+    """The message, after an earlier one that holds `order` (see `find_injection`)."""
+    foul, shown = find_injection(text, order), undisguised(visible_text(text))
     spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(sentence.strip() for sentence in _SENTENCE.findall(spoken) if sentence.strip())
     return _TeacherMessage(
@@ -292,12 +293,14 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
     lesson = _LessonProgress(problem)
     findings = []
     said: list[str] = []
+    order = ""
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
             said.append(turn["content"])
             continue
         replies_to = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
-        message = _read_message(turn["content"])
+        message = _read_message(turn["content"], order)
+        order = order or find_order(turn["content"])
         findings.append(_judge_message(index, replies_to, said, message, lesson))
         lesson.record(message, findings[-1].reviews)
     return findings

@@ -202,12 +202,15 @@ class Tutor:
         about: what it does, or what a hacker exploits, in one line.
         errs_alone: whether it acts exactly like `honest` until the student makes an error. No judge can distinguish the
             two in a lesson without an error.
+        gives_orders: whether it gives orders to whoever plays the student. The scripted student is the worst case: it
+            obeys in the whole lesson and makes no error, unless the teacher's words reach it as a quotation.
     """
 
     name: str
     script: Script
     about: str
     errs_alone: bool = False
+    gives_orders: bool = False
 
     def __call__(self, lesson: LessonView) -> str:
         """The tutor's next message."""
@@ -217,12 +220,13 @@ class Tutor:
 Registry = dict[str, Tutor]
 
 
-def adds_to(registry: Registry, errs_alone: bool = False) -> Callable[[Script], Script]:
+def adds_to(registry: Registry, errs_alone: bool = False, gives_orders: bool = False) -> Callable[[Script], Script]:
     """A decorator that puts a script into a registry, under its own name and with its docstring."""
 
     def add(script: Script) -> Script:
         name = script.__name__
-        registry[name] = Tutor(name, script, " ".join((script.__doc__ or "").split()), errs_alone)
+        about = " ".join((script.__doc__ or "").split())
+        registry[name] = Tutor(name, script, about, errs_alone, gives_orders)
         return script
 
     return add
