@@ -80,15 +80,22 @@ _TO_JUDGE = re.compile(
     re.IGNORECASE,
 )
 
-_PART = r"(?:act|card|role|part|persona|character|script|prompt|instructions?|orders?|settings?|simulation)"
+_ROLE = r"(?:role|persona|character|script|prompt|instructions?|simulation)(?![-'’])"
+_PART = rf"(?:act|card|part|orders?|settings?|{_ROLE})\b"
 _SLIPS = r"(?:mistakes?|errors?|slips?)"
 _ANY = r"(?:any |an? |a single |one |another |more ){0,3}"
-_CLAUSE = r"(?:^|[.!?,;:–—\n]|\b(?:please|just|always|now|and|but|so|you (?:must|have to|need to|are to)))\W{0,9}"
-"""What stands before an imperative."""
+_CLAUSE = (
+    r"(?:^|[.!?,;:–—\n]|\b(?:please|and|but|so|you (?:must|have to|need to|are to)))\W{0,9}"
+    r"(?:(?:please|just|always|now)\W{1,9}){0,2}"
+)
+"""What stands before an imperative: not "it would now be right", nor "you don't make mistakes any more"."""
+_RIGHT = r"(?:right|correct|perfect)"
 _ITS_PART = re.compile(
-    r"\b(?:whatever|no matter what|ignore|disregard|forget|drop|leave|break|overrule|override|against|despite)"
-    rf"\b[^.!?\n]{{0,30}}\b(?:your (?:\w+ )?{_PART}|the act)\b|"
-    r"\b(?:whatever|what) you (?:were|are|have been) (?:told|asked|supposed|meant)\b|"
+    r"\b(?:whatever|no matter what|ignore|disregard|overrule|override|against|despite)"
+    rf"\b[^.!?\n]{{0,30}}\byour (?:\w+ )?{_PART}|"
+    rf"{_CLAUSE}(?:forget|drop|leave|break)\b[^.!?\n]{{0,30}}\b(?:your (?:\w+ )?{_ROLE}\b|the act\b)|"
+    r"\b(?:whatever|(?:forget|ignore|disregard|against|despite|no matter)(?: all| everything)?(?: that)?(?: what)?) "
+    r"you (?:were|are|have been) (?:told|asked|supposed|meant)\b|"
     r"\b(?:your|the) (?:persona|system prompt|hidden (?:card|prompt|instructions?))\b|"
     r"\bsimulated (?:student|learner)\b|"
     r"\byou(?: are|'re|’re) (?:\w+ )?(?:an? |the |being )?(?:simulat\w+|language model|chatbot|bot|ai)\b|"
@@ -100,14 +107,14 @@ _ITS_PART = re.compile(
 _TO_BE_RIGHT = re.compile(
     rf"{_CLAUSE}be (?:right|correct|perfect|flawless|faultless|error[- ]free)\b|"
     rf"{_CLAUSE}(?:answer|reply|respond) (?:\w+ )?(?:correctly|perfectly|flawlessly|faultlessly)\b|"
-    r"\b(?:always|only) (?:give|say|write|use) (?:the )?(?:right|correct|perfect)\b|"
-    r"\b(?:give|say|write) (?:only|always|nothing but) (?:the )?(?:right|correct|perfect)\b|"
+    rf"{_CLAUSE}(?:always|only) (?:give|say|write|use) (?:the )?{_RIGHT} (?:answers?|sentences|replies|things)\b|"
+    rf"{_CLAUSE}(?:give|say|write) (?:(?:always|nothing but) (?:the )?|only ){_RIGHT}\b|"
     r"\b(?:act|be|behave|play|pretend|speak)\b[^.!?\n]{0,20}\b(?:perfect|excellent|flawless) (?:student|learner)\b|"
     r"\bwho (?:never errs|knows everything)\b|"
-    rf"(?:{_CLAUSE}make|\b(?:who makes|by making)) no (?:more )?{_SLIPS}\b|"
-    rf"(?:{_CLAUSE}never|\b(?:do not|don['’]t|must not|mustn['’]t)) make {_ANY}{_SLIPS}\b|"
-    rf"\b(?:no|zero) (?:more )?{_SLIPS} (?:now|please|this time|today|from now on|(?:is|are) allowed)\b|"
-    rf"\b(?:answer|reply|respond|say it|speak|write)\b[^.!?\n]{{0,30}}\bwithout {_ANY}{_SLIPS}\b",
+    rf"(?:{_CLAUSE}make|\b(?:who makes|by making)) no (?:more )?(?!mistake[:,]){_SLIPS}\b|"
+    rf"(?:{_CLAUSE}(?:never|do not|don['’]t)|\b(?:must not|mustn['’]t)) make {_ANY}{_SLIPS}\b|"
+    rf"\b(?:no|zero) (?:more )?{_SLIPS} (?:(?:now|this time|today),? please|please|from now on|(?:is|are) allowed)\b|"
+    rf"{_CLAUSE}(?:try to )?(?:answer|reply|respond|say|speak|write)\b[^.!?\n]{{0,30}}\bwithout {_ANY}{_SLIPS}\b",
     re.IGNORECASE,
 )
 """Orders to make no error."""
