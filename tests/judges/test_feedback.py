@@ -6,6 +6,7 @@ from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.judges.feedback import (
     falsely_corrects,
     feedback_kind,
+    gives_right_form,
     hands_over,
     nearest_phrase,
     repairs,
@@ -51,6 +52,11 @@ def test_feedback_in_open_language_goes_by_the_phrase_that_was_meant():
     assert nearest_phrase("Buenos días", SPANISH) is None and nearest_phrase("anything", ParsedPlan()) is None
     assert feedback_kind("Ha perdido la cartera.", "He perdido la cartera. Where?", SPANISH) == "recast"
     assert feedback_kind("Ha perdido la cartera.", 'No, it is "he perdido".', SPANISH) == "explicit"
+
+
+def test_a_corrected_first_word_is_the_right_form_and_a_gap_is_not():
+    assert gives_right_form("Him goes home every day", "He goes home every day. Say it again.", SPANISH)
+    assert not gives_right_form("my sister boil two eggs", "So my sister … two eggs? Say it again.", SPANISH)
 
 
 @pytest.mark.parametrize(

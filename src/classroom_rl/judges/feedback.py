@@ -79,6 +79,7 @@ _CHOICE = re.compile(r"\b(?:which|choose|pick|fits?|or)\b", re.IGNORECASE)
 _STOPWORDS = frozenset(
     "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
 )
+_OPENINGS = frozenset("so and ah oh okay ok well hmm hm".split())
 _SHORT_SENTENCE = 8  # words
 _LONGEST_ATTEMPT = 300
 """In characters. Longer texts are no attempts at a phrase, and `SequenceMatcher` takes quadratic time on them."""
@@ -159,12 +160,11 @@ def _is_corrected_version(error: str, text: str) -> bool:
 
 
 def _leaves_out(before: list[str], after: list[str]) -> bool:
-    """Whether a text only leaves something out of the student's words, after at most one word of its own ("So …")."""
+    """Whether a text only leaves something out of the student's words, perhaps after an opening word ("So …"). Another
+    word at its beginning may be the correction of the student's first one."""
+    said = after[1:] if len(after) > 1 and after[0] in _OPENINGS and before[:1] != after[:1] else after
     rest = iter(before)
-    if all(word in rest for word in after):
-        return True
-    rest = iter(before)
-    return len(after) > 1 and all(word in rest for word in after[1:])
+    return all(word in rest for word in said)
 
 
 def _is_similar(one: str, other: str, least: float) -> bool:
