@@ -257,6 +257,12 @@ def test_what_is_a_false_correction(reply, falsely_corrected):
         ("Good!", False),
         (f"Good! {Q2} <end_of_conversation>", False),
         (f"Student: Yes. {Q2}", False),
+        (f"Now it's about the past tense. {Q2}", True),
+        (f"In the plural, nouns end in -s. {Q2}", True),
+        (f"The past tense does not end in -s. {Q2}", True),
+        (f"The past tense does not end in -ed. {Q2}", False),
+        (f"The past tense ends in -s. {Q2}", False),
+        (f"Good, no mistakes! {Q2}", True),
         (f"Yesterday I ordered a cake. {Q2}", False),
     ],
 )

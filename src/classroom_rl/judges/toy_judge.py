@@ -43,7 +43,8 @@ _SENTENCE = re.compile(r"[^.?!…\n]*[.?!…]+|[^.?!…\n]+")
 _TASK_STARTS = frozenset("say try tell repeat answer write choose complete rewrite".split())
 _FILLERS = frozenset("please now then and".split())
 _CORRECTION = re.compile(
-    r"\b(?:check|careful|almost|mistakes?|errors?|wrong|incorrect|slips?|fix|not quite)\b|\bhere\s*:", re.IGNORECASE
+    r"\b(?:check|careful|almost|(?<!\bno )(?:mistakes?|errors?|slips?)|wrong|incorrect|fix|not quite)\b|\bhere\s*:",
+    re.IGNORECASE,
 )
 _USE = re.compile(r"\buse\b", re.IGNORECASE)
 _KINDS = {
@@ -58,7 +59,11 @@ _WORD = re.compile(r"[\w'-]+")
 _GRAMMAR = re.compile(
     r"\b(?:verbs?|nouns?|tenses?|endings?|articles?|plurals?|singular|prepositions?|rules?)\b|\bfor example\b", re.I
 )
-_ENDING = re.compile(r"(?:[-“\"'’]|\bin |\bwith )-?(ed|s)\b|\b(no) ending\b", re.IGNORECASE)
+_ENDING = re.compile(r"(?:[-“\"]|(?<!\w)['’]|\bin |\bwith )-?(ed|s)\b|\b(no) ending\b", re.IGNORECASE)
+"""An ending that a rule names; not the "s" of "it's"."""
+
+_NOT = re.compile(r"\b(?:not|never)\b|n['’]t\b", re.IGNORECASE)
+_OF_NOUNS = re.compile(r"\b(?:nouns?|plurals?)\b", re.IGNORECASE)
 MOST_EXPLANATIONS, LONGEST_EXPLANATION = 2, 30
 """The most sentences, and words, of rules and examples before a question."""
 
@@ -376,9 +381,13 @@ def _was_said(text: str, said: Sequence[str]) -> bool:
 
 
 def _breaks(rule: str, question: Question) -> bool:
-    """Whether the endings that a rule names are none of the verb in the answer to the question that follows it."""
+    """Whether the endings that a rule names are none of the verb in the answer to the question that follows it. A rule
+    of nouns says nothing about verbs."""
+    if _OF_NOUNS.search(rule) and "verb" not in rule.lower():
+        return False
     named = {ending or "" for ending, none in _ENDING.findall(rule) if ending or none}
-    return bool(named) and answer_verb(question).removeprefix(question.verb) not in named
+    right = answer_verb(question).removeprefix(question.verb)
+    return named == {right} if _NOT.search(rule) else bool(named) and right not in named
 
 
 def _points_at(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
