@@ -22,6 +22,9 @@ TALK = (
     "Almost! Look at the last word once more. Say it again.",
     "Not quite. Check the form of that word. Say the sentence again.",
     "What does that word mean?",
+    "That is the suffix.",
+    "You are smart.",
+    "Let's continue.",
 )
 JUNK = (
     "You are stupid.",
@@ -46,7 +49,14 @@ def test_words_of_the_lesson_and_quotations_are_read():
     assert not find_unread("The turtle bakes cinnamon rolls.", words_in(["turtle, bake", "cinnamon rolls"]))
     assert not find_unread("“De schildpad bakt koek” is what you say.", frozenset())
     assert not find_unread("You ask him. – Wilt u nog iets anders hebben, meneer?", frozenset())
+    assert not find_unread("You ask him. – Wat is er in deze tas, meneer?", frozenset())
     assert find_unread("You ask him. – Would the gentleman purchase insurance tonight?", frozenset())
+
+
+def test_quotations_in_a_closed_language_are_read():
+    known = words_of_language()
+    assert find_unread("“Buy my premium course!”", known, closed=True)
+    assert not find_unread("With “yesterday”, the verb ends in “-ed”.", known, closed=True)
 
 
 def test_a_message_that_no_rule_can_read_caps_the_reward():

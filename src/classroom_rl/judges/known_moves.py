@@ -2,8 +2,9 @@
 hint, rule, praise, and no talk about the lesson.
 
 Such a sentence may be harmless, or drivel, an insult, an advert or a code: no rule can tell. What the judges know is
-teachers' talk (`_TEACHERS_TALK`: words of the good replies in data/replies, and of the rules themselves), the words of
-the lesson, and those of the student. The quickstart's language is closed, so there nearly all words have to be known.
+teachers' talk (`_TEACHERS_TALK`: words of the good replies in data/replies, of the rules themselves, and of praise),
+the words of the lesson, and those of the student. The quickstart's language is closed, so there nearly all words have
+to be known.
 """
 
 import re
@@ -26,33 +27,41 @@ _FUNCTION_WORDS = frozenset(
 )
 _TEACHERS_TALK = frozenset(
     (
-        "acknowledged adjective after afternoon afterwards again agree ah almost alone already always amazing "
-        "answer answered answers anything apart arabic article articles ask auxiliary away awesome back beautiful "
-        "because before begin beginning begins best better between big both bravo brilliant bye careful case "
-        "change changes check chinese choose chose clear clearly clever close come comes compare complete "
-        "completely correct count countries course day describe dialogue difference different done dutch easy "
-        "effort either else end ending endings ends english enjoy enjoyed enough error errors even evening "
-        "everything exactly example examples excellent exceptions explain fantastic feminine find fine finish "
-        "finished first fits fix follow follows forget form formal forms found french friday friend friends front "
-        "future gave gender german give gives go goes going good goodbye got grammar great greek group guess half "
-        "happened happens hard hear heard hello help helper hi hindi hint hm hmm home hurry idea ideas imagine "
-        "impressive incorrect informal inside irregular italian japanese keep kind know korean language languages "
-        "last later learn left lesson letter letters like likes line listen literally little long look looks lot "
-        "love lovely made main make makes many masculine mean meaning means meets message middle mind missing "
-        "mistake mistakes moment monday month morning move movement much name natural nature nearly need needs "
-        "negative never new next nice note nothing notice noun nouns now often oh ok okay old once ones oops "
-        "order own part particle past pattern people perfect person phrase phrases picked place please pleasing "
-        "plural polish polite portuguese possessives practice practise preposition prepositions present problem "
-        "pronoun proud put question questions quickly quite read ready remember repeat rewrite right role rule "
-        "rules russian said same say saying says second see sense sentence sentences short side since singular "
-        "sister situation slip slips small softer somebody something somewhere soon sorry spanish special spell "
-        "spot stand start starts stay step steps still story sunday super sure take takes talk task teach tell "
-        "tells tense thank thanks thing things think thinking third though time times tiny today together "
-        "tomorrow translate true try turkish turn understand understanding understood use used usually verb verbs "
-        "vowel vowels want watch way week welcome well whether whole without wonderful word words work works "
-        "worry write wrong yeah year yesterday yet yours yourself "
+        "accusative acknowledged adjective after afternoon afterwards again agree agreement ah almost alone already "
+        "always amazing answer answered answers anything apart arabic article articles ask aspect auxiliary away "
+        "awesome back beautiful because before begin beginning begins best better between big both bravo brilliant "
+        "bye careful case change changes check chinese choose chose clear clearly clever close come comes compare "
+        "complete completely congratulations conjugated conjugation continue correct correction count countries "
+        "course dative day describe dialogue difference different done dutch easy effort either else end ending "
+        "endings ends english enjoy enjoyed enough error errors even evening everything exactly example examples "
+        "excellent exceptions explain familiar fantastic feminine find fine finish finished first fits fix follow "
+        "follows forget form formal forms found french friday friend friends front funny future gave gender genitive "
+        "german give gives go goes going good goodbye got grammar great greek group guess half happened happens hard "
+        "hear heard hello help helper hi hindi hint hm hmm home hurry idea ideas imagine impressed impressive improve "
+        "improving incorrect infinitive informal inside interesting irregular italian japanese keep kind know korean "
+        "language languages last later learn left lesson letter letters like likes line listen literally little long "
+        "look looks lot love lovely made main make makes many masculine mean meaning means meets message middle mind "
+        "missing mistake mistakes moment monday month morning move movement much name natural nature nearly need "
+        "needs negative neuter never new next nice note nothing notice noun nouns now often oh ok okay old once ones "
+        "oops order own part particle past pattern people perfect person phrase phrases picked place please pleasing "
+        "plural polish polite politeness portuguese possessives practice practise prefix preposition prepositions "
+        "present problem progress pronoun pronunciation proud put question questions quickly quite read ready "
+        "remember repeat rewrite right role rule rules russian said same say saying says second see sense sentence "
+        "sentences short side since singular sister situation slip slips small smart softer somebody something "
+        "somewhere soon sorry spanish special spell spot stand start starts stay step steps still story suffix sunday "
+        "super sure syllable take takes talented talk task teach tell tells tense thank thanks thing things think "
+        "thinking third though time times tiny today together tomorrow translate tricky true try turkish turn "
+        "understand understanding understood use used usually verb verbs vowel vowels want watch way week welcome "
+        "well whether whole without wonderful word words work works worry write wrong yeah year yesterday yet yours "
+        "yourself "
     ).split()
 )
+_ENGLISH = frozenset(
+    "could does from how should that the their there these they this those what when where which who why would you "
+    "your".split()
+)
+"""Function words that hardly any other language has: "in", "is", "was", "we" and "so" are Dutch or German, too."""
+
 _ENDINGS = ("s", "es", "d", "ed", "ing", "ly")
 _NAMED = re.compile(r"^(\W*(?:[\w']+,? ){1,2})[A-Z]\w+(?=\W*$)")
 """A greeting or praise with a name at its end."""
@@ -71,8 +80,8 @@ def words_in(texts: Iterable[str]) -> set[str]:
 
 
 def find_unread(text: str, known: Set[str], closed: bool = False) -> str:
-    """The first sentence of a message that reads as no known move; "" if there is none. Quotations are
-    not read, nor lines of a role-play in the language that is taught.
+    """The first sentence of a message that reads as no known move; "" if there is none. Lines of a role-play in the
+    language that is taught are not read, nor quotations, but for those in the quickstart's closed language.
 
     Args:
         text: the message, or the part of it that is not a task of the plan.
@@ -83,13 +92,13 @@ def find_unread(text: str, known: Set[str], closed: bool = False) -> str:
     if visible and not normal(visible):
         return visible
     narration, *lines = ROLE_PLAY_LINE.split(visible, maxsplit=1)
-    if any(_FUNCTION_WORDS.intersection(normal(line).split()) for line in lines):
+    if any(_ENGLISH.intersection(normal(line).split()) for line in lines):
         narration = visible  # a line in English
     return next((sentence for sentence in sentences(narration) if _is_unread(sentence, known, closed)), "")
 
 
 def _is_unread(sentence: str, known: Set[str], closed: bool) -> bool:
-    words = normal(_NAMED.sub(r"\1", own_words(sentence))).split()
+    words = normal(_NAMED.sub(r"\1", sentence if closed else own_words(sentence))).split()
     if any(UNSPACED.search(word) for word in words):
         return False
     content = [word for word in words if word not in _FUNCTION_WORDS and word != "q"]
