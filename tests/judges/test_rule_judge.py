@@ -315,3 +315,17 @@ def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: Generatio
         assert verdict.reasons["forward_progression_score"].count("error – ") == errors
     messages, personas = play(ideal, read_plan(PLAN), (RIGHT, ERR, RIGHT))
     assert score(messages, PLAN, personas, 7).final_reward == 1.0
+
+
+def test_a_review_is_no_step_of_the_plan_as_well():
+    turns = (
+        "You wait. How do you say that it is your turn?",
+        "Ik ben aan de beurt",
+        "The baker wants to know whether there is anything else. What does the baker say?",
+        "Anders nog iets?",
+        "You want half a brown loaf, please. What do you say?",
+        "Een half bruin, alstublieft",
+        "You may pay by card soon. What does “half” mean?",
+    )
+    findings, covered = analyse(dialogue(*turns), read_plan(PLAN))
+    assert findings[-1].reviews and (covered.taken, covered.due) == (3, 3)

@@ -248,7 +248,7 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
     stuck = "" if is_error or reviewed else blocked or _why_no_new_step(message, ends, lesson)
     not_moved = "" if is_error else stuck or _why_at_length(student_text, message, lesson.plan)
     new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck and not ends
-    lesson.add_phrases(message, described if new_step else set(), is_error)
+    lesson.add_phrases(message, described if new_step and not reviewed else set(), is_error)
     lesson.tasks |= _tasks_of(message)
     task_final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
     prefix = "error – " if is_error else ""
