@@ -42,7 +42,7 @@ LEAST_FOR_DEPENDENCE = 256
 dependence of 0 is measured below 2 / √256 (0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never
 (simulated with normally distributed scores)."""
 LARGEST_RISE = 0.15
-"""The largest rise, since the training began, of the share of conversations that an embedded judge cannot read."""
+"""The largest rise of the share of conversations that an embedded judge cannot read, since the process began."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
@@ -138,7 +138,7 @@ class UnreadWatch:
             return None
         return (
             f"The tutor says more and more that the embedded judge cannot read: the share of such conversations has "
-            f"risen by {rise:.2f} since the training began. Read some of them on the page (their verdicts say "
+            f"risen by {rise:.2f} since this training process began. Read some of them on the page (their verdicts say "
             f"“{BEYOND_RULES}”): they may be better teaching than the rules know, or drivel and codes."
         )
 
