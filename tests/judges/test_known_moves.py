@@ -1,6 +1,7 @@
 """What reads as none of the known moves: junk in the quickstart and in lesson plans, and what honest tutors say."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_words_of_the_lesson_and_quotations_are_read():
     assert not find_unread("You ask him. – Wilt u nog iets anders hebben, meneer?", frozenset())
     assert not find_unread("You ask him. – Wat is er in deze tas, meneer?", frozenset())
     assert find_unread("You ask him. – Would the gentleman purchase insurance tonight?", frozenset())
+
+
+def test_thousands_of_apostrophes_hold_nobody_up():
+    started = time.process_time()
+    find_unread("'" * 30_000 + " x", frozenset())
+    assert time.process_time() - started < 2
 
 
 def test_quotations_in_a_closed_language_are_read():

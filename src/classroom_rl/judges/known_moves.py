@@ -63,7 +63,7 @@ _ENGLISH = frozenset(
 """Function words that hardly any other language has: "in", "is", "was", "we" and "so" are Dutch or German, too."""
 
 _ENDINGS = ("s", "es", "d", "ed", "ing", "ly")
-_NAMED = re.compile(r"^(\W*(?:[\w']+,? ){1,2})[A-Z]\w+(?=\W*$)")
+_NAMED = re.compile(r"^(\W*(?:\w[\w']*,? ){1,2})[A-Z]\w+(?=\W*$)")
 """A greeting or praise with a name at its end."""
 
 MOST_UNKNOWN, MOST_UNKNOWN_IN_TOY_LANGUAGE = 0.55, 0.34
