@@ -178,8 +178,8 @@ class TrainConfig:
     ] = 8
     """The conversations of a group."""
     per_device_train_batch_size: Count = 2
-    """Rows (conversations) of a micro-batch, on each rank; on a GPU as many shorter ones as have the tokens of so many
-    of the longest: that takes no more memory, and few short rows leave a GPU idle."""
+    """Rows (conversations) of a micro-batch, on each rank; on a GPU as many as fit into the tokens of that many rows
+    of full length (the same memory), because few short rows leave it idle."""
     max_tokens_per_micro_batch: Count | None = None
     """A micro-batch takes as many rows of like length as fit into so many tokens, padding included; a longer row is
     alone. Null: see `per_device_train_batch_size`."""
