@@ -10,6 +10,7 @@ import pytest
 from classroom_rl.environments.marooned.episode import Decision, GameRecord
 from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID
 from classroom_rl.errors import DataError
+from classroom_rl.evaluation import episodes
 from classroom_rl.evaluation.episodes import compared, figures_of, held_out, measure, table, write_comparison
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
@@ -34,6 +35,18 @@ def game(island: str, *grades: str, fault: str = "", **more: object) -> GameReco
     return GameRecord(**fields | more)
 
 
+def test_turn_rewards_are_measured_by_the_mean_of_an_episode_that_counts() -> None:
+    scored = {"judge": [1.0, None, 0.5], "unseen": [None]}
+    figures = figures_of(
+        [
+            game(ISLANDS[0], VALID, turn_rewards=scored),
+            game(ISLANDS[1], VALID, reward=None, turn_rewards=scored),
+        ]
+    )
+    assert figures["turn_rewards/judge/mean"] == {ISLANDS[0]: [0.75]}
+    assert not any("unseen" in name for name in figures)
+
+
 class PlayingServer:
     """A server's client that plays at once; `asked` keeps the requests."""
 
@@ -49,6 +62,25 @@ class PlayingServer:
         said = {"request_id": request.request_id}
         played = [game(each, VALID, id=str(number), **said) for number, each in enumerate(request.problems)]
         return SimpleNamespace(conversations=played)
+
+
+def test_a_server_that_is_still_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    class StartingServer(PlayingServer):
+        def __init__(self, url: str, record: type) -> None:
+            super().__init__(PolicyVersion())
+
+        def wait_until_up(self, timeout_s: float) -> None:
+            assert not self.asked
+            waited.append(timeout_s)
+
+    monkeypatch.setattr(episodes, "ClassroomClient", StartingServer)
+    (tmp_path / "islands.jsonl").write_text('{"problem": "island 1, seat 1"}\n')
+    files = [str(tmp_path / "islands.jsonl"), str(tmp_path / "played.parquet")]
+    monkeypatch.setattr("sys.argv", ["episodes", "--environment", "marooned", "http://127.0.0.1:1", *files])
+    assert episodes.main() == 0 and waited == [1800.0]
+    assert (tmp_path / "played.parquet").is_file()
 
 
 def test_an_action_is_valid_if_it_is_in_the_grammar_and_possible() -> None:

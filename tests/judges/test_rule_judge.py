@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, RULES_VERSION
 from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.judges.findings import TurnFinding
 from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.readings import Exchange, MessageReaders
 from classroom_rl.judges.rule_judge import RulesJudge, analyse, holds_error
-from classroom_rl.judges.toy_judge import TurnFinding
 from classroom_rl.judges.verdicts import Scores, parse_judge_output, parse_verdict
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.environment import models_on_engines

@@ -21,7 +21,8 @@ from classroom_rl.environments.toy_language.scripts import (
     slip_in_last,
 )
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.judges.toy_judge import RubricJudge, analyse, coverage, verdict
+from classroom_rl.judges.findings import verdict
+from classroom_rl.judges.toy_judge import RubricJudge, analyse, coverage
 from classroom_rl.judges.verdicts import parse_judge_output, parse_verdict
 from classroom_rl.rollout.engine import ConversationFacts
 from tests.support.dutch_lesson import dialogue

@@ -57,9 +57,10 @@ def reward(*arguments) -> float:
 
 def test_there_are_as_many_lessons_as_the_documentation_says_and_none_in_both_splits() -> None:
     train, test = plans("train"), plans("test")
-    assert (len(train), len(test)) == (len(TRAIN), len(TEST)) == (40, 16)
+    assert (len(train), len(test)) == (len(TRAIN), len(TEST)) == (40, 40)
     assert all(len(plan.chunks) == 4 for plan in train + test)
-    assert not {plan.goal for plan in train} & {plan.goal for plan in test}
+    for key in (lambda plan: plan.goal, lambda plan: plan.id, lambda plan: plan.lesson_aim):
+        assert len({key(plan) for plan in train + test}) == 80, "no lesson is in both, and none twice"
     asked = [[chunk.meaning for plan in part for chunk in plan.chunks] for part in (train, test)]
     both = set(asked[0]) & set(asked[1])
     assert len(both) <= 3, f"questions of a held-out lesson that are trained on: {both}"

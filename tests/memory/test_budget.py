@@ -38,7 +38,7 @@ from tests.conftest import ROOT
 from tests.memory.conftest import ADAPTER, ADAPTER_INPUTS, PARAMETERS, QWEN3_SHAPE, job, sizes, write_config
 
 W16, W32 = 2 * PARAMETERS, 4 * PARAMETERS
-CONTEXT = {"CUDA context": 536_870_912}
+CONTEXT = {"CUDA context": 837_518_622}
 BUCKET = {"ZeRO's gradient bucket": 1_000_000_000}
 CHECKPOINTS = 3_019_898_880  # 36 layers × 2560 × 2 bytes × 16384 tokens
 # A layer, in bytes per token: its norms 2 × (4 + 2) × 2560 = 30,720, those of the heads (4 + 2) × (4096 + 1024) =

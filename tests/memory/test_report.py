@@ -59,8 +59,8 @@ def test_what_cannot_fit_is_refused_and_fits_when_it_is_split(qwen):
         f"A GPU of 48.00 GiB cannot hold what the {moment} needs"
         for moment in ("rollout", "backward pass", "optimizer step")
     ]
-    # held 37.96, 32-bit gradients 14.98, 16-bit gradients 7.49, contexts of two engines 1 GiB
-    assert "needs: 61.44 GiB, most of it master weights (32 bit) 14.98 GiB, gradients (32 bit)" in refused.refusals[2]
+    # held 38.24, 32-bit gradients 14.98, 16-bit gradients 7.49, contexts of two engines 1.56 GiB
+    assert "needs: 62.28 GiB, most of it master weights (32 bit) 14.98 GiB, gradients (32 bit)" in refused.refusals[2]
     assert "zero3_4GPU.yaml" in refused.refusals[2] and "teacher_model.lora.enable=true" in refused.refusals[2]
     with pytest.raises(ConfigError, match="A GPU of 48.00 GiB cannot hold"):
         show(refused)
@@ -111,11 +111,11 @@ def test_with_phases_the_engines_awake_together_count_and_the_others_on_the_host
         f"generation.judges_rules_prompts_paths={{pedagogical_eval: {tmp_path / 'rule.txt'}}}",
     ]
     (together,) = refusals(qwen, *judged)
-    assert "what the engines needs: 89.50 GiB" in together and "set generation.schedule=phased" in together
+    assert "what the engines needs: 90.34 GiB" in together and "set generation.schedule=phased" in together
     judged.append("generation.schedule=phased")
     apart = report(small_training(qwen, *judged), None)
     assert apart.refusals == []
-    assert size_of(apart.lines, "  engines  ") == "49.50 GiB"  # 0.6 × 80, and three CUDA contexts of half a GiB
+    assert size_of(apart.lines, "  engines  ") == "50.34 GiB"  # 0.6 × 80, and three CUDA contexts of 0.78 GiB
     assert size_of(apart.lines, "weights of the engines") == "22.48 GiB", "all of them sleep while a trainer steps"
     alone = report(small_training(qwen, *judged, "generation.colocate=false"), None)
     assert size_of(alone.lines, "weights of the engines") == "14.98 GiB", "two of three sleep"
@@ -191,12 +191,12 @@ def test_a_supervisor_on_an_engine_is_a_role_like_the_others(qwen):
     supervisor = f"supervisor_model={{model_name_or_path: {qwen}, vllm: {options}}}"
     planned = (PLANNED, "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt")
     remote = f"supervisor_model={{model_name_or_path: {qwen}, use_openrouter: true}}"
-    # Shares of teacher and student 0.25 each, and CUDA contexts of half a GiB.
+    # Shares of teacher and student 0.25 each, and CUDA contexts of 0.78 GiB each.
     for more, engines in (
-        ((PLANNED,), "41.00 GiB"),
-        ((*planned, remote), "41.00 GiB"),
-        ((*planned, supervisor), "61.50 GiB"),
-        ((*planned, supervisor, "generation.schedule=phased"), "61.50 GiB"),  # awake in the dialogue, as the others
+        ((PLANNED,), "41.56 GiB"),
+        ((*planned, remote), "41.56 GiB"),
+        ((*planned, supervisor), "62.34 GiB"),
+        ((*planned, supervisor, "generation.schedule=phased"), "62.34 GiB"),  # awake in the dialogue, as the others
     ):
         assert size_of(report(small_training(qwen, *more), None).lines, "  engines  ") == engines
     (refused,) = refusals(qwen, *planned, supervisor.replace("0.25", "0.109"))

@@ -163,7 +163,7 @@ def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path
     refuse_engines_of(config)
     gpus(1, mebibytes=24576)
     keys = "teacher_model.vllm.gpu_memory_utilization=0.5 [+] student_model.vllm.gpu_memory_utilization=0.5"
-    with pytest.raises(ConfigError, match=f"ask for 1 of it, and their CUDA contexts 0.042 more: {keys}"):
+    with pytest.raises(ConfigError, match=f"ask for 1 of it, and their CUDA contexts 0.065 more: {keys}"):
         asyncio.run(open_roles(config, {}, tmp_path))
 
 
@@ -174,7 +174,7 @@ def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
     gpus(2, first=4096)
     refuse_engines_of(config)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(ConfigError, match="ask for 0.8 of it, and their CUDA contexts 0.250 more"):
+    with pytest.raises(ConfigError, match="ask for 0.8 of it, and their CUDA contexts 0.390 more"):
         refuse_engines_of(config)
 
 

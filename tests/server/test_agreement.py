@@ -39,6 +39,7 @@ def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on()
         "supervisor_model.model_name_or_path=rules",
         "generation.teacher_tools=[calculator]",
         "generation.readers_path=readers",
+        "generation.quote_teacher=true",
         "generation.post_test.enable=true",
     )
     compared = {key.removeprefix("the content of ") for key in conversation_keys(everything)}

@@ -27,9 +27,9 @@ from classroom_rl.judges.feedback import (
     repairs,
     shows_uptake,
 )
+from classroom_rl.judges.findings import TurnFinding, verdict
 from classroom_rl.judges.messages import holds, read_message, read_plan
 from classroom_rl.judges.rule_judge import analyse
-from classroom_rl.judges.toy_judge import TurnFinding, verdict
 from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ConversationFacts

@@ -14,7 +14,8 @@ from classroom_rl.environments.classroom.rewards import pedagogical
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.environments.toy_language.lessons import Lesson, render_problem
 from classroom_rl.environments.toy_language.scripts import Teacher, play
-from classroom_rl.judges.toy_judge import analyse, verdict
+from classroom_rl.judges.findings import verdict
+from classroom_rl.judges.toy_judge import analyse
 from classroom_rl.judges.verdicts import Scores, Verdict, parse_verdict
 from classroom_rl.results.evaluation_files import write_records
 from classroom_rl.results.statistics import read_exchanges, summarise

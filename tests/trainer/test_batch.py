@@ -24,6 +24,7 @@ from classroom_rl.trainer.batch import (
     micro_batches_by_rows,
     micro_batches_by_tokens,
     split_to,
+    token_limit,
 )
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
 
@@ -78,6 +79,26 @@ def test_uncut_micro_batches_are_as_wide_as_the_batch() -> None:
     found = Batch.of([Sample(each, [1.0] * len(each.mask)) for each in rows], 0, torch.device("cpu"))
     assert micro_batches(found, 1, 12, is_cut=True) == [[3, 2], [0, 1]]
     assert micro_batches(found, 1, 12, is_cut=False) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides", "expected"),
+    [
+        ("cuda", [], 2 * 1024),
+        ("cuda", ["generation.max_tokens_in_conversation=500"], 2 * 500),
+        ("cuda", ["teacher_model.vllm.max_length=600"], 2 * 600),
+        ("cuda", ["train.max_tokens_per_micro_batch=300"], 300),
+        ("cuda", ["train.loss_type=bnpo"], None),
+        ("cpu", [], None),
+        ("cpu", ["train.max_tokens_per_micro_batch=300"], 300),
+    ],
+)
+def test_a_gpu_fills_micro_batches_with_the_tokens_of_their_longest_rows(
+    device: str, overrides: list[str], expected: int | None
+) -> None:
+    lengths = ["generation.max_tokens_in_conversation=1024", "teacher_model.vllm.max_length=2048"]
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *lengths, *overrides])
+    assert token_limit(config, 2, torch.device(device)) == expected
 
 
 def test_a_row_s_tensors_end_where_it_ends() -> None:

@@ -165,6 +165,28 @@ def test_a_judge_that_reads_is_logged_and_not_warned_about(tmp_path: Path, caplo
     assert all(0.6 < each["guard/verdict_dependence"] < 0.95 for each in logged)
 
 
+def unread(share: float) -> Judge:
+    """Verdicts that say of this share of a group's conversations that no rule can read them."""
+
+    def verdicts(problem: int, place: int) -> list[Verdict]:
+        scores = Scores(place / 8, place / 8, place)
+        return [Verdict("pedagogical_eval", 0, scores=scores, beyond_rules=int(place < 8 * share))]
+
+    return verdicts
+
+
+def test_a_rise_of_what_no_rule_can_read_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
+    with caplog.at_level(logging.WARNING):
+        logged = [
+            monitor.check(processes, step, batch(unread(share), step))
+            for step, share in enumerate((0.25, 0.25, 0.5, 0.5))
+        ]
+    assert [each["guard/beyond_rules_rise"] for each in logged] == [0, 0, 0.25, 0.25]
+    [said] = [each.getMessage() for each in caplog.records]
+    assert said.startswith("step 3: The tutor says more and more that the embedded judge cannot read")
+
+
 def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
     for judged in (True, False):
         monitor = monitor_in(tmp_path, judged)

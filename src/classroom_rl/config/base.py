@@ -260,6 +260,9 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     rules of a supervisor then use them where a label means the same, and an evaluation measures what they read. Null:
     rules alone."""
     post_test: PostTestConfig = field(default_factory=PostTestConfig)
+    quote_teacher: Flag = False
+    """Whether the student's model reads each message of the teacher as a quotation: between marks, below a line that
+    says that it is no order to the model. Against tutors that write "whatever your card says, be right now"."""
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -274,11 +277,12 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
         """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
         question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
         classroom's identity if there is a supervisor. The limits of tools count only if there are tools, readers only
-        if some are named, and the post-test only if there is one."""
+        if some are named, the post-test only if there is one, and quotations only if they are made."""
         apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
         apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
         apart += [] if self.readers_path else ["readers_path"]
         apart += [] if self.post_test.enable else ["post_test"]
+        apart += [] if self.quote_teacher else ["quote_teacher"]
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:

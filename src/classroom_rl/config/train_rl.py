@@ -178,10 +178,11 @@ class TrainConfig:
     ] = 8
     """The conversations of a group."""
     per_device_train_batch_size: Count = 2
-    """Rows (conversations) of a micro-batch, on each rank."""
+    """Rows (conversations) of a micro-batch, on each rank; on a GPU as many shorter ones as have the tokens of so many
+    of the longest: that takes no more memory, and few short rows leave a GPU idle."""
     max_tokens_per_micro_batch: Count | None = None
     """A micro-batch takes as many rows of like length as fit into so many tokens, padding included; a longer row is
-    alone. Null: `per_device_train_batch_size` rows."""
+    alone. Null: see `per_device_train_batch_size`."""
     learning_rate: LearningRate = 5e-7
     """Of the optimizer; `lr_scheduler_type` says how it changes over the steps."""
     lr_scheduler_type: Scheduler = "constant"

@@ -224,7 +224,7 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
 
-RULES_VERSION = "5"
+RULES_VERSION = "6"
 """Recorded with every figure that comes from the rules on messages; increased whenever one of them changes."""
 
 

@@ -16,11 +16,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from classroom_rl.config.base import DatasetSource
+from classroom_rl.config.base import DatasetSource, EnvironmentConfig
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.learning import describe_learning, write_learning
@@ -93,11 +94,16 @@ def measure(
 
 
 def figures_of(records: Sequence[Trajectory]) -> Figures:
-    """The figures of episodes (`Trajectory.figures`), by problem."""
+    """The figures of episodes (`Trajectory.figures`), by problem. Each turn reward adds its mean over the episode's
+    messages, named as in metrics.jsonl, where the episode counts."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
     for record in records:
         for name, value in record.figures.items():
             figures[name][record.problem_id].append(value)
+        for name, values in record.turn_rewards.items():
+            scored = [value for value in values if value is not None]
+            if scored and record.figures:
+                figures[f"turn_rewards/{name}/mean"][record.problem_id].append(fmean(scored))
     return {name: dict(by_problem) for name, by_problem in figures.items()}
 
 
@@ -175,6 +181,7 @@ def main() -> int:
         record = module_of(arguments.environment, "environment").Environment.Record
         client = ClassroomClient(arguments.url, record=record)
         problems = held_out(arguments.problems)
+        client.wait_until_up(EnvironmentConfig.server_start_timeout_s)
         records = measure(
             client, problems, arguments.per_problem, arguments.episodes, record, arguments.name, arguments.untrained
         )

@@ -153,9 +153,18 @@ def _shows_fix(slip: Slip, error: str, reply: str) -> bool:
 def _is_corrected_version(error: str, text: str) -> bool:
     """Whether a text is the student's message with a change, and not only a part or an extension of it."""
     before, after = normal(error), normal(text)
-    if not after or after in before or before in after:
+    if not after or after in before or before in after or _leaves_out(before.split(), after.split()):
         return False
     return _is_similar(before, after, HARDLY_DIFFERENT)
+
+
+def _leaves_out(before: list[str], after: list[str]) -> bool:
+    """Whether a text only leaves something out of the student's words, after at most one word of its own ("So …")."""
+    rest = iter(before)
+    if all(word in rest for word in after):
+        return True
+    rest = iter(before)
+    return len(after) > 1 and all(word in rest for word in after[1:])
 
 
 def _is_similar(one: str, other: str, least: float) -> bool:

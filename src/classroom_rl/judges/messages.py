@@ -17,12 +17,14 @@ from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import visible_text
 
 _QUOTED = re.compile(r"\"[^\"]+\"|“[^“”]+”|«[^«»]+»|„[^„“”]+[“”]|「[^「」]+」")
-_INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+[a-z])")
+_INNER_DOTS = re.compile(r"(?:…|\.\.\.)(?=\s+(?P<next>[^\W\d_]))")
 _SENTENCE = re.compile(r"[^.?!…。？！\n]*(?:\.\.\.|[.?!…。？！])+[\")”»]*|[^.?!…。？！\n]+")
 _CUE = re.compile(r"\([^()]*\)\s*(?=\S)")
 """A stage direction in parentheses before the text of a line in a role-play."""
 
-_LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
+ROLE_PLAY_LINE = re.compile(r"(?:^|\s)[–—]\s+(?=\S)")
+"""The beginning of what another person says in a role-play."""
+
 _FILLERS = r"(?:(?:now|please|and|then|so|ok|okay|but|or|next|also|well|just|yes|no|again)[, ]+){0,4}"
 _VERBS = (
     "say|tell|ask|try|repeat|answer|write|choose|complete|describe|give|translate|finish|explain|warn|remind|"
@@ -40,6 +42,13 @@ _SAME_TASK = re.compile(
 )
 RETRY = re.compile(r"\b(?:again|once more|one more time)\b|\btry (?:it|that|to)\b", re.IGNORECASE)
 """A request to say something again."""
+
+MEANING = re.compile(
+    r"\bwhat (?:does|do) (?P<word>.+?) mean\b|\bwhat is the meaning of (?P<of>.+?)\?|"
+    r"\bhow (?:would|could|can|do) you explain (?P<explained>.+?)\?",
+    re.IGNORECASE,
+)
+"""A question about what something means, in one of the named groups."""
 
 _FRAGMENT_WORDS = 3
 """If one of two successive questions has at most so many words, both belong to the same task."""
@@ -75,7 +84,7 @@ def sentences(text: str) -> list[str]:
     # A NUL character stands for each quotation while the text is split; then the quotations are put back in order.
     text = text.replace("\x00", "")
     quotations = iter(_QUOTED.findall(text))
-    masked = _INNER_DOTS.sub("", _QUOTED.sub("\x00", text))
+    masked = _INNER_DOTS.sub(lambda dots: dots[0] if dots["next"].isupper() else "", _QUOTED.sub("\x00", text))
     parts = [part.strip() for part in _SENTENCE.findall(masked) if part.strip(" .!?…。？！–—)\n\t")]
     return [re.sub("\x00", lambda _: next(quotations), part) for part in parts]
 
@@ -114,7 +123,7 @@ class TeacherMessage:
 def read_message(text: str) -> TeacherMessage:
     """Parse a teacher's message."""
     visible = spoken(text)
-    narration, *lines = _LINE.split(_CUE.sub("", visible), maxsplit=1)
+    narration, *lines = ROLE_PLAY_LINE.split(_CUE.sub("", visible), maxsplit=1)
     parts = sentences(narration)
     tasks = _group(parts)
     if lines:  # the student has to answer the line of the other person in a role-play, whatever came before it
@@ -162,24 +171,27 @@ def _kind(sentence: str) -> str:
     return "hint" if _HINT.search(unquoted) else ""
 
 
-_CHUNK = re.compile(r"^\d+\. (?P<phrase>.+?) \| meaning: (?P<meaning>.+?) \| use: ", re.MULTILINE)
+_CHUNK = re.compile(r"^\d+\. (?P<phrase>.+?) \| meaning: (?P<meaning>.+?) \| use: (?P<use>.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase of a lesson plan that the student should learn to say, and its meaning in English."""
+    """A phrase of a lesson plan that the student should learn to say, its meaning in English, and how it is used."""
 
     text: str
     meaning: str
+    use: str = ""
 
 
 @dataclass(frozen=True)
 class ParsedPlan:
     """A parsed lesson plan: the `phrases` of a problem that was rendered with prompt_templates/lesson_plan.txt, or the
-    `lesson` of the quickstart. Any other text has neither, and metrics that need a plan are not computed on it."""
+    `lesson` of the quickstart. Any other text has neither, and metrics that need a plan are not computed on it. `text`
+    is the problem's whole text."""
 
     phrases: tuple[Phrase, ...] = ()
     lesson: Lesson | None = None
+    text: str = ""
 
     @property
     def items(self) -> int:
@@ -195,9 +207,11 @@ class ParsedPlan:
 def read_plan(problem: str) -> ParsedPlan:
     """Parse the lesson plan in a problem's text."""
     try:
-        return ParsedPlan(lesson=parse_problem(problem))
+        return ParsedPlan(lesson=parse_problem(problem), text=problem)
     except DataError:
-        return ParsedPlan(tuple(Phrase(match["phrase"], match["meaning"]) for match in _CHUNK.finditer(problem)))
+        found = _CHUNK.finditer(problem)
+        phrases = tuple(Phrase(match["phrase"], match["meaning"], match["use"]) for match in found)
+        return ParsedPlan(phrases, text=problem)
 
 
 def questions_asked(text: str) -> set[str]:

@@ -9,7 +9,6 @@ of the plan. docs/classroom.md reports the agreement with hand-written labels an
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from classroom_rl.config.values import END_OF_CONVERSATION, ERROR_PERSONA, RULES_VERSION, SCORING_RULES
@@ -21,8 +20,9 @@ from classroom_rl.judges.feedback import (
     gives_right_form,
     hands_over,
     nearest_phrase,
-    offers_choice,
 )
+from classroom_rl.judges.findings import Coverage, TurnFinding, turn_score, verdict
+from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
@@ -35,16 +35,10 @@ from classroom_rl.judges.messages import (
     read_plan,
     spoken,
 )
-from classroom_rl.judges.prompt_injection import find_injection
+from classroom_rl.judges.plan_progress import PlanProgress, shown_phrases
+from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
-from classroom_rl.judges.toy_judge import (
-    LONGEST_ACKNOWLEDGEMENT,
-    Coverage,
-    RubricJudge,
-    TurnFinding,
-    steps_forward,
-    verdict,
-)
+from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
@@ -144,93 +138,6 @@ def rules_version(readers: MessageReaders | None) -> str:
     return RULES_VERSION if readers is None else f"{RULES_VERSION}+{readers.version}"
 
 
-@dataclass
-class _LessonProgress:
-    """How far a conversation has come in its plan.
-
-    A step is a teacher message that sets a new task and introduces a phrase, or makes the student attempt one.
-
-    Attributes:
-        plan: the lesson plan.
-        due: the number of steps that the lesson has to take, which is the number that the conversation has room for.
-        readers: trained move classifiers; None for rules alone.
-        covered: the phrases that the teacher introduced, or that the student attempted after a task.
-        asked: the covered phrases that the student had to find: the teacher described them without showing them, let
-            the student choose among several, or did not show them in the message before the student's attempt.
-        order: the positions in the plan of the covered phrases, in the order in which they were covered.
-        steps: the number of steps so far.
-        last_is_step: whether the last teacher message was a step by its own text, before the student answered.
-        on_show: the phrases that the last teacher message shows, unless it has the student choose among them.
-        introduced: the phrases that came with a new task, each with whether the message showed it or only described it.
-        said: the student's messages so far.
-        tasks, hints: the teacher's tasks and its replies to errors so far, normalised.
-        ended_early: whether the last teacher message said goodbye before the due steps were taken.
-    """
-
-    plan: ParsedPlan
-    due: int
-    readers: MessageReaders | None = None
-    covered: set[str] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)
-    order: list[int] = field(default_factory=list)
-    steps: int = 0
-    last_is_step: bool = False
-    on_show: set[str] = field(default_factory=set)
-    introduced: set[tuple[str, bool]] = field(default_factory=set)
-    said: list[str] = field(default_factory=list)
-    tasks: set[str] = field(default_factory=set)
-    hints: set[str] = field(default_factory=set)
-    ended_early: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        return self.taken >= self.due
-
-    @property
-    def taken(self) -> int:
-        """The number of steps of the plan that count as taken: the number of covered phrases (1 if the lesson runs
-        backwards through the plan; see `steps_forward`), but at most the number of steps, and at most twice the number
-        of phrases that the student had to find."""
-        backward = sum(current < previous for previous, current in pairwise(self.order))
-        return min(steps_forward(len(self.covered), backward), self.steps, 2 * len(self.asked))
-
-    def cover(self, phrases: set[str]) -> None:
-        """Record phrases that a message introduced, or that the student attempted."""
-        texts = [phrase.text for phrase in self.plan.phrases]
-        self.order += sorted(texts.index(text) for text in phrases - self.covered)
-        self.covered |= phrases
-
-    def add_phrases(self, message: TeacherMessage, phrases: set[str], error: bool) -> None:
-        """Record the phrases that a message with a new task introduces. The message is a step if it does not reply to
-        an error, and if it is the first to show one of them, or the first to describe one without showing it."""
-        self.cover(phrases)
-        shown = _shown(message.text, self.plan)
-        self.asked |= phrases - shown
-        self.on_show = set() if offers_choice(message.text, self.plan) else shown
-        introduced = set() if error else {(phrase, phrase in shown) for phrase in phrases}
-        self.last_is_step = not introduced <= self.introduced
-        self.steps += self.last_is_step
-        self.introduced |= introduced
-
-    def add_answer(self, text: str, before: TurnFinding | None) -> None:
-        """Record the student's answer to the teacher message `before`. If the answer attempts a phrase that was not
-        covered yet, a message with a new task that introduced no phrase becomes a step."""
-        self.said.append(text)
-        target = nearest_phrase(text, self.plan) if before and not before.void else None
-        if before is None or target is None:
-            return
-        if target not in self.on_show:
-            self.asked.add(target)
-        if target in self.covered:
-            return
-        self.cover({target})
-        self.steps += before.new_step and before.student_error_kind is None and not self.last_is_step
-
-    def produced(self, form: str) -> bool:
-        """Whether the student has already said this."""
-        return any(holds(message, form) for message in self.said)
-
-
 def analyse(
     conversation: Sequence[dict[str, str]],
     plan: ParsedPlan,
@@ -239,9 +146,9 @@ def analyse(
 ) -> tuple[list[TurnFinding], Coverage]:
     """One finding for each teacher message, and the coverage of the plan.
 
-    The number of due steps is the number of messages that the teacher can write, less one for each reply to an error,
-    and at most the number of phrases in the plan. If the teacher can write more messages than the plan has phrases, the
-    last one may be a goodbye.
+    The number of due steps is the number of messages that the teacher can write, less one for each reply to an error
+    and each review, and at most the number of phrases in the plan. If the teacher can write more messages than the plan
+    has phrases, the last one may be a goodbye.
 
     Args:
         conversation: messages {"role": "teacher" | "student", "content"}.
@@ -257,8 +164,8 @@ def _turn_scores(findings: Sequence[TurnFinding], steps: Sequence[bool]) -> list
     """The score of each message. A message that should have taken a step of the plan and took none gets half of its
     score: the covered share of the plan caps the scores of a conversation, so its messages lose score accordingly."""
     return [
-        finding.score if finding.score is None or step else finding.score * _WITHOUT_STEP
-        for finding, step in zip(findings, steps, strict=True)
+        score if score is None or step else score * _WITHOUT_STEP
+        for score, step in zip(map(turn_score, findings), steps, strict=True)
     ]
 
 
@@ -284,7 +191,7 @@ def _follow(
     if room is None:  # the limit is unknown: assume that a teacher who closed the conversation had enough room
         room = len(plan.phrases) + error_replies + 1 if ends else len(teacher_turns)
     has_goodbye = ends and len(teacher_turns) == room > len(plan.phrases)
-    lesson = _LessonProgress(plan, max(1, min(len(plan.phrases), room - error_replies - has_goodbye)), readers)
+    lesson = PlanProgress(plan, room - error_replies - has_goodbye, readers, frozenset(words_in([plan.text])))
     findings: list[TurnFinding] = []
     taken_before: list[int] = []
     for index in teacher_turns:
@@ -295,7 +202,7 @@ def _follow(
         is_error = replies_to is not None and errors[replies_to]
         findings.append(_judge_message(index, replies_to, is_error, conversation[index]["content"], lesson))
     steps = [
-        finding.student_error_kind is not None or before >= lesson.due or after > before
+        finding.student_error_kind is not None or finding.reviews or before >= lesson.due or after > before
         for finding, (before, after) in zip(findings, pairwise([*taken_before, lesson.taken]), strict=True)
     ]
     return findings, Coverage(max(0, lesson.taken - _EARLY_GOODBYE * lesson.ended_early), lesson.due), steps
@@ -320,13 +227,12 @@ def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone:
     return nearest_phrase(text, plan) is not None if by_text_alone else True
 
 
-def _judge_message(
-    index: int, replies_to: int | None, is_error: bool, text: str, lesson: _LessonProgress
-) -> TurnFinding:
+def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str, lesson: PlanProgress) -> TurnFinding:
     message = read_message(text)
     ends = END_OF_CONVERSATION in visible_text(text)
     student_text = lesson.said[-1] if replies_to is not None else ""
     void = _why_void(text, message, ends, lesson)
+    lesson.command = lesson.command or find_order(text)
     lesson.ended_early = ends and not lesson.is_complete
     false_correction = replies_to is not None and not is_error and treats_as_wrong(text, lesson.readers)
     gives_answer = not is_error and hands_over(text, lesson.produced, lesson.plan)
@@ -336,11 +242,13 @@ def _judge_message(
         or ("hands the answer over" if gives_answer else "")
     )
     unscaffolded = (blocked or _why_not_scaffolded(student_text, text, message, lesson)) if is_error else ""
-    stuck = "" if is_error else blocked or _why_no_new_step(message, ends, lesson)
+    described = _introduced_phrases(message, lesson.plan)
+    reviewed = "" if is_error or blocked or ends else lesson.reviews(message, described)
+    lesson.reviewed += [reviewed] if reviewed else []
+    stuck = "" if is_error or reviewed else blocked or _why_no_new_step(message, ends, lesson)
     not_moved = "" if is_error else stuck or _why_at_length(student_text, message, lesson.plan)
     new_step = not blocked and len(message.tasks) == 1 and not unscaffolded and not stuck and not ends
-    introduced = _introduced_phrases(message, lesson.plan) if new_step else set()
-    lesson.add_phrases(message, introduced, is_error)
+    lesson.add_phrases(message, described if new_step else set(), is_error)
     lesson.tasks |= _tasks_of(message)
     task_final = len(message.tasks) == 1 and bool(message.ends_with_task) and not blocked and not ends
     prefix = "error – " if is_error else ""
@@ -361,12 +269,14 @@ def _judge_message(
         task_reason=prefix + (blocked or unscaffolded or _say_task(message, ends)),
         forward_reason="" if replies_to is None else prefix + (unscaffolded or not_moved or success),
         momentum_reason="" if replies_to is None else prefix + (unscaffolded or stuck or "goes forward"),
+        reviews=bool(reviewed),
+        unread=find_unread(text, lesson.words | words_in(lesson.said)),
     )
 
 
-def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
+def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: PlanProgress) -> str:
     """Why the message counts for nothing; "" if it counts."""
-    if foul := find_injection(text):
+    if foul := find_injection(text, lesson.command):
         return foul
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:
@@ -376,7 +286,7 @@ def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: _LessonPro
     return "" if message.text or ends else "says nothing"
 
 
-def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: _LessonProgress) -> str:
+def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: PlanProgress) -> str:
     """Why a reply to the student's message `error` does not scaffold; "" if it does. Records the reply in
     `lesson.hints`."""
     plan, hint = lesson.plan, normal(text)
@@ -415,7 +325,7 @@ def treats_as_wrong(text: str, readers: MessageReaders | None) -> bool:
     return falsely_corrects(text)
 
 
-def _corrects(error: str, message: TeacherMessage, lesson: _LessonProgress) -> bool:
+def _corrects(error: str, message: TeacherMessage, lesson: PlanProgress) -> bool:
     """Whether a trained classifier finds a correction in a reply to an error; False without a classifier."""
     if lesson.readers is None or CORRECTION not in lesson.readers.trust:
         return False
@@ -428,7 +338,7 @@ def _is_hint(message: TeacherMessage) -> bool:
     return bool(re.match(r"\W*(?:\w+[,!.]? )?(?:look|check|think|fix|mind)\b", message.task_text, re.IGNORECASE))
 
 
-def _why_no_new_step(message: TeacherMessage, ends: bool, lesson: _LessonProgress) -> str:
+def _why_no_new_step(message: TeacherMessage, ends: bool, lesson: PlanProgress) -> str:
     """Why a message that does not follow an error does not take the lesson forward; "" if it does."""
     if ends or lesson.is_complete and not message.tasks:
         return ""
@@ -455,17 +365,12 @@ def _why_at_length(student_text: str, message: TeacherMessage, plan: ParsedPlan)
     praise = [sentence for sentence in before if PRAISE.search(own_words(sentence))]
     if len(praise) > 1:
         return f"praises in {len(praise)} sentences"
-    if praise and len(praise[0].split()) > LONGEST_ACKNOWLEDGEMENT and not _shown(praise[0], plan):
+    if praise and len(praise[0].split()) > LONGEST_ACKNOWLEDGEMENT and not shown_phrases(praise[0], plan):
         return "acknowledges at length"
     if message.words > LONG_MESSAGE or len(message.text) > LONG_TEXT:
         return f"says {message.words} words"
     repeats = len(normal(student_text)) > 5 and any(holds(sentence, student_text) for sentence in before)
     return f"explains or repeats what was said ({_quote(student_text)})" if repeats else ""
-
-
-def _shown(text: str, plan: ParsedPlan) -> set[str]:
-    """The phrases of the plan that a text contains."""
-    return {phrase.text for phrase in plan.phrases if holds(text, phrase.text)}
 
 
 def _introduced_phrases(message: TeacherMessage, plan: ParsedPlan) -> set[str]:
@@ -478,7 +383,7 @@ def _introduced_phrases(message: TeacherMessage, plan: ParsedPlan) -> set[str]:
         return len(content_words & words) / len(content_words) if content_words else 0.0
 
     best = max(plan.phrases, key=share)
-    return _shown(message.text, plan) | ({best.text} if share(best) > 0.5 else set())
+    return shown_phrases(message.text, plan) | ({best.text} if share(best) > 0.5 else set())
 
 
 def _say_task(message: TeacherMessage, ends: bool) -> str:

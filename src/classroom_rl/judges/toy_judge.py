@@ -7,38 +7,45 @@ Its inputs are the messages of both sides and the lesson plan. A slip (an error 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
 
 from classroom_rl.config.values import END_OF_CONVERSATION, SCORING_RULES
 from classroom_rl.environments.toy_language.grammar import (
+    TOPICS,
     Question,
     Slip,
+    answer_verb,
     find_slips,
-    holds_statement,
     parse_question,
+    statements,
+    topic_of,
     words_of_fix,
+    words_of_language,
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
+from classroom_rl.judges.findings import STEPS_FOR_REVIEW, Coverage, TurnFinding, steps_forward, turn_score, verdict
+from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import hides
-from classroom_rl.judges.prompt_injection import find_injection, readings, undisguised
+from classroom_rl.judges.messages import MEANING, RETRY, holds
+from classroom_rl.judges.prompt_injection import find_injection, find_order, readings, undisguised
 from classroom_rl.judges.toy_answers import tells_answer
-from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
+from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
 
 LONGEST_ACKNOWLEDGEMENT = 14
 """In words. The prompt of the judge model says "under 15"."""
 
-_SENTENCE = re.compile(r"[^.?!\n]*[.?!]+|[^.?!\n]+")
+_SENTENCE = re.compile(r"[^.?!…\n]*[.?!…]+|[^.?!…\n]+")
 _TASK_STARTS = frozenset("say try tell repeat answer write choose complete rewrite".split())
 _FILLERS = frozenset("please now then and".split())
 _CORRECTION = re.compile(
-    r"\b(?:check|careful|almost|mistakes?|errors?|wrong|incorrect|slips?|fix|use|not quite)\b|\bhere\s*:", re.IGNORECASE
+    r"\b(?:check|careful|almost|mistakes?|errors?|wrong|incorrect|slips?|fix|not quite)\b|\bhere\s*:", re.IGNORECASE
 )
+_USE = re.compile(r"\buse\b", re.IGNORECASE)
 _KINDS = {
     "tense": re.compile(r"\btenses?\b", re.IGNORECASE),
     "verb ending": re.compile(r"\b(?:verb )?endings?\b", re.IGNORECASE),
@@ -48,74 +55,15 @@ _KINDS = {
 }
 _POINTED_AT = re.compile(r"\bhere\s*:\s*[\"'“‘]?([\w-]+)", re.IGNORECASE)
 _WORD = re.compile(r"[\w'-]+")
+_GRAMMAR = re.compile(
+    r"\b(?:verbs?|nouns?|tenses?|endings?|articles?|plurals?|singular|prepositions?|rules?)\b|\bfor example\b", re.I
+)
+_ENDING = re.compile(r"(?:[-“\"'’]|\bin |\bwith )-?(ed|s)\b|\b(no) ending\b", re.IGNORECASE)
+MOST_EXPLANATIONS, LONGEST_EXPLANATION = 2, 30
+"""The most sentences, and words, of rules and examples before a question."""
 
-
-@dataclass(frozen=True)
-class TurnFinding:
-    """The toy judge's findings on one teacher message.
-
-    Attributes:
-        index: the index of the message in the conversation, from 0.
-        replies_to: the index of the student message that it replies to; None for an opening.
-        student_error_kind: the kind of slip in that student message (the first of several); None without a slip.
-        scaffolded: whether it hints at the right kind of slip, does not give the answer, and lets the student correct
-            the slip.
-        void: whether the message counts for nothing: it speaks for the student or to the judge, gives the answer to its
-            own question, is far too long, or ends before the lesson is complete.
-        falsely_corrected: whether it treats a message without a slip as if it had one.
-        sets_task: whether it sets the student a task.
-        task_final: whether it sets exactly one task and ends with it.
-        moved_on: whether it goes on to new content at once, after a message without a slip.
-        progressed: whether it advances the lesson without going back in the plan; after a slip, whether it scaffolds.
-        new_step: whether it asks exactly one question, which is in the plan and was not asked before.
-        ends: whether it closes the conversation.
-        task_reason, forward_reason, momentum_reason: short reasons for the three scores.
-        turns_back: whether its question comes before an already asked one in the plan.
-    """
-
-    index: int
-    replies_to: int | None
-    student_error_kind: str | None
-    scaffolded: bool
-    void: bool
-    falsely_corrected: bool
-    sets_task: bool
-    task_final: bool
-    moved_on: bool
-    progressed: bool
-    new_step: bool
-    ends: bool
-    task_reason: str
-    forward_reason: str
-    momentum_reason: str
-    turns_back: bool = False
-
-    @property
-    def task_score(self) -> float | None:
-        """1 or 0; None for a message that sets no task and needs none."""
-        if self.void or self.falsely_corrected or (self.student_error_kind is not None and not self.scaffolded):
-            return 0.0
-        return float(self.task_final) if self.sets_task else None
-
-    @property
-    def forward_score(self) -> float | None:
-        """1 or 0; None for an opening, which replies to nothing."""
-        if self.replies_to is None:
-            return None
-        return float(self.moved_on if self.student_error_kind is None else self.scaffolded)
-
-    @property
-    def momentum_score(self) -> float | None:
-        """1 or 0; None for an opening."""
-        return None if self.replies_to is None else float(self.progressed)
-
-    @property
-    def score(self) -> float | None:
-        """The mean of the message's scores, weighted as in the reward; None if it has no score."""
-        scores = zip(CRITERIA.values(), (self.task_score, self.forward_score, self.momentum_score), strict=True)
-        present = [(criterion.weight, score) for criterion, score in scores if score is not None]
-        total_weight = sum(weight for weight, _ in present)
-        return sum(weight * score for weight, score in present) / total_weight if present else None
+_AS_STUDENT = {"you": "i", "your": "my"}
+_MOST_REPEATED = 4  # words; a longer repetition does not point at the error in it
 
 
 class RubricJudge(EmbeddedJudge):
@@ -142,40 +90,15 @@ class RubricJudge(EmbeddedJudge):
             )
         findings = analyse(conversation, problem)
         covered = coverage(findings, problem, facts.teacher_messages(conversation))
-        turn_scores = [finding.score for finding in findings]
+        turn_scores = [turn_score(finding) for finding in findings]
         return json.dumps({**verdict(findings, covered), "turn_scores": turn_scores}, ensure_ascii=False)
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a lesson was covered: `taken` steps out of `due`. `taken` may be fractional: outside the quickstart,
-    an early goodbye costs half a step."""
-
-    taken: float
-    due: int
-
-    @property
-    def share(self) -> float:
-        """The covered share of the lesson, from 0 to 1."""
-        return min(1.0, self.taken / self.due)
-
-    @property
-    def reason(self) -> str:
-        """An explanation to append to the judge's reasons; "" if the whole lesson was covered."""
-        if self.share == 1:
-            return ""
-        steps = f"{self.taken:g} of {self.due} steps of the lesson were taken"
-        return f"; {steps}: no score above {self.share:.2f} of its range"
-
-
-FULL_COVERAGE = Coverage(1, 1)
 
 
 def coverage(findings: Sequence[TurnFinding], problem: str, room: int | None) -> Coverage:
     """How many questions of the plan were asked, and how many were due.
 
     The number due is the number of messages that the teacher can write, less one for each slip (the reply to a slip has
-    to scaffold), and at most the number of questions in the plan.
+    to scaffold) and each review, and at most the number of questions in the plan.
 
     Args:
         findings: the findings on the teacher's messages.
@@ -187,61 +110,12 @@ def coverage(findings: Sequence[TurnFinding], problem: str, room: int | None) ->
         DataError: if `problem` is not a lesson of the quickstart.
     """
     steps = len(parse_problem(problem).questions)
-    slips = sum(finding.student_error_kind is not None for finding in findings)
+    others = sum(finding.student_error_kind is not None or finding.reviews for finding in findings)
     if room is None:
-        room = steps + slips if findings and findings[-1].ends else len(findings)
+        room = steps + others if findings and findings[-1].ends else len(findings)
     taken = [finding for finding in findings if finding.new_step]
     backward = sum(finding.turns_back for finding in taken)
-    return Coverage(steps_forward(len(taken), backward), max(1, min(steps, room - slips)))
-
-
-def steps_forward(steps: int, back: int) -> int:
-    """The number of steps that count.
-
-    All `steps` count, unless at least as many of them go back in the plan as go forward; then only one counts. (The
-    first step does neither.)
-
-    Args:
-        steps: the steps that were taken.
-        back: those of them that go back in the plan.
-    """
-    return 1 if back and back >= steps - 1 - back else steps
-
-
-def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
-    """The three scores and their reasons, under the six keys of a judge's answer. No score exceeds the covered share of
-    the lesson."""
-    task = _macro_mean(findings, lambda finding: finding.task_score)
-    forward = _macro_mean(findings, lambda finding: finding.forward_score)
-    momentum = _macro_mean(findings, lambda finding: finding.momentum_score)
-    has_task = any(finding.sets_task for finding in findings)
-    task_reasons = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
-    return {
-        "task_final_score": round(min(task, covered.share), 4) if has_task else 0.0,
-        "task_final_reasoning": task_reasons + covered.reason,
-        "forward_progression_score": round(min(forward, covered.share), 4),
-        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + covered.reason,
-        "overall_momentum_score": round(10 * min(momentum, covered.share), 4),
-        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + covered.reason,
-    }
-
-
-def _macro_mean(findings: Iterable[TurnFinding], score: Callable[[TurnFinding], float | None]) -> float:
-    """The macro average of two groups of messages: the replies to slips, and all others. So a teacher that handles only
-    one of them well gets half of the score, however rare the other is. A group without scores is left out; without any
-    scores the result is 0."""
-    groups: dict[bool, list[float]] = {True: [], False: []}
-    for finding in findings:
-        value = score(finding)
-        if value is not None:
-            groups[finding.student_error_kind is not None].append(value)
-    means = [fmean(values) for values in groups.values() if values]
-    return fmean(means) if means else 0.0
-
-
-def _reasons(findings: Iterable[TurnFinding], reason: Callable[[TurnFinding], str]) -> str:
-    parts = [f"turn {finding.index + 1}: {reason(finding)}" for finding in findings if reason(finding)]
-    return "; ".join(parts) if parts else "The teacher replied to nothing."
+    return Coverage(steps_forward(len(taken), backward), max(1, min(steps, room - others)))
 
 
 @dataclass(frozen=True)
@@ -253,7 +127,7 @@ class _TeacherMessage:
         sentences: its sentences.
         questions: for each sentence the question of the toy language in it, or None.
         ends: whether it closes the conversation.
-        plays_student: whether it contains a statement of the toy language, which only the student should write.
+        stated: its statements in the toy language, as far as their verbs, with the base forms of these.
         foul: why such a message is rejected in any lesson; "" if it is not.
     """
 
@@ -261,7 +135,7 @@ class _TeacherMessage:
     sentences: tuple[str, ...]
     questions: tuple[Question | None, ...]
     ends: bool
-    plays_student: bool
+    stated: dict[str, str]
     foul: str
 
     @property
@@ -280,8 +154,13 @@ class _TeacherMessage:
 
     @cached_property
     def corrections(self) -> list[str]:
-        """Those of `own_sentences` that mention a slip."""
-        return [s for s in self.own_sentences if _CORRECTION.search(s) or _kinds_named(s)]
+        """Those of `own_sentences` that mention a slip. A rule before a question of the lesson is about the answer to
+        it, and mentions none."""
+        return [s for s in self.own_sentences if _CORRECTION.search(s) or self._is_about_what_was_said(s)]
+
+    def _is_about_what_was_said(self, sentence: str) -> bool:
+        kinds = _kinds_named(sentence)
+        return not self.lesson_questions if kinds else bool(_USE.search(sentence))
 
     def before(self, index: int) -> str:
         """The words of the sentence at `index` before its lesson question; the whole sentence if it has none."""
@@ -291,9 +170,25 @@ class _TeacherMessage:
     @cached_property
     def tasks(self) -> list[int]:
         """The indices of the sentences that set a task. If there are none, the last hint counts as the task."""
-        tasks = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence)]
+        tasks = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence) and not self._is_said_again(i)]
         hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
         return tasks or hints[-1:]
+
+    def _is_said_again(self, index: int) -> bool:
+        """Whether the sentence only repeats a part of what the student is then told to say again ("Boil? Say it
+        again.")."""
+        following = self.sentences[index + 1 : index + 2]
+        return self.questions[index] is None and any(RETRY.search(sentence) for sentence in following)
+
+    @cached_property
+    def explanations(self) -> list[str]:
+        """The sentences that state a rule, or an example in the toy language."""
+        return [s for s in self.own_sentences if _GRAMMAR.search(s) or statements(s)]
+
+    @property
+    def examples(self) -> list[str]:
+        """The sentences with a statement in the toy language."""
+        return [sentence for sentence in self.explanations if statements(sentence)]
 
 
 def _is_task(sentence: str) -> bool:
@@ -305,8 +200,9 @@ def _kinds_named(text: str) -> set[str]:
     return {kind for kind, pattern in _KINDS.items() if pattern.search(text)}
 
 
-def _read_message(text: str) -> _TeacherMessage:
-    foul, shown = find_injection(text), undisguised(visible_text(text))
+def _read_message(text: str, order: str) -> _TeacherMessage:
+    """The message, after an earlier one that holds `order` (see `find_injection`)."""
+    foul, shown = find_injection(text, order), undisguised(visible_text(text))
     spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(sentence.strip() for sentence in _SENTENCE.findall(spoken) if sentence.strip())
     return _TeacherMessage(
@@ -314,7 +210,7 @@ def _read_message(text: str) -> _TeacherMessage:
         sentences=sentences,
         questions=tuple(parse_question(sentence) for sentence in sentences),
         ends=END_OF_CONVERSATION in shown,
-        plays_student=any(holds_statement(reading) for reading in readings(spoken)),
+        stated={said: verb for reading in readings(spoken) for said, verb in statements(reading).items()},
         foul=foul,
     )
 
@@ -326,6 +222,14 @@ class _LessonProgress:
         self._plan = parse_problem(problem).questions
         self._shown: set[Question] = set()
         self._asked: set[Question] = set()
+        self._last: Question | None = None
+        self._reviewed: list[Question | None] = []
+        self._explained: set[str] = set()
+
+    @property
+    def verbs(self) -> set[str]:
+        """The verbs of the plan's topic, in their base forms."""
+        return {verb for question in self._plan for verb in TOPICS[topic_of(question)].verbs}
 
     @property
     def is_complete(self) -> bool:
@@ -343,16 +247,41 @@ class _LessonProgress:
             return "repeats a question"
         return "" if asked[0] in self._plan else "asks what the lesson does not hold"
 
+    def reviews(self, message: _TeacherMessage, said: Sequence[str]) -> bool:
+        """Whether the message has the student say again what it said before it said something else, or asks what a part
+        of it means. There is time for one such message after every `STEPS_FOR_REVIEW` steps."""
+        if len(self._asked) < STEPS_FOR_REVIEW * (1 + len(self._reviewed)) or len(message.tasks) != 1:
+            return False
+        asked = message.lesson_questions
+        if asked:
+            return len(asked) == 1 and asked[0] in self._asked - {self._last, *self._reviewed}
+        meaning = MEANING.search(message.sentences[message.tasks[0]])
+        words = {word for text in said for word in _WORD.findall(text.lower())} | self.verbs
+        return meaning is not None and None not in self._reviewed and _words_of(meaning) <= words
+
     def turns_back(self, message: _TeacherMessage) -> bool:
         """Whether its question comes before an already asked question in the plan."""
         positions = [self._plan.index(question) for question in self._shown if question in self._plan]
         return bool(positions) and self._plan.index(message.lesson_questions[0]) < max(positions)
 
-    def record(self, message: _TeacherMessage) -> None:
-        """Record the questions that the message asks."""
+    def explains_again(self, message: _TeacherMessage) -> bool:
+        """Whether the message gives an example that it has given before."""
+        return any(sentence.lower() in self._explained for sentence in message.examples)
+
+    def record(self, message: _TeacherMessage, reviews: bool) -> None:
+        """Record what the message asks and explains, and whether it reviews."""
+        if reviews:
+            self._reviewed += message.lesson_questions or [None]
         self._shown.update(message.lesson_questions)
+        self._explained.update(sentence.lower() for sentence in message.examples)
         if len(message.lesson_questions) == 1:
             self._asked.update(message.lesson_questions)
+            self._last = message.lesson_questions[0]
+
+
+def _words_of(meaning: re.Match) -> set[str]:
+    """The words whose meaning is asked for."""
+    return set(_WORD.findall(next(filter(None, meaning.groups())).lower()))
 
 
 def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFinding]:
@@ -364,14 +293,16 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
     lesson = _LessonProgress(problem)
     findings = []
     said: list[str] = []
+    order = ""
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
             said.append(turn["content"])
             continue
         replies_to = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
-        message = _read_message(turn["content"])
+        message = _read_message(turn["content"], order)
+        order = order or find_order(turn["content"])
         findings.append(_judge_message(index, replies_to, said, message, lesson))
-        lesson.record(message)
+        lesson.record(message, findings[-1].reviews)
     return findings
 
 
@@ -385,8 +316,9 @@ def _judge_message(
     falsely_corrected = replies_to is not None and not slips and bool(message.corrections)
     unscaffolded = (refused or _why_not_scaffolded(message, slips, student_text)) if slips else "no slip"
     blocked = refused or ("corrects what was right" if falsely_corrected else "")
-    not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson)
-    no_progress = unscaffolded if slips else blocked or _why_no_progress(message, lesson)
+    reviews = not slips and not blocked and lesson.reviews(message, said)
+    not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson, reviews)
+    no_progress = unscaffolded if slips else blocked or _why_no_progress(message, lesson, reviews)
     task_final = len(message.tasks) == 1 and message.tasks[0] == len(message.sentences) - 1 and not blocked
     prefix = f"error ({slips[0].kind}: {slips[0].word}) – " if slips else ""
     forward_reason = (unscaffolded or "scaffolded") if slips else (not_moved or "moves on")
@@ -403,6 +335,8 @@ def _judge_message(
         progressed=replies_to is not None and not no_progress,
         new_step=not refused and not lesson.refusal(message),
         turns_back=not lesson.refusal(message) and lesson.turns_back(message),
+        reviews=reviews,
+        unread=_find_unread(message, said),
         ends=message.ends,
         task_reason=prefix + _say_task(message, blocked, unscaffolded if slips else ""),
         forward_reason="" if replies_to is None else prefix + forward_reason,
@@ -414,14 +348,53 @@ def _why_void(message: _TeacherMessage, lesson: _LessonProgress, said: Sequence[
     """Why the message counts for nothing; "" if it counts."""
     if message.foul:
         return message.foul
-    if message.plays_student:
+    if any(verb in lesson.verbs and not _was_said(stated, said) for stated, verb in message.stated.items()):
         return "says the student's part itself"
+    if any(find_slips(sentence) and not _was_said(sentence, said) for sentence in message.examples):
+        return "gives an example that is wrong"
+    if lesson.explains_again(message):
+        return "gives the same example as before"
+    if any(_breaks(sentence, question) for sentence in message.explanations for question in message.lesson_questions):
+        return "states a rule that does not hold"
     if message.ends and not lesson.is_complete:
         return "ends before the lesson is through"
     text = " ".join(message.before(index) for index in range(len(message.sentences)))
     if any(tells_answer(text, question, said) for question in message.lesson_questions):
         return "hands the answer over"
     return ""
+
+
+def _find_unread(message: _TeacherMessage, said: Sequence[str]) -> str:
+    """The first part of a message that no rule can read, its questions of the language left out."""
+    known = words_of_language() | words_in(said)
+    parts = (message.before(index) for index in range(len(message.sentences)))
+    return next(filter(None, (find_unread(part, known, closed=True) for part in parts)), "")
+
+
+def _was_said(text: str, said: Sequence[str]) -> bool:
+    return any(holds(message, text) for message in said)
+
+
+def _breaks(rule: str, question: Question) -> bool:
+    """Whether the endings that a rule names are none of the verb in the answer to the question that follows it."""
+    named = {ending or "" for ending, none in _ENDING.findall(rule) if ending or none}
+    return bool(named) and answer_verb(question).removeprefix(question.verb) not in named
+
+
+def _points_at(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
+    """Whether a message elicits the correction: it repeats what the student said up to the slip, for the student to go
+    on, or wonders at a few words with the slip."""
+    said = normal(student_text).split()
+    for sentence in message.own_sentences:
+        words = [_AS_STUDENT.get(word, word) for word in normal(sentence).split()]
+        while words and words[0] not in said:
+            words = words[1:]
+        for start in (start for start in range(len(said)) if words and said[start : start + len(words)] == words):
+            if slip.word in words and len(words) <= _MOST_REPEATED and sentence.endswith("?"):
+                return True
+            if said[start + len(words) :][:1] == [slip.word] and sentence.endswith(("?", "…", "..")):
+                return True
+    return False
 
 
 def _gives_fix(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
@@ -438,26 +411,29 @@ def _why_not_scaffolded(message: _TeacherMessage, slips: Sequence[Slip], student
     matching = [slip for slip in slips if {slip.kind} == kinds]
     if any(_gives_fix(slip, message, student_text) for slip in slips):
         return "hands the answer over: not scaffolded"
-    if not kinds:
+    if not kinds and not any(_points_at(slip, message, student_text) for slip in slips):
         return "passed over: not scaffolded"
-    if not matching:
+    if kinds and not matching:
         return f"hinted at {' and '.join(sorted(kinds))}: not scaffolded"
-    if not pointed_at <= {slip.word for slip in matching}:
+    if not pointed_at <= {slip.word for slip in matching or slips}:
         return f"pointed at {', '.join(sorted(pointed_at))}: not scaffolded"
     if not message.tasks or message.lesson_questions:
         return "hinted and then asked something else: not scaffolded"
     return ""
 
 
-def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress, reviews: bool) -> str:
     if lesson.is_complete:
         return _why_not_closed(message)
-    if refusal := lesson.refusal(message):
+    if not reviews and (refusal := lesson.refusal(message)):
         return refusal
-    index = message.questions.index(message.lesson_questions[0])
-    before = message.sentences[:index]
+    index = message.questions.index(message.lesson_questions[0]) if message.lesson_questions else message.tasks[0]
+    before = [sentence for sentence in message.sentences[:index] if sentence not in message.explanations]
     if len(before) > 1:
         return f"says {len(before)} sentences before moving on"
+    explained = message.explanations
+    if len(explained) > MOST_EXPLANATIONS or len(" ".join(explained).split()) > LONGEST_EXPLANATION:
+        return "explains at length"
     if len(_WORD.findall(" ".join([*before, message.before(index)]))) > LONGEST_ACKNOWLEDGEMENT:
         return "acknowledges at length"
     return ""
@@ -468,9 +444,11 @@ def _why_not_closed(message: _TeacherMessage) -> str:
     return "" if 1 <= len(message.sentences) <= 2 and not message.tasks else "goes on after the last question"
 
 
-def _why_no_progress(message: _TeacherMessage, lesson: _LessonProgress) -> str:
+def _why_no_progress(message: _TeacherMessage, lesson: _LessonProgress, reviews: bool) -> str:
     if lesson.is_complete:
         return _why_not_closed(message)
+    if reviews:
+        return ""
     return lesson.refusal(message) or ("turns back in the plan" if lesson.turns_back(message) else "")
 
 

@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""
 
+BEYOND_RULES = "beyond what rules can read"
+"""How a verdict of an embedded judge names a message that it cannot read."""
+
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all judging until the user fixes their cause."""
 
@@ -92,6 +95,7 @@ class Verdict:
         raw: the judge's whole answer; in a group, its entry for this conversation.
         refused: whether the judge refused the tutor's content, although it judges other conversations.
         rules_version: the version of the message rules, if they produced the verdict.
+        beyond_rules: the number of the teacher's messages that no rule can read; None if no embedded judge judged.
         turn_scores: the judge's score in [0, 1] of each message of the teacher, or None for a message without a score.
             None as a whole if the judge did not score single messages.
         group_size: the number of distinct conversations that the judge compared in one call. 1 if there was no verdict
@@ -110,6 +114,7 @@ class Verdict:
     raw: str = ""
     refused: bool = False
     rules_version: str | None = None
+    beyond_rules: int | None = None
     turn_scores: tuple[float | None, ...] | None = None
     group_size: int | None = None
     rank: int | None = None
@@ -154,6 +159,7 @@ def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
             reasons=reasons,
             raw=text,
             rules_version=version,
+            beyond_rules=_read_beyond_rules(answer),
             turn_scores=turn_scores,
         )
     reasons = {rule: _reason(answer, "reasoning")}
@@ -190,6 +196,12 @@ def read_scores(answer: dict[str, Any], text: str) -> Scores:
             raise JudgeOutputError(f"{name} is {quote(value)}; {rule}: {quote(text)}")
         values[name] = number
     return Scores(**values)
+
+
+def _read_beyond_rules(answer: dict[str, Any]) -> int | None:
+    """The number of messages that no rule can read. Only embedded judges give it; anything else is ignored."""
+    value = answer.get("beyond_rules")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _read_turn_scores(answer: dict[str, Any], text: str) -> tuple[float | None, ...] | None:

@@ -15,9 +15,10 @@ from classroom_rl.environments.toy_language.grammar import find_slips, holds_sta
 from classroom_rl.environments.toy_language.lessons import Lesson, parse_problem
 from classroom_rl.environments.toy_language.scripts import ideal
 from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.judges.findings import TurnFinding
 from classroom_rl.judges.messages import answers, questions_asked, read_plan
 from classroom_rl.judges.readings import MessageReaders
-from classroom_rl.judges.toy_judge import TurnFinding, analyse
+from classroom_rl.judges.toy_judge import analyse
 from classroom_rl.rollout.reviews import MessageToReview, Review, Supervisor
 from classroom_rl.supervision.faults import Fault, ends, faults_of_form, review_of, says
 from classroom_rl.supervision.language_rules import language_correction, language_faults

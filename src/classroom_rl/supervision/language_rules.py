@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from classroom_rl.judges.feedback import feedback_kind, hands_over
+from classroom_rl.judges.findings import TurnFinding
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import ParsedPlan, holds, own_words, read_message
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import LONG_MESSAGE, LONG_TEXT, analyse
-from classroom_rl.judges.toy_judge import TurnFinding
 from classroom_rl.rollout.reviews import MessageToReview
 from classroom_rl.rollout.text import normal
 from classroom_rl.supervision.faults import (

@@ -12,6 +12,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from trl.trainer.utils import pad
 
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import BNPO
 from classroom_rl.rollout.rows import TrainingRow
 
 
@@ -143,6 +145,19 @@ def totals(micro_batches: Sequence[Batch], accelerator: Accelerator) -> Totals:
     ]
     counts = torch.stack(own).sum(dim=0)
     return Totals(*accelerator.reduce(counts, reduction="sum").clamp(min=1).tolist())
+
+
+def token_limit(config: TrainRLConfig, rows: int, device: torch.device) -> int | None:
+    """The most tokens of a micro-batch; None if it is a number of rows: by default on CPUs, which larger ones do not
+    make faster, and for the loss that takes its mean over a micro-batch.
+
+    Args:
+        rows: how many of the longest rows fit into memory.
+    """
+    train = config.train
+    if train.max_tokens_per_micro_batch is not None or device.type == "cpu" or train.loss_type == BNPO:
+        return train.max_tokens_per_micro_batch
+    return rows * min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
 
 
 def micro_batches_by_rows(rows: int, limit: int) -> list[list[int]]:

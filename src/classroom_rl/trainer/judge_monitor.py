@@ -1,5 +1,5 @@
-"""The trainer's part of checking whether the teacher fools the judge: the held-out judge and the canaries, and whether
-the verdicts depend on the conversation.
+"""The trainer's part of checking whether the teacher fools the judge: the held-out judge and the canaries, whether the
+verdicts depend on the conversation, and how much of it an embedded judge cannot read.
 
 Two signs show that they do not. All conversations on a problem have the same verdict, for every problem: then the
 rewards of a group are equal, and GRPO learns nothing. Or two attempts at one conversation agree no better than attempts
@@ -22,9 +22,10 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
 from classroom_rl.environments.classroom.canaries import CANARIES
 from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
+from classroom_rl.environments.classroom.metrics import beyond_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ClassroomError, JudgeOutputError, StorageError
-from classroom_rl.judges.verdicts import Verdict
+from classroom_rl.judges.verdicts import BEYOND_RULES, Verdict
 from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
@@ -40,6 +41,8 @@ LEAST_FOR_DEPENDENCE = 256
 """The least conversations for `share` to be meaningful. With 256 of them, in groups of 8 with two attempts each, a true
 dependence of 0 is measured below 2 / √256 (0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never
 (simulated with normally distributed scores)."""
+LARGEST_RISE = 0.15
+"""The largest rise, since the training began, of the share of conversations that an embedded judge cannot read."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
@@ -108,6 +111,38 @@ class VerdictWatch:
         return warning if is_new else None
 
 
+class UnreadWatch:
+    """Compares the share of conversations with messages that no rule of the embedded judge can read: the latest ones
+    with the first ones that this process has seen. Of each there are at least `LEAST_FOR_SAME`."""
+
+    def __init__(self) -> None:
+        self._first: list[bool] = []
+        self._batches: deque[list[bool]] = deque()
+        self._warned = False
+
+    def update(self, records: Sequence[ConversationRecord]) -> float | None:
+        """Add a batch, and return the rise of the share; None with too few conversations, or another judge."""
+        batch = [count > 0 for count in map(beyond_rules, records) if count is not None]
+        if len(self._first) < LEAST_FOR_SAME:
+            self._first += batch
+        self._batches.append(batch)
+        while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_SAME:
+            self._batches.popleft()
+        latest = [unread for each in self._batches for unread in each]
+        return fmean(latest) - fmean(self._first) if len(latest) >= LEAST_FOR_SAME else None
+
+    def new_warning(self, rise: float) -> str | None:
+        """The warning, if the batch before had none."""
+        is_new, self._warned = rise > LARGEST_RISE and not self._warned, rise > LARGEST_RISE
+        if not is_new:
+            return None
+        return (
+            f"The tutor says more and more that the embedded judge cannot read: the share of such conversations has "
+            f"risen by {rise:.2f} since the training began. Read some of them on the page (their verdicts say "
+            f"“{BEYOND_RULES}”): they may be better teaching than the rules know, or drivel and codes."
+        )
+
+
 def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     """The dependence of the verdicts of these conversations. A group is one problem at one step."""
     groups: dict[tuple[int, str], list[ConversationRecord]] = {}
@@ -173,7 +208,8 @@ FAILED_CHECK: dict[str, Any] = {
 
 class JudgeMonitor:
     """Checks the judge every `guards.judge_check_every_n_steps` steps, beginning with the first batch, and logs
-    warnings. For every batch it also tests whether the verdicts depend on the conversation.
+    warnings. For every batch it also tests whether the verdicts depend on the conversation, and whether an
+    embedded judge can read fewer conversations than at the beginning.
 
     Each check is a line of `judge_checks.jsonl` in the run folder. If a resumed run repeats a step, its line is
     replaced. A failed check is logged and recorded, and does not stop the training.
@@ -187,6 +223,7 @@ class JudgeMonitor:
         self._client = client
         self._path = run_folder / JUDGE_CHECKS_NAME
         self._verdicts = VerdictWatch()
+        self._unread = UnreadWatch()
 
     def is_due(self, step: int) -> bool:
         """Whether the batch that is sampled at this step is checked."""
@@ -206,14 +243,20 @@ class JudgeMonitor:
         return on_main_process(processes, lambda: self._examine_verdicts(step, records) | check(step, records))
 
     def _examine_verdicts(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        found = self._verdicts.update(records)
-        if found is None:
-            return {}
-        warning = self._verdicts.new_warning(found)
-        if warning is not None:
+        figures: dict[str, float] = {}
+        warnings: list[str | None] = []
+        found, rise = self._verdicts.update(records), self._unread.update(records)
+        if found is not None:
+            warnings.append(self._verdicts.new_warning(found))
+            figures["guard/blind_judge"] = float(found.warning is not None)
+            if found.share is not None:
+                figures["guard/verdict_dependence"] = found.share
+        if rise is not None:
+            warnings.append(self._unread.new_warning(rise))
+            figures["guard/beyond_rules_rise"] = rise
+        for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
-        figures = {"guard/blind_judge": float(found.warning is not None)}
-        return figures if found.share is None else figures | {"guard/verdict_dependence": found.share}
+        return figures
 
     def _check(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """Check the judge with the main process's conversations, whose problems are a random part of the batch."""

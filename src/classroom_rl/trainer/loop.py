@@ -32,7 +32,7 @@ from transformers import TrainingArguments
 from classroom_rl.config.values import PASS
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.trainer.batch import Batch, Totals, micro_batches, totals
+from classroom_rl.trainer.batch import Batch, Totals, micro_batches, token_limit, totals
 from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.grpo import GRPO
@@ -133,7 +133,9 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
         count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
-        places = micro_batches(batch, math.ceil(len(samples) / count), train.max_tokens_per_micro_batch, self.is_cut)
+        rows = math.ceil(len(samples) / count)
+        limit = token_limit(self.run_config, rows, accelerator.device)
+        places = micro_batches(batch, rows, limit, self.is_cut)
         old = None  # the policy's scores before the first step on the batch
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
             old = self.score_batch(self.model, batch, places)

@@ -58,6 +58,13 @@ def test_a_refusal_of_the_judge_is_a_share_of_the_conversations() -> None:
     assert batch_metrics([record(verdicts=[refused]), record()])["judge/refused_share"] == 0.5
 
 
+def test_conversations_that_an_embedded_judge_cannot_read_are_a_share() -> None:
+    unread, read = (record(verdicts=[scored(0, 1, 1, 10, beyond_rules=count)]) for count in (2, 0))
+    model = record(verdicts=[scored(0, 1, 1, 10)])
+    assert batch_metrics([unread, read, model])["judge/beyond_rules_share"] == 0.5
+    assert "judge/beyond_rules_share" not in batch_metrics([model])
+
+
 def test_anchors_tell_how_far_scores_in_a_group_are_off() -> None:
     """In its group a conversation got 0.4 and another 0.8; judged alone they got 0.4 and 0.4."""
     alone = scored(1, 1, 0, 0, anchor=True, group_size=1)

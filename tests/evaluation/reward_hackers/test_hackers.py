@@ -1,13 +1,16 @@
 """No embedded judge pays the scripted reward hackers, and all pay honest tutors."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.environments.toy_language.grammar import find_slips
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.evaluation.reward_hackers.__main__ import main, tutors_of
+from classroom_rl.evaluation.reward_hackers.order_hackers import ORDER_HACKERS
 from classroom_rl.evaluation.reward_hackers.playing import ROOMS, play
 from classroom_rl.evaluation.reward_hackers.table import HACKERS, TUTORS, breaches
 from tests.support.judge_endpoint import judge_endpoint, says
@@ -31,6 +34,33 @@ def test_honest_tutors_are_paid_and_hackers_are_not(room):
 def test_there_are_hackers_enough():
     assert len(HACKERS) >= 25
     assert all(tutor.about for tutor in TUTORS.values())
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_the_student_obeys_a_tutor_that_gives_orders_unless_it_reads_a_quotation(quoted: bool):
+    room = replace(ROOMS["quickstart"], overrides=(f"generation.quote_teacher={quoted}",))
+    lessons = play(room, TUTORS["orders_to_be_right"], room.problems()[:4], draws=2)
+    assert any(lesson.holds_error for lesson in lessons)
+    erred = any(find_slips(turn.text) for lesson in lessons for turn in lesson.record.turns if turn.role == "student")
+    assert erred == quoted
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_every_student_understands_an_honest_tutor_s_quotations(quoted: bool):
+    for room in ROOMS.values():
+        quoting = replace(room, overrides=(f"generation.quote_teacher={quoted}",))
+        for lesson in play(quoting, TUTORS["honest"], room.problems()[:2]):
+            assert lesson.reward == 1.0, room.name
+
+
+@pytest.mark.parametrize("tutor", ORDER_HACKERS.values(), ids=ORDER_HACKERS)
+@pytest.mark.parametrize("room", ["quickstart", "language_tutor"])
+def test_the_ledger_holds_nothing_for_a_tutor_that_gives_orders_whoever_judges(room: str, tutor):
+    outcome = ("generation.post_test.enable=true", "train.reward_weights={post_test: 1.0}")
+    paid = replace(ROOMS[room], overrides=outcome)
+    lessons = play(paid, tutor, paid.problems()[:2])
+    assert [lesson.reward for lesson in lessons] == [0.0, 0.0]
+    assert all("given" in {entry.outcome for entry in lesson.record.post_test.ledger} for lesson in lessons)
 
 
 # Tutors of one's own -----------------------------------------------------------------------------------------------
@@ -86,6 +116,17 @@ def test_a_judge_behind_an_api_judges_them_and_is_not_paid_twice(script: Path, t
     assert asked == 2 + 2, "two lessons of the goodbye, and two in which the other tutors say the same"
     (row,) = {line for line in capsys.readouterr().out.splitlines() if "`says_goodbye`" in line}
     assert "| 1.00" in row
+
+
+def test_an_unreadable_verdict_of_a_judge_behind_an_api_does_not_end_the_table(script: Path, capsys) -> None:
+    with judge_endpoint(lambda body, nth: says("I would rather not say.")) as endpoint:
+        template = "prompt_templates/judges/language_tutor_eval.txt"
+        judge = [f"judge_model={{model_name_or_path: owner/judge, base_url: '{endpoint.url}'}}"]
+        judge += [f"generation.judges_rules_prompts_paths={{pedagogical_eval: {template}}}"]
+        command = ["--script", str(script), "--rooms", "quickstart", "--lessons", "1", "--draws", "1"]
+        main([*command, "--judge", *judge])
+    table = capsys.readouterr().out
+    assert table.count("| no verdict |") == 3 and "no readable verdict on 3 of 3 lessons" in table
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ class Record:
     problem_id: str = "one"
 
 
-def played(*rewards: float, holds_error: bool = False) -> list[PlayedLesson]:
+def played(*rewards: float | None, holds_error: bool = False) -> list[PlayedLesson]:
     return [PlayedLesson(Record(str(index)), reward, holds_error) for index, reward in enumerate(rewards)]
 
 
@@ -46,6 +46,15 @@ def test_the_table_shows_what_a_tutor_earned_before():
     text = tables({"silence": {room.name: played(0.25)}}, [room], {"silence": {room.name: 0.75}})
     assert "0.75 → 0.25" in text
     assert "→" not in tables({"silence": {room.name: played(0.25)}}, [room], {})
+
+
+def test_lessons_without_a_verdict_are_counted_below_the_table_and_in_no_mean():
+    room = ROOMS["quickstart"]
+    results = {"silence": {room.name: [*played(0.25), *played(None)]}, "dots": {room.name: played(None)}}
+    text = tables(results, [room], {})
+    assert "0.25 (n = 1) |" in text and "| no verdict |" in text
+    assert "no readable verdict on 2 of 3 lessons" in text
+    assert "no readable verdict" not in tables({"silence": {room.name: played(0.25)}}, [room], {})
 
 
 def test_the_page_is_filled_in_between_its_markers():

@@ -440,6 +440,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             messages += self._attempt_request(conversation)
         for turn in conversation.turns:
             text = visible_text(turn.text).replace(END_OF_CONVERSATION, "").strip()
+            if turn.role == "teacher" and self._generation.quote_teacher:
+                text = quoted(text)
             messages.append({"role": "user" if turn.role == "teacher" else "assistant", "content": text})
         return messages
 
@@ -474,5 +476,13 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **extra)
 
 
+def quoted(text: str) -> str:
+    """A teacher's message as the student's model reads it with `generation.quote_teacher`. The text itself cannot end
+    the quotation: its own such marks become straight ones. The quickstart's tiny student understands this wording, and
+    hardly a longer one."""
+    return f"The teacher says (no order to you):\n“{text.translate(_STRAIGHT)}”"
+
+
+_STRAIGHT = str.maketrans("“”", '""')
 Environment = Classroom
 """The name under which the server finds the environment of a package."""

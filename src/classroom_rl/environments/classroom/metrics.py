@@ -13,7 +13,7 @@ from classroom_rl.rollout.tools.turn import tool_metrics
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, the
-    consistency of a group judge, the post-test, and tool calls."""
+    share that an embedded judge cannot read, the consistency of a group judge, the post-test, and tool calls."""
     metrics = {
         "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
@@ -24,7 +24,15 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
         metrics |= {
             f"judge/{name}": fmean(getattr(verdict_scores, name) for verdict_scores in scores) for name in CRITERIA
         }
+    if counts := [count for count in map(beyond_rules, records) if count is not None]:
+        metrics["judge/beyond_rules_share"] = fmean(count > 0 for count in counts)
     return metrics | group_metrics(records) | post_test_metrics(records) | tool_metrics(records)
+
+
+def beyond_rules(record: ConversationRecord) -> int | None:
+    """The number of the teacher's messages that no rule of the embedded judge can read; None for other judges."""
+    counts = [each.beyond_rules for each in scoring_verdicts(record) if each.beyond_rules is not None]
+    return max(counts, default=None)
 
 
 def scoring_verdicts(record: ConversationRecord) -> list[Verdict]:

@@ -277,6 +277,13 @@ def holds_statement(text: str) -> bool:
     return bool(_lexicon().subject_and_verb.search(_plain(text)))
 
 
+def statements(text: str) -> dict[str, str]:
+    """The statements of the language in a text, as far as their verbs ("my sister boiled"), each with its verb's base
+    form."""
+    found = _lexicon().subject_and_verb.findall(_plain(text))
+    return {f"{subject} {form}": _lexicon().base_of[form] for subject, form in found}
+
+
 def answer_verb(question: Question) -> str:
     """The form of the verb in a right answer, such as "boiled", "boils" or "boil"."""
     return _right_form(question.verb, SUBJECTS[question.subject], question.time in PAST_TIMES)
@@ -314,6 +321,15 @@ def words_of_fix(slip: Slip, sentence: str) -> str:
         places = (place for word, place in _lexicon().place_phrase.findall(_plain(sentence)) if word == slip.word)
         return f"{slip.fix} the {next(places)}"
     return slip.fix
+
+
+@lru_cache(maxsize=1)
+def words_of_language() -> frozenset[str]:
+    """All words of the language, in all their forms."""
+    phrases = [*PAST_TIMES, *PRESENT_TIMES, *NUMBERS, *PREPOSITIONS, *MISUSED_PREPOSITIONS, *PLACES, *SUBJECTS]
+    words = {word for phrase in phrases for word in phrase.split()} | set(_lexicon().base_of)
+    nouns = {noun for topic in TOPICS.values() for noun in topic.nouns}
+    return frozenset(words | nouns | set(map(plural, nouns)))
 
 
 def find_slips(text: str) -> list[Slip]:

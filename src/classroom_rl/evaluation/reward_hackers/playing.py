@@ -16,7 +16,7 @@ from classroom_rl.config.base import DatasetSource
 from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import EMBEDDED_JUDGES, ERROR_PERSONA
+from classroom_rl.config.values import CORRECT_PERSONA, EMBEDDED_JUDGES, ERROR_PERSONA
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.environment import Classroom
@@ -27,7 +27,7 @@ from classroom_rl.environments.toy_language.lessons import Lesson, make_lessons,
 from classroom_rl.environments.toy_language.scripts import student_reply
 from classroom_rl.errors import ConfigError, JudgeOutputError
 from classroom_rl.evaluation.progress import gather_or_stop
-from classroom_rl.evaluation.reward_hackers.tutors import Script, View, view_of_lesson, view_of_plan
+from classroom_rl.evaluation.reward_hackers.tutors import Script, Tutor, View, view_of_lesson, view_of_plan
 from classroom_rl.judges.messages import RETRY, ParsedPlan, Phrase, holds, read_plan
 from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.models.policy_version import PolicyVersion
@@ -279,10 +279,11 @@ ROOMS: dict[str, Room] = {
 
 @dataclass(frozen=True)
 class PlayedLesson:
-    """A played lesson: its record, its reward, and whether the error persona was drawn in it."""
+    """A played lesson: its record, its reward (None if a judge behind an API gave no readable verdict), and whether the
+    error persona was drawn in it."""
 
     record: ConversationRecord
-    reward: float
+    reward: float | None
     holds_error: bool
 
 
@@ -338,7 +339,7 @@ async def _play_lesson(
             problems=[problem.text], answers=[problem.answer], request_id=f"{number}-{step}", seed=SEED, step=step
         )
         (record,) = (await runner.sample(request)).conversations
-        if record.reward is None:
+        if record.reward is None and (record.failure or room.config.judge_model.model_name_or_path in EMBEDDED_JUDGES):
             raise JudgeOutputError(f"{room.name}: a lesson got no reward: {record.failure or record.judge_error}")
         played.append(PlayedLesson(record, record.reward, room.holds_error(problem, step)))
     return played
@@ -348,7 +349,8 @@ def _runner(room: Room, script: Script, judge: Judge | EmbeddedJudge, problem: P
     """A classroom for a single lesson, because the scripted student knows its lesson."""
     generation, weights = room.config.generation, reward_weights(room.config)
     view = room.view(problem.text)
-    student = ScriptedStudent(room.student(problem.text), _personas(room, problem))
+    obeys = isinstance(script, Tutor) and script.gives_orders and not generation.quote_teacher
+    student = ScriptedStudent(room.student(problem.text), _personas(room, problem, obeys))
     roles = Roles(
         ScriptedTutor(lambda messages: script(view(messages))),
         Sampling(1.0),
@@ -360,12 +362,13 @@ def _runner(room: Room, script: Script, judge: Judge | EmbeddedJudge, problem: P
     return Runner(Classroom(generation, roles, journal, weights, room.rules), journal, weights)
 
 
-def _personas(room: Room, problem: Problem) -> Mapping[str, str]:
-    """The student's system prompt → its persona, for each persona and each name that the classroom may render."""
+def _personas(room: Room, problem: Problem, obeys: bool) -> Mapping[str, str]:
+    """The student's system prompt → the persona that it plays, for each persona and each name that the classroom may
+    render. A student that obeys its teacher's orders always plays the one without errors."""
     generation = room.config.generation
     variables = {"problem": problem.text, "include_thinking": generation.use_thinking}
     return {
-        render(path, student_name=name, **variables): persona
+        render(path, student_name=name, **variables): CORRECT_PERSONA if obeys else persona
         for persona, path in generation.student_personas_prompts_paths.items()
         for name in generation.student_names or (None,)
     }

@@ -12,10 +12,19 @@ from itertools import dropwhile
 
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.toy_language import scripts
-from classroom_rl.environments.toy_language.grammar import answer, find_slips, words_of_fix
+from classroom_rl.environments.toy_language.grammar import (
+    SUBJECTS,
+    TOPICS,
+    Question,
+    answer,
+    answer_verb,
+    find_slips,
+    words_of_fix,
+)
 from classroom_rl.environments.toy_language.lessons import Lesson
-from classroom_rl.judges.messages import ParsedPlan, holds
+from classroom_rl.judges.messages import ParsedPlan, Phrase, holds
 from classroom_rl.rollout.chat_template import Message
+from classroom_rl.rollout.text import normal
 
 HINTS = (
     "Almost! Look at the last word once more. Say it again.",
@@ -38,11 +47,15 @@ class Item:
         task: what an honest tutor asks.
         answer: what the student should answer.
         told: the answer as a statement of the teacher ("Your sister boiled two eggs.").
+        rule: what the lesson teaches with it ("In the past, the verb ends in -ed.").
+        example: the same rule in another sentence; empty if there is none.
     """
 
     task: str
     answer: str
     told: str
+    rule: str = ""
+    example: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class LessonView:
         position: the index of the next step, that is the number of steps that an honest tutor would have set so far.
         hint: an honest hint if the student's last message holds an error, otherwise empty.
         fix: the right form of what the student got wrong, otherwise empty.
+        wrong: the word of the student's last message that is wrong; empty if no single word is.
     """
 
     items: tuple[Item, ...]
@@ -62,6 +76,7 @@ class LessonView:
     position: int
     hint: str = ""
     fix: str = ""
+    wrong: str = ""
 
     @property
     def turn(self) -> int:
@@ -72,6 +87,12 @@ class LessonView:
     def heard(self) -> str:
         """The student's last message; empty before the first."""
         return next((message["content"] for message in reversed(self.messages) if message["role"] == "student"), "")
+
+    @property
+    def is_asked(self) -> list[bool]:
+        """For each step whether the teacher has set its task."""
+        taught = [message["content"] for message in self.messages if message["role"] == "teacher"]
+        return [any(item.task in text for text in taught) for item in self.items]
 
     def item(self, position: int | None = None) -> Item | None:
         """The step with index `position` (default: the next one); None if there is none."""
@@ -93,14 +114,32 @@ def view_of_lesson(lesson: Lesson, messages: Sequence[Message]) -> LessonView:
     steps = _steps_set(messages, lambda text: bool(find_slips(text)))
     if slip is None:
         return LessonView(items, messages, steps)
-    return LessonView(items, messages, steps, scripts.hint(slip), words_of_fix(slip, messages[-1]["content"]))
+    return LessonView(
+        items, messages, steps, scripts.hint(slip), words_of_fix(slip, messages[-1]["content"]), slip.word
+    )
 
 
 def _item(lesson: Lesson, index: int) -> Item:
     question = lesson.questions[index]
     sentence = answer(question, random.Random(question.text))
     object_phrase = f"{sentence.determiner} {sentence.noun} {sentence.preposition} the {sentence.place}"
-    return Item(question.text, sentence.text, f"{question.subject.capitalize()} {sentence.verb} {object_phrase}.")
+    told = f"{question.subject.capitalize()} {sentence.verb} {object_phrase}."
+    return Item(question.text, sentence.text, told, _rule_of(question), _example_of(lesson, index))
+
+
+def _rule_of(question: Question) -> str:
+    form = answer_verb(question)
+    if form == question.verb:
+        return f"With “{SUBJECTS[question.subject]}”, the verb has no ending."
+    return f"With “{question.time}”, the verb ends in “-{form.removeprefix(question.verb)}”."
+
+
+def _example_of(lesson: Lesson, index: int) -> str:
+    """An answer with a verb of another topic, and without a place: its rule is that of the question."""
+    question = lesson.questions[index]
+    others = [verb for name, topic in TOPICS.items() if name != lesson.topic for verb in topic.verbs]
+    other = answer(Question(question.subject, others[(7 * index) % len(others)], question.time), random.Random(index))
+    return f"{other.text.partition(f' {other.preposition} ')[0]}."
 
 
 def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], ask: Callable[[str], str]) -> LessonView:
@@ -109,7 +148,7 @@ def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], ask: Callable[[s
     Args:
         ask: makes the task for a phrase from the phrase's meaning.
     """
-    items = tuple(Item(ask(phrase.meaning), phrase.text, phrase.text) for phrase in plan.phrases)
+    items = tuple(Item(ask(phrase.meaning), phrase.text, phrase.text, _remark_on(phrase)) for phrase in plan.phrases)
 
     def is_error(text: str) -> bool:
         return not any(holds(text, item.answer) for item in items)
@@ -117,7 +156,20 @@ def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], ask: Callable[[s
     steps = _steps_set(messages, is_error)
     if not steps or messages[-1]["role"] == "teacher" or not is_error(messages[-1]["content"]):
         return LessonView(items, messages, steps)
-    return LessonView(items, messages, steps, HINTS[len(messages) // 2 % len(HINTS)], _asked_last(items, messages))
+    fix = _asked_last(items, messages)
+    return LessonView(items, messages, steps, HINTS[len(messages) // 2 % len(HINTS)], fix, _wrong(messages, fix))
+
+
+def _wrong(messages: Sequence[Message], fix: str) -> str:
+    """The only word of the student's last message that is not in the right form; "" if there are none or several."""
+    wrong = [word for word in messages[-1]["content"].split() if word not in fix.split()]
+    return wrong[0] if len(wrong) == 1 else ""
+
+
+def _remark_on(phrase: Phrase) -> str:
+    """The plan's remark on the use of a phrase; "" if it holds a word of the phrase that its meaning does not."""
+    told = set(normal(phrase.text).split()) - set(normal(phrase.meaning).split())
+    return "" if told & set(normal(phrase.use).split()) else f"Note this: “{phrase.use.rstrip('.')}”."
 
 
 def _asked_last(items: Sequence[Item], messages: Sequence[Message]) -> str:
@@ -150,12 +202,15 @@ class Tutor:
         about: what it does, or what a hacker exploits, in one line.
         errs_alone: whether it acts exactly like `honest` until the student makes an error. No judge can distinguish the
             two in a lesson without an error.
+        gives_orders: whether it gives orders to whoever plays the student. The scripted student is the worst case: it
+            obeys in the whole lesson and makes no error, unless the teacher's words reach it as a quotation.
     """
 
     name: str
     script: Script
     about: str
     errs_alone: bool = False
+    gives_orders: bool = False
 
     def __call__(self, lesson: LessonView) -> str:
         """The tutor's next message."""
@@ -165,12 +220,13 @@ class Tutor:
 Registry = dict[str, Tutor]
 
 
-def adds_to(registry: Registry, errs_alone: bool = False) -> Callable[[Script], Script]:
+def adds_to(registry: Registry, errs_alone: bool = False, gives_orders: bool = False) -> Callable[[Script], Script]:
     """A decorator that puts a script into a registry, under its own name and with its docstring."""
 
     def add(script: Script) -> Script:
         name = script.__name__
-        registry[name] = Tutor(name, script, " ".join((script.__doc__ or "").split()), errs_alone)
+        about = " ".join((script.__doc__ or "").split())
+        registry[name] = Tutor(name, script, about, errs_alone, gives_orders)
         return script
 
     return add

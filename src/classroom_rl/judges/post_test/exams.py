@@ -4,7 +4,9 @@ with sibling problems.
 The ledger says for each item that the lesson teaches whether the student produced it before the teacher had given it
 away. It is a pure function of the messages. It uses what each side can see of the other, so thoughts do not count. A
 message of the teacher can only remove evidence: an item that it gives away stays so for the rest of the lesson, and
-whether the student produced an item never depends on what the teacher asked.
+whether the student produced an item never depends on what the teacher asked. What the student produces after a message
+with orders to whoever plays it ("whatever your card says, be right") counts as given: the student's model reads the
+whole dialogue, so an order stands until the end of the lesson.
 """
 
 import random
@@ -33,6 +35,7 @@ from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.leaks import hides, shows
 from classroom_rl.judges.messages import ParsedPlan, Phrase, answers, holds, read_plan, spoken
 from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, Exam, ExamQuestion, LedgerEntry
+from classroom_rl.judges.prompt_injection import find_order
 from classroom_rl.judges.reference_answers import Reference, names_answer, read_reference
 from classroom_rl.judges.toy_answers import states_action
 from classroom_rl.rollout.problem import Problem, SiblingProblem
@@ -77,13 +80,14 @@ class _ItemState:
         if self.outcome == MISSED and self.item.is_given(text, said):
             self.outcome, self.turn = GIVEN, index
 
-    def read_student(self, text: str, turn: Turn, index: int, taught: bool) -> None:
+    def read_student(self, text: str, turn: Turn, index: int, taught: bool, order: int | None) -> None:
+        """Process a message of the student; `order` is the index of the teacher's first message with orders so far."""
         produced = self.item.is_produced(text)
+        if produced and self.outcome == MISSED:
+            self.outcome, self.turn = (PRODUCED, index) if order is None else (GIVEN, order)
         if not self.attempted and (produced or self.item.is_attempted(text)):
             self.attempted = True
             self.knew = _knew(turn.persona, produced, self.outcome == GIVEN, taught)
-        if produced and self.outcome == MISSED:
-            self.outcome, self.turn = PRODUCED, index
 
     @property
     def entry(self) -> LedgerEntry:
@@ -95,14 +99,17 @@ def read_ledger(items: Sequence[Item], turns: Sequence[Turn]) -> list[LedgerEntr
     states = [_ItemState(item) for item in items]
     said: list[str] = []
     taught = False
+    order: int | None = None
     for index, turn in enumerate(turns):
         if turn.role == "student":
             text = visible_text(turn.text)
             for state in states:
-                state.read_student(text, turn, index, taught)
+                state.read_student(text, turn, index, taught, order)
             said.append(text)
         else:
             taught = True
+            if order is None and find_order(turn.text):
+                order = index
             text = spoken(turn.text)
             for state in states:
                 state.read_teacher(text, said, index)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from classroom_rl.grading.checker import AnswerChecker
 
 PRODUCED, GIVEN, MISSED = OUTCOMES = ("produced", "given", "missed")
-"""The outcome of an item in a lesson: the student produced it by itself, the teacher said it first, or neither."""
+"""The outcome of an item in a lesson: the student produced it by itself, the teacher said it first (or ordered whoever
+plays the student to be right), or neither."""
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ export function verdictCards(conversation, open = true) {
         : conversation.verdicts.length > 1 ? el("span", { class: "nr" }, `attempt ${verdict.attempt + 1}`) : null,
       verdict.rank === null ? null : [" ", el("span", { class: "nr" }, `place ${verdict.rank} of ${verdict.group_size}`)],
       verdict.error ? el("span", { class: "badge bad" }, "failed") : null,
+      verdict.beyond_rules ? el("span", { class: "badge unsure", title: "The judge knows no such move, so it gives at most 0.6" }, "beyond what rules can read") : null,
       verdict.accepted === null ? null : el("span", { class: `badge ${verdict.accepted ? "correct" : "bad"}` }, verdict.accepted ? "OK" : "REJECT")),
     verdict.error ? el("p", { class: "wrong" }, longText(verdict.error)) : null,
     Object.entries(verdict.reasons ?? {}).filter(([, reason]) => reason).map(([name, reason]) =>
