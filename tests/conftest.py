@@ -1,6 +1,7 @@
 """Real parts, made once per session: a tiny model with random weights, and a server with two vLLM engines on it."""
 
 import gc
+import inspect
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.processes import free_port
 from classroom_rl.system.startup import short_openmp_wait
 from tests.support.scripted_room import Room, guided, write_templates
+from tests.support.turned_clock import run
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_SHARE = 0.1
@@ -43,6 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ENGINE_ROOMS or "server" in getattr(item, "fixturenames", ()):
             item.add_marker("engines")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest says that it runs no coroutines
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, on a clock that is turned."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run(pyfuncitem.obj(**arguments))
+    return True
 
 
 def pytest_collection_finish() -> None:

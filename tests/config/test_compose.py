@@ -13,8 +13,7 @@ from classroom_rl.config.compose import DEEPEST, LARGEST_FILE, MOST_VALUES, _ove
 from classroom_rl.config.load import ROOT, command_line
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
-from classroom_rl.launch.quickstart import main as quickstart
-from tests.support.configs import BASE, PROGRAMS, loaded, loaded_text, own_file
+from tests.support.configs import BASE, PROGRAMS, loaded_text, own_file, training
 from tests.support.programs import run_program
 
 
@@ -33,43 +32,36 @@ def test_a_file_of_ones_own_comes_before_the_shipped_one_of_its_name_and_is_name
 
 
 def test_the_launcher_takes_the_same_file_and_names_it(tmp_path, capsys):
-    shipped = (ROOT / "config/train_rl/quickstart.yaml").read_text(encoding="utf-8")
-    arguments = own_file(tmp_path, f"{shipped}\nseed: 8\n", "quickstart")
+    text = (ROOT / "config/train_rl/quickstart.yaml").read_text(encoding="utf-8")
+    arguments = own_file(tmp_path, f"{text}\nseed: 8\n", "quickstart")
     assert launcher([*arguments, "dry_run=true"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"# configuration: {tmp_path / 'quickstart.yaml'}\n") and "\nseed: 8\n" in shown
 
 
-def test_the_quickstart_names_the_files_of_its_programs(tmp_path, capsys):
-    assert quickstart([f"logging.save_dir={tmp_path / 'run'}", "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
-    for folder in ("train_rl", "train_sft", "eval"):
-        assert f"# configuration: {ROOT / 'config' / folder / 'quickstart.yaml'}\n" in shown
-
-
 def test_a_file_may_build_on_others_of_its_folder_and_on_shipped_ones(tmp_path):
-    own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 8\n", "base")
+    own_file(tmp_path, f"{BASE}seed: 8\n", "base")
     arguments = own_file(tmp_path, "defaults: [base, _self_]\ntrain: {mu: 3}\n", "mine")
-    config = loaded("train_rl", *arguments)
+    config = training(*arguments)
     assert (config.seed, config.train.mu, config.judge_model.model_name_or_path) == (8, 3, "rubric")
 
 
 def test_a_file_that_builds_on_its_own_name_is_told_to_take_another(tmp_path):
     arguments = own_file(tmp_path, f"{BASE}seed: 8\n", "quickstart")
     with pytest.raises(ConfigError, match="names itself in its defaults.*Give yours another name"):
-        loaded("train_rl", *arguments)
+        training(*arguments)
 
 
 def test_files_that_build_on_each_other_are_refused(tmp_path):
     own_file(tmp_path, "defaults: [second]\n", "first")
     with pytest.raises(ConfigError, match="lead back to where they began"):
-        loaded("train_rl", *own_file(tmp_path, "defaults: [first]\n", "second"))
+        training(*own_file(tmp_path, "defaults: [first]\n", "second"))
 
 
 @pytest.mark.parametrize("name", ["mine[1]", "mine*", "mine?", "a b", "ü"])
 def test_a_name_is_no_pattern(tmp_path, name):
-    own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 9\n", "mine1")
-    assert loaded("train_rl", *own_file(tmp_path, "defaults: [quickstart, _self_]\nseed: 8\n", name)).seed == 8
+    own_file(tmp_path, f"{BASE}seed: 9\n", "mine1")
+    assert training(*own_file(tmp_path, f"{BASE}seed: 8\n", name)).seed == 8
 
 
 @pytest.mark.parametrize(
@@ -80,43 +72,32 @@ def test_a_name_is_no_pattern(tmp_path, name):
         (["--config-name", "a\0b"], "NUL character"),
         (["--config-path", "conf"], "--config-path cannot be given here. Use --config-dir"),
         (["--experimental-rerun", "x.pickle"], "--experimental-rerun cannot be given here. It reads a pickle"),
-    ],
-)
-def test_flags_that_name_no_file_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        loaded("train_rl", *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (["--config-name", "nowhere"], "Cannot find primary config 'nowhere'"),
         (["--config-name"], "--config-name needs a value"),
         (["--config-dir", "no/such/folder"], "There is no folder no/such/folder"),
     ],
 )
-def test_a_wrong_flag_is_named(arguments, message):
+def test_flags_that_name_no_file_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        loaded("train_rl", *arguments)
+        training(*arguments)
 
 
 @pytest.mark.parametrize("name", ["own", "own.yaml"])
 def test_a_folder_of_ones_own_can_build_on_what_is_shipped(tmp_path, name):
-    (tmp_path / "own.yaml").write_text("defaults: [quickstart, _self_]\nseed: 7\n")
-    config = loaded("train_rl", f"--config-dir={tmp_path}", "--config-name", name, "train.mu=3")
+    own_file(tmp_path, f"{BASE}seed: 7\n")
+    config = training(f"--config-dir={tmp_path}", "--config-name", name, "train.mu=3")
     assert (config.seed, config.train.mu) == (7, 3)
-    config.seed, config.train.mu = loaded("train_rl").seed, loaded("train_rl").train.mu
-    assert config == loaded("train_rl")
+    shipped = training()
+    config.seed, config.train.mu = shipped.seed, shipped.train.mu
+    assert config == shipped
 
 
 def test_overrides_count_whether_the_yaml_names_the_key_or_not():
-    config = loaded("train_rl", "train.epsilon_high=0.28", "train.reward_weights={pedagogical: 2.0}", "+seed=3")
+    config = training("train.epsilon_high=0.28", "train.reward_weights={pedagogical: 2.0}", "+seed=3")
     assert (config.train.epsilon_high, config.train.reward_weights, config.seed) == (0.28, {"pedagogical": 2.0}, 3)
 
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
-
-
 CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200))
 
 
@@ -139,10 +120,20 @@ CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1,
         (f"seed: {'9' * 5000}\n", r"own\.yaml cannot be read"),
         ('logging: {wandb_run_name: "\\ud800"}\n', r"logging\.wandb_run_name holds '\\ud800', which is no Unicode"),
         (f"{BASE}generation: {{student_error_rate: 0x{'f' * 6000}}}\n", r"student_error_rate is 2\*\*23999 and more"),
+        ("train: {learning_rate: 1\nseed: 2\n", r'own\.yaml", line 2'),
+        ("seed: 1\nseed: 2\n", r'found duplicate key seed\n.*own\.yaml", line 2'),
+        ("seed:\t- 1\n", r'own\.yaml", line 1'),
+        ("a: !!python/object/apply:os.system [exit]\n", "could not determine a constructor for the tag"),
+        (b"# caf\xe9\nseed: 1\n", "A configuration file is not UTF-8: .* after '# caf'. Save it as UTF-8"),
+        ("- a\n", "must be a DictConfig, got ListConfig"),
+        ("generation: [1]\n", r"Config key generation is \[1\], but it is a group of keys"),
+        ("generation: {max_turns: null}\n", "generation.max_turns is None; it must be a whole number"),
+        ("seed: ${oc.env:NO_SUCH_VARIABLE}\n", "key seed: .*NO_SUCH_VARIABLE"),
+        ("defaults: [nowhere]\n", "nowhere"),
     ],
 )  # fmt: skip
 def test_a_yaml_that_no_run_needs_is_refused(tmp_path, text, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         loaded_text(tmp_path, text)
 
 
@@ -182,43 +173,15 @@ def test_a_quoted_text_is_read_as_itself(text):
     assert OverridesParser.create().parse_override(_override(f"a=x/{text}", sweeps=False)).value() == f"x/{text}"
 
 
-def test_such_a_yaml_ends_a_program_with_a_message(tmp_path):
-    (tmp_path / "loop.yaml").write_text("a: &a [*a]\n", encoding="utf-8")
-    result = run_program("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "loop", "dry_run=true")
-    assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
-
-
 def test_a_folder_of_configurations_may_be_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "own.yaml").write_text(f"{BASE}seed: 8\n", encoding="utf-8")
-    assert loaded("train_rl", "--config-dir=~", "--config-name=own").seed == 8
+    own_file(tmp_path, f"{BASE}seed: 8\n")
+    assert training("--config-dir=~", "--config-name=own").seed == 8
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"train: {learning_rate: 1\nseed: 2\n", r'broken\.yaml", line 2'),
-        (b"seed: 1\nseed: 2\n", r'found duplicate key seed\n.*broken\.yaml", line 2'),
-        (b"seed:\t- 1\n", r'broken\.yaml", line 1'),
-        (b"a: !!python/object/apply:os.system [exit]\n", "could not determine a constructor for the tag"),
-        (b"# caf\xe9\nseed: 1\n", "A configuration file is not UTF-8: .* after '# caf'. Save it as UTF-8"),
-        (b"- a\n", "must be a DictConfig, got ListConfig"),
-        (b"generation: [1]\n", r"Config key generation is \[1\], but it is a group of keys"),
-        (b"generation: {max_turns: null}\n", "generation.max_turns is None; it must be a whole number"),
-        (b"seed: ${oc.env:NO_SUCH_VARIABLE}\n", "key seed: .*NO_SUCH_VARIABLE"),
-        (b"defaults: [nowhere]\n", "nowhere"),
-    ],
-)
-def test_a_yaml_that_does_not_parse_is_an_error(tmp_path, text, message):
-    (tmp_path / "broken.yaml").write_bytes(text)
-    with pytest.raises(ConfigError, match=f"(?s){message}"):
-        loaded("train_rl", "--config-dir", str(tmp_path), "--config-name", "broken")
-
-
-@pytest.mark.parametrize("text", [b"train: {learning_rate: 1\nseed: 2\n", b"# caf\xe9\nseed: 1\n"])
-def test_a_yaml_that_does_not_parse_ends_a_program_with_a_message(tmp_path, text):
-    (tmp_path / "broken.yaml").write_bytes(text)
-    result = run_program("vllm_server.py", "--config-dir", str(tmp_path), "--config-name", "broken")
+@pytest.mark.parametrize("text", ["a: &a [*a]\n", "train: {learning_rate: 1\nseed: 2\n", b"# caf\xe9\nseed: 1\n"])
+def test_such_a_yaml_ends_a_program_with_a_message(tmp_path, text):
+    result = run_program("vllm_server.py", *own_file(tmp_path, text), "dry_run=true")
     assert result.returncode == 2 and "error: " in result.stderr and "Traceback" not in result.stderr
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from classroom_rl.config.benchmark import BENCHMARKS
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import ROOT, load, to_yaml
+from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.load import ROOT, to_yaml
 from classroom_rl.config.values import EMBEDDED_JUDGES
 from classroom_rl.environments.classroom.prompt_check import check_prompts
 from classroom_rl.evaluation.published.run import check_benchmark_prompts
+from tests.support.configs import loaded, own_file
 from tests.support.programs import run_program
 
 TUTORS = {
@@ -23,30 +23,16 @@ TUTORS = {
     "DeepSeek-V3": "deepseek/deepseek-chat-v3-0324",
     "Gemini": "gemini-3.8-flash",
 }
-
-
 FILES = sorted(path.stem for path in (ROOT / "config/eval").glob("*.yaml"))
 
 
-def loaded(name: str) -> EvalConfig:
-    return load(EvalConfig, "eval", ["--config-name", name], check_eval)
-
-
-def test_all_are_here():
-    others = {
-        "maths",
-        "quickstart",
-        "quickstart_compare",
-        "quickstart_counterfactuals",
-        "language_tutor",
-        "small_tutor",
-    }
-    assert set(FILES) == {*TUTORS, *others, *BENCHMARKS}
+def evaluation(name: str) -> EvalConfig:
+    return loaded("eval", "--config-name", name)
 
 
 @pytest.mark.parametrize("name", TUTORS)
 def test_a_tutor_meets_the_same_student_judge_and_problems_as_the_others(name: str):
-    found, base = loaded(name), loaded("maths")
+    found, base = evaluation(name), evaluation("maths")
     assert found.teacher_model.model_name_or_path == TUTORS[name]
     assert found.logging.save_dir != base.logging.save_dir
     own = replace(
@@ -62,7 +48,7 @@ def test_a_tutor_meets_the_same_student_judge_and_problems_as_the_others(name: s
 
 @pytest.mark.parametrize("name", FILES)
 def test_its_prompts_can_be_filled_in(name: str):
-    config = loaded(name)
+    config = evaluation(name)
     embedded = config.judge_model.model_name_or_path in EMBEDDED_JUDGES
     check_prompts(config.generation, judge_reads_templates=not embedded)
     if config.benchmark is not None:
@@ -95,20 +81,17 @@ logging: {wandb: true, wandb_project: eval, wandb_run_name: mine, run_group: tut
 
 def test_an_evaluation_that_names_models_alone_is_one_of_a_maths_tutor(tmp_path):
     """So are those that users bring along."""
-    (tmp_path / "mine.yaml").write_text(KNOWN, encoding="utf-8")
-    found = load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "mine"], check_eval)
-    base = loaded("maths")
+    found = loaded("eval", *own_file(tmp_path, KNOWN))
+    base = evaluation("maths")
     assert found.generation == replace(base.generation, use_thinking=True, force_thinking=True)
     assert found.dataset == base.dataset and found.num_samples_per_problem == 2
-    (tmp_path / "own.yaml").write_text(
-        KNOWN.replace("  use_thinking", "  student_final_prompt_path: mine.txt\n  use_thinking"), encoding="utf-8"
-    )
-    own = load(EvalConfig, "eval", ["--config-dir", str(tmp_path), "--config-name", "own"], check_eval)
+    more = KNOWN.replace("  use_thinking", "  student_final_prompt_path: mine.txt\n  use_thinking")
+    own = loaded("eval", *own_file(tmp_path, more))
     assert own.generation == replace(found.generation, student_final_prompt_path="mine.txt")
 
 
 def test_who_thinks_and_who_is_elsewhere():
-    configs = {name: loaded(name) for name in TUTORS}
+    configs = {name: evaluation(name) for name in TUTORS}
     assert [name for name in TUTORS if configs[name].generation.force_thinking] == ["TutorRL-think"]
     assert [name for name in TUTORS if configs[name].teacher_model.is_remote] == ["GPT-4o", "DeepSeek-V3", "Gemini"]
     assert configs["Gemini"].teacher_model.use_gemini and configs["GPT-4o"].teacher_model.use_openrouter
@@ -119,4 +102,4 @@ def test_who_thinks_and_who_is_elsewhere():
 def test_each_runs_dry(name: str):
     done = run_program("eval.py", "--config-name", f"{name}.yaml", "dry_run=true")
     assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout) == yaml.safe_load(to_yaml(replace(loaded(name), dry_run=True)))
+    assert yaml.safe_load(done.stdout) == yaml.safe_load(to_yaml(replace(evaluation(name), dry_run=True)))

@@ -1,23 +1,16 @@
 """Functions of one's own by name: what is found, and what a wrong name is answered."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.functions import function_of
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
+from tests.support.configs import own_file, training
 from tests.support.own_rewards import brevity
 
 OWN = "tests.support.own_rewards"
-
-
-def loaded(*overrides: str) -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", *overrides], check_train_rl)
 
 
 def test_a_function_is_found_by_its_name() -> None:
@@ -54,38 +47,29 @@ def test_a_module_that_cannot_be_imported_says_why(
     sys.modules.pop("some_broken_rewards", None)
 
 
-def rewards(config: TrainRLConfig) -> dict[str, float] | None:
-    return config.train.reward_weights
-
-
-def turn_rewards(config: TrainRLConfig) -> dict[str, float] | None:
-    return config.train.turn_credit.rewards
+WEIGHTS = {"pedagogical": 1.0, f"{OWN}:brevity": 0.5}
+TURN_REWARDS = f"train.turn_credit.rewards={{{OWN}:brevity_of_messages: 1}}"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "of"),
+    ("overrides", "weights", "turn_weights"),
     [
-        ([f"train.reward_weights={{pedagogical: 1.0, {OWN}:brevity: 0.5}}"], rewards),
-        ([f"train.reward_weights={{+pedagogical:1,+{OWN}:brevity:0.5}}"], rewards),
-        (
-            ["train.turn_credit.mode=immediate", f"train.turn_credit.rewards={{{OWN}:brevity_of_messages: 1}}"],
-            turn_rewards,
-        ),
+        ([f"train.reward_weights={{pedagogical: 1.0, {OWN}:brevity: 0.5}}"], WEIGHTS, {}),
+        ([f"train.reward_weights={{+pedagogical:1,+{OWN}:brevity:0.5}}"], WEIGHTS, {}),
+        (["train.turn_credit.mode=immediate", TURN_REWARDS], None, {f"{OWN}:brevity_of_messages": 1.0}),
     ],
 )
-def test_a_command_line_names_it_in_a_mapping(overrides: list[str], of: Callable) -> None:
-    own = {name: weight for name, weight in of(loaded(*overrides)).items() if ":" in name}
-    assert own in ({f"{OWN}:brevity": 0.5}, {f"{OWN}:brevity_of_messages": 1.0})
+def test_a_command_line_names_it_in_a_mapping(overrides: list[str], weights, turn_weights) -> None:
+    train = training(*overrides).train
+    assert (train.reward_weights, train.turn_credit.rewards) == (weights, turn_weights)
 
 
 @pytest.mark.parametrize("text", ["{{pedagogical: 1.0, {}: 0.5}}", "\n    pedagogical: 1.0\n    {}: 0.5"])
 def test_a_file_names_it_with_or_without_braces(text: str, tmp_path: Path) -> None:
     weights = text.format(f"{OWN}:brevity")
-    (tmp_path / "mine.yaml").write_text(
-        f"defaults: [quickstart, _self_]\ntrain:\n  reward_weights: {weights}\n", encoding="utf-8"
-    )
-    config = load(TrainRLConfig, "train_rl", ["--config-dir", str(tmp_path), "--config-name", "mine"])
-    assert config.train.reward_weights == {"pedagogical": 1.0, f"{OWN}:brevity": 0.5}
+    text = f"defaults: [quickstart, _self_]\ntrain:\n  reward_weights: {weights}\n"
+    config = training(*own_file(tmp_path, text))
+    assert config.train.reward_weights == WEIGHTS
 
 
 @pytest.mark.parametrize(
@@ -98,18 +82,12 @@ def test_a_file_names_it_with_or_without_braces(text: str, tmp_path: Path) -> No
             "train.turn_credit.rewards names .* did you mean brevity",
         ),
         ([f"train.loss_type={OWN}:brefity"], "train.loss_type names .* did you mean brevity"),
+        (  # an environment that takes no functions
+            ["--config-name=marooned", f"train.reward_weights={{{OWN}:brevity: 1}}"],
+            "names tests.support.own_rewards:brevity; there are: return, ",
+        ),
     ],
 )
 def test_a_wrong_name_is_refused_before_anything_starts(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        loaded(*overrides)
-
-
-def test_an_environment_that_takes_no_functions_says_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="names tests.support.own_rewards:brevity; there are: return, "):
-        load(
-            TrainRLConfig,
-            "train_rl",
-            ["--config-name", "marooned", f"train.reward_weights={{{OWN}:brevity: 1}}"],
-            check_train_rl,
-        )
+        training(*overrides)

@@ -19,7 +19,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.launch.before_start import in_force
 from classroom_rl.launch.commands import ACCELERATE_CONFIGS
 from classroom_rl.system.startup import OPENMP_VARIABLES, SHORT_WAIT
-from tests.support.configs import PROGRAMS, SCHEMAS, loaded
+from tests.support.configs import BASE, PROGRAMS, SCHEMAS, loaded, own_file
 from tests.support.programs import run_program
 
 SHIPPED = sorted(
@@ -35,15 +35,9 @@ def test_every_shipped_config_loads_and_passes_its_checks(folder, name):
 
 
 @pytest.mark.parametrize("folder", SCHEMAS)
-def test_each_program_has_a_quickstart(folder):
-    assert (folder, "quickstart.yaml") in SHIPPED
-
-
-@pytest.mark.parametrize("folder", SCHEMAS)
 def test_the_written_config_loads_again_as_the_same(folder, tmp_path):
     config = loaded(folder, "seed=17", "logging.wandb_tags=[a,b]")
-    (tmp_path / "again.yaml").write_text(to_yaml(config))
-    assert loaded(folder, "--config-dir", str(tmp_path), "--config-name", "again") == config
+    assert loaded(folder, *own_file(tmp_path, to_yaml(config))) == config
 
 
 @pytest.mark.parametrize(
@@ -96,9 +90,8 @@ def dry_run(program: str, *arguments: str, cwd: Path = ROOT) -> dict:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_dry_run_prints_the_config_that_the_launcher_sees_and_ends_well(program, tmp_path):
     folder = program.removesuffix(".py").replace("vllm_server", "train_rl")
-    (tmp_path / "own.yaml").write_text("defaults: [quickstart, _self_]\nseed: 7\n")
     (tmp_path / "prompt_templates").symlink_to(ROOT / "prompt_templates")
-    arguments = ["--config-dir", str(tmp_path), "--config-name", "own.yaml", "logging.wandb_run_name=x"]
+    arguments = [*own_file(tmp_path, f"{BASE}seed: 7\n"), "logging.wandb_run_name=x"]
     printed = dry_run(program, *arguments, cwd=tmp_path)
     assert printed == yaml.safe_load(to_yaml(loaded(folder, *arguments, "dry_run=true")))
     assert (printed["seed"], printed["logging"]["wandb_run_name"]) == (7, "x")

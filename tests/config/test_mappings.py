@@ -5,14 +5,10 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.errors import ConfigError
-from tests.support.configs import loaded
+from tests.support.configs import BASE, loaded_text, own_file, training
 
 RULES, PERSONAS = "generation.judges_rules_prompts_paths", "generation.student_personas_prompts_paths"
-
-
 GROUP_TEMPLATES = "judge_model.group_prompts_paths"
-
-
 SHIPPED_RULES = ["does_not_leak_answer", "follows_pedagogical_values"]
 
 
@@ -30,7 +26,7 @@ SHIPPED_RULES = ["does_not_leak_answer", "follows_pedagogical_values"]
 )
 @pytest.mark.parametrize("name", ["7b", "maths_small"])
 def test_a_mapping_replaces_the_one_below_it_and_a_plus_adds(overrides: list[str], rules: list[str], name: str):
-    assert list(loaded("train_rl", f"--config-name={name}", *overrides).generation.judge_rules) == rules
+    assert list(training(f"--config-name={name}", *overrides).generation.judge_rules) == rules
 
 
 @pytest.mark.parametrize(
@@ -39,44 +35,41 @@ def test_a_mapping_replaces_the_one_below_it_and_a_plus_adds(overrides: list[str
         ([GROUP_TEMPLATES + "={mine: a.txt}"], ["mine"]),
         ([GROUP_TEMPLATES + "={+mine: a.txt}"], ["pedagogical_eval", "mine"]),
         ([GROUP_TEMPLATES + ".mine=a.txt"], ["pedagogical_eval", "mine"]),
-        ([f"~{GROUP_TEMPLATES}"], ["pedagogical_eval"]),
+        ([GROUP_TEMPLATES + "={gone: a.txt}", f"~{GROUP_TEMPLATES}"], ["pedagogical_eval"]),
     ],
 )
 def test_a_mapping_replaces_the_default_of_the_schema_too(overrides: list[str], templates: list[str]):
-    overrides = [GROUP_TEMPLATES + "={gone: a.txt}", *overrides] if overrides[0].startswith("~") else overrides
-    assert list(loaded("train_rl", *overrides).judge_model.group_prompts_paths) == templates
+    assert list(training(*overrides).judge_model.group_prompts_paths) == templates
 
 
 def test_a_file_replaces_the_mappings_of_the_file_that_it_builds_on(tmp_path: Path):
     """Personas, their weights (a key of any type) and rewards, over one more file of the user's own."""
-    (tmp_path / "first.yaml").write_text(
+    first = (
         "defaults: [language_tutor, _self_]\n"
         "train: {reward_weights: {pedagogical: 1.0}}\n"
         "generation: {student_error_rate: {correct_student: 1, error_student: 1}}\n"
     )
-    (tmp_path / "second.yaml").write_text(
+    second = (
         "defaults: [first, _self_]\n"
         "train: {reward_weights: {+length: 0.5}}\n"
         "generation:\n  student_personas_prompts_paths: {shy: prompt_templates/personas/simple_student.txt}\n"
         "  student_error_rate: {shy: 1}\n"
     )
-    config = loaded("train_rl", f"--config-dir={tmp_path}", "--config-name=second")
+    own_file(tmp_path, first, "first")
+    own = own_file(tmp_path, second, "second")
+    config = training(*own)
     assert list(config.generation.student_personas_prompts_paths) == ["shy"]
     assert config.generation.student_error_rate == {"shy": 1}
     assert config.train.reward_weights == {"pedagogical": 1.0, "length": 0.5}
-    own = ["--config-dir", str(tmp_path), "--config-name", "second", "train.reward_weights={length: 1.0}"]
-    assert loaded("train_rl", *own).train.reward_weights == {"length": 1.0}
+    assert training(*own, "train.reward_weights={length: 1.0}").train.reward_weights == {"length": 1.0}
 
 
 def test_names_with_and_without_a_plus_are_not_mixed():
     with pytest.raises(ConfigError, match=rf"{RULES} has \+a, b: names with a plus add .* Give all of them a plus"):
-        loaded("train_rl", RULES + "={+a: x, b: y}")
+        training(RULES + "={+a: x, b: y}")
 
 
 def test_a_mapping_that_stands_for_another_one_stays_as_hydra_makes_it(tmp_path: Path):
-    (tmp_path / "own.yaml").write_text(
-        "defaults: [quickstart, _self_]\n"
-        "judge_model: {group_prompts_paths: '${generation.judges_rules_prompts_paths}'}\n"
-    )
-    config = loaded("train_rl", f"--config-dir={tmp_path}", "--config-name=own")
+    same = "judge_model: {group_prompts_paths: '${generation.judges_rules_prompts_paths}'}\n"
+    config = loaded_text(tmp_path, BASE + same)
     assert config.judge_model.group_prompts_paths == config.generation.judges_rules_prompts_paths

@@ -9,7 +9,7 @@ from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import ROOT, to_yaml
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
 from classroom_rl.errors import ConfigError
-from tests.support.configs import loaded, own_file
+from tests.support.configs import loaded_text, own_file, training
 from tests.support.programs import run_program
 
 MODELS_ALONE = """
@@ -36,7 +36,7 @@ generation:
 
 def test_a_training_that_names_models_alone_is_one_of_the_maths_tutor_and_that_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        config = loaded("train_rl", *own_file(tmp_path, MODELS_ALONE))
+        config = loaded_text(tmp_path, MODELS_ALONE)
     own = {name: getattr(config.generation, name) for name in MATHS_CLASSROOM}
     assert own == MATHS_CLASSROOM
     assert [source.name_or_path for source in config.dataset.train_datasets] == [MATHS_DATASET]
@@ -44,14 +44,13 @@ def test_a_training_that_names_models_alone_is_one_of_the_maths_tutor_and_that_i
     assert {"end_rm", "thinking", "length"} <= set(reward_weights(config))
     said = next(record.getMessage() for record in caplog.records if "maths classroom" in record.getMessage())
     assert all(f"generation.{name}=" in said for name in MATHS_CLASSROOM) and MATHS_DATASET in said
-    (tmp_path / "again.yaml").write_text(to_yaml(config))
-    assert loaded("train_rl", "--config-dir", str(tmp_path), "--config-name", "again") == config
+    assert training(*own_file(tmp_path, to_yaml(config))) == config
 
 
 def test_the_shipped_file_of_the_paper_has_the_classroom_that_is_filled_in(tmp_path):
     """But for the prompt of evaluations alone."""
-    shipped = loaded("train_rl", "--config-name", "7b").generation
-    filled = loaded("train_rl", *own_file(tmp_path, MODELS_ALONE)).generation
+    shipped = training("--config-name", "7b").generation
+    filled = loaded_text(tmp_path, MODELS_ALONE).generation
     for name in set(MATHS_CLASSROOM) - {"student_attempt_prompt_path"}:
         assert getattr(shipped, name) == getattr(filled, name)
 
@@ -71,7 +70,7 @@ def test_what_is_filled_in_is_there_and_is_said_when_a_program_starts(tmp_path):
 
 def test_no_judges_stay_no_judges(tmp_path):
     text = MODELS_ALONE + "  number_judge_attempts: 0\n  judges_rules_prompts_paths: {}\n"
-    generation = loaded("train_rl", *own_file(tmp_path, text)).generation
+    generation = loaded_text(tmp_path, text).generation
     assert generation.judges_rules_prompts_paths == {} and generation.judge_rules == {}
     assert generation.teacher_prompt_path == MATHS_CLASSROOM["teacher_prompt_path"]
 
@@ -80,7 +79,7 @@ def test_no_judges_stay_no_judges(tmp_path):
 def test_a_key_of_such_files_is_taken_for_the_one_that_it_stands_for(tmp_path, caplog, value):
     text = f"{MODELS_ALONE}  ignore_penalty_for_rejected_judges: {value}\n"
     with caplog.at_level(logging.WARNING):
-        config = loaded("train_rl", *own_file(tmp_path, text))
+        config = loaded_text(tmp_path, text)
     assert config.generation.ignore_rejected_judge == (value == "true")
     assert "ignore_penalty_for_rejected_judges is taken as generation.ignore_rejected_judge" in caplog.text
 
@@ -93,19 +92,14 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("named", PARTS)
-def test_a_part_of_a_classroom_is_refused_with_what_is_missing(tmp_path, named):
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_classroom_is_refused_with_what_is_missing(tmp_path, part):
+    rest = [key for key in PARTS if key != part]
     with pytest.raises(ConfigError) as refused:
-        loaded("train_rl", *own_file(tmp_path, MODELS_ALONE + PARTS[named]))
-    missing = ", ".join(key for key in PARTS if key != named)
-    assert f"names {named}, but not {missing}. Name the rest, too, or none of them" in str(refused.value)
-
-
-@pytest.mark.parametrize("left_out", PARTS)
-def test_so_is_all_of_it_but_one(tmp_path, left_out):
-    text = MODELS_ALONE + "".join(text for key, text in PARTS.items() if key != left_out)
-    with pytest.raises(ConfigError, match=rf", but not {left_out}\. Name the rest"):
-        loaded("train_rl", *own_file(tmp_path, text))
+        loaded_text(tmp_path, MODELS_ALONE + PARTS[part])
+    assert f"names {part}, but not {', '.join(rest)}. Name the rest, too, or none of them" in str(refused.value)
+    with pytest.raises(ConfigError, match=rf", but not {part}\. Name the rest"):
+        loaded_text(tmp_path, MODELS_ALONE + "".join(PARTS[key] for key in rest))
 
 
 def test_a_rule_that_scores_brings_its_lessons_and_is_not_a_part(tmp_path, caplog):
@@ -115,6 +109,6 @@ def test_a_rule_that_scores_brings_its_lessons_and_is_not_a_part(tmp_path, caplo
         "  judges_rules_prompts_paths: {pedagogical_eval: prompt_templates/judges/language_tutor_eval.txt}\n"
     )
     with caplog.at_level(logging.WARNING):
-        config = loaded("train_rl", *own_file(tmp_path, text))
+        config = loaded_text(tmp_path, text)
     assert [source.name_or_path for source in config.dataset.train_datasets] == ["data/lesson_plans/train.jsonl"]
     assert "maths classroom" not in caplog.text

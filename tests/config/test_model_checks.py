@@ -3,11 +3,13 @@
 import pytest
 
 from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from tests.support.configs import loaded
+
+GROUP = "judge_model.mode=group"
+PATIENT = ("judge_model.use_openrouter=true", "judge_model.deadline_s=100", "generation.sample_timeout_s=100")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ from tests.support.configs import loaded
     ],
 )
 def test_what_a_judge_of_groups_needs(key, value, message):
-    tutor = load(TrainRLConfig, "train_rl", ("--config-name", "language_tutor", "judge_model.mode=group"))
+    tutor = load(TrainRLConfig, "train_rl", ("--config-name", "language_tutor", GROUP))
     check_train_rl(tutor)
     block, name = key.split(".")
     setattr(getattr(tutor, block), name, value)
@@ -28,20 +30,24 @@ def test_what_a_judge_of_groups_needs(key, value, message):
         check_train_rl(tutor)
 
 
-def test_rules_that_decide_are_not_asked_about_groups():
-    with pytest.raises(ConfigError, match=r"is group, but no rule of .* gives scores \(pedagogical_eval\)"):
-        load(TrainRLConfig, "train_rl", ("--config-name", "7b", "judge_model.mode=group"), check_train_rl)
-
-
-def test_an_evaluation_judges_one_by_one():
-    with pytest.raises(ConfigError, match=r"judge_model.mode is group, .* what is measured is judged one by one"):
-        load(EvalConfig, "eval", ["--config-name", "language_tutor", "judge_model.mode=group"], check_eval)
-
-
-def test_a_judge_has_one_address_and_is_given_up_before_the_batch_is():
-    with pytest.raises(ConfigError, match="use_openrouter and judge_model.use_gemini are both set"):
-        loaded("train_rl", "judge_model.use_openrouter=true", "judge_model.use_gemini=true")
-    patient = ("judge_model.use_openrouter=true", "judge_model.deadline_s=100", "generation.sample_timeout_s=100")
-    for folder, here in (("train_rl", ()), ("eval", ("server_url=null",))):
-        with pytest.raises(ConfigError, match=r"deadline_s is 100; it must be less than generation.sample_timeout_s"):
-            loaded(folder, *patient, *here)
+@pytest.mark.parametrize(
+    ("folder", "overrides", "message"),
+    [
+        ("train_rl", ["--config-name=7b", GROUP], r"is group, but no rule of .* gives scores \(pedagogical_eval\)"),
+        (
+            "eval",
+            ["--config-name=language_tutor", GROUP],
+            "judge_model.mode is group, .* is judged one by one",
+        ),
+        (
+            "train_rl",
+            ["judge_model.use_openrouter=true", "judge_model.use_gemini=true"],
+            "use_openrouter and judge_model.use_gemini are both set",
+        ),
+        ("train_rl", PATIENT, r"deadline_s is 100; it must be less than generation.sample_timeout_s"),
+        ("eval", [*PATIENT, "server_url=null"], r"deadline_s is 100; it must be less than generation.sample_timeout_s"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_refused(folder: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loaded(folder, *overrides)

@@ -41,13 +41,9 @@ generation:
 """  # noqa: E501
 
 
-def load_block(folder: Path, block: str = BLOCK, *overrides: str) -> TrainRLConfig:
-    return loaded_text(folder, block, *overrides)
-
-
 def test_the_block_that_users_know_loads_as_it_stands_and_says_what_has_no_effect(tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.WARNING):
-        config = load_block(tmp_path)
+        config = loaded_text(tmp_path, BLOCK)
     assert [record.args[0] for record in caplog.records] == ["generation.use_experimental_shared_memory"]
     assert (config.train.mu, config.train.learning_rate, config.judge_model.use_openrouter) == (2, 5e-7, True)
     assert reward_weights(config) == {"pedagogical": 1.0}
@@ -58,17 +54,17 @@ def test_the_block_that_users_know_loads_as_it_stands_and_says_what_has_no_effec
 
 def test_the_shipped_file_is_that_block_with_its_dataset(tmp_path: Path) -> None:
     shipped = loaded("train_rl", "--config-name", "language_tutor.yaml")
-    assert shipped == load_block(tmp_path)
+    assert shipped == loaded_text(tmp_path, BLOCK)
 
 
 def test_plans_are_the_problems_that_follow_from_a_rule_that_scores(tmp_path: Path) -> None:
-    config = load_block(tmp_path, BLOCK, "skip_first_samples=3", "dataset.max_train_examples=20")
+    config = loaded_text(tmp_path, BLOCK, "skip_first_samples=3", "dataset.max_train_examples=20")
     problems = load_training_problems(config)
     assert len(problems) == 17 and all("Chunks" in problem.text for problem in problems)
-    everything = load_training_problems(load_block(tmp_path, BLOCK, "dataset.max_train_examples=20"))
+    everything = load_training_problems(loaded_text(tmp_path, BLOCK, "dataset.max_train_examples=20"))
     assert problems == everything[3:]
     with pytest.raises(ConfigError, match="15 problems are left"):
-        load_training_problems(load_block(tmp_path, BLOCK, "dataset.max_train_examples=15"))
+        load_training_problems(loaded_text(tmp_path, BLOCK, "dataset.max_train_examples=15"))
     held_out = EvalConfig(generation=config.generation).dataset.eval_datasets
     train_plans = load_problems(config.dataset.train_datasets)
     assert not {plan.id for plan in load_problems(held_out)} & {plan.id for plan in train_plans}
@@ -82,7 +78,7 @@ def test_an_ok_or_reject_rule_brings_no_plans_and_no_guided_type() -> None:
 
 @pytest.mark.parametrize("value", ["GUIDED", "Guided", "guided"])
 def test_types_are_taken_in_any_case(tmp_path: Path, value: str) -> None:
-    config = load_block(tmp_path, BLOCK, f"generation.forced_conversation_type={value}")
+    config = loaded_text(tmp_path, BLOCK, f"generation.forced_conversation_type={value}")
     assert setup_options(config.generation).types == (ConversationType.GUIDED,)
 
 
@@ -98,20 +94,17 @@ def test_types_are_taken_in_any_case(tmp_path: Path, value: str) -> None:
     ],
 )
 def test_keys_with_a_meaning_load(tmp_path: Path, override: str) -> None:
-    load_block(tmp_path, BLOCK, override)
+    loaded_text(tmp_path, BLOCK, override)
 
 
 def test_a_single_persona_draws_no_errors(tmp_path: Path) -> None:
     before, after = BLOCK.split("    correct_student:")[0], BLOCK.split('language_student_error.txt"\n')[1]
     block = before + '    simple_student: "prompt_templates/personas/simple_student.txt"\n' + after
-    config = load_block(tmp_path, block)
+    config = loaded_text(tmp_path, block)
     assert setup_options(config.generation).persona_weights == {"simple_student": 1.0}
 
 
 def test_error_rates_by_persona(tmp_path: Path) -> None:
-    config = load_block(tmp_path, BLOCK, "generation.student_error_rate={correct_student: 3, error_student: 1}")
+    config = loaded_text(tmp_path, BLOCK, "generation.student_error_rate={correct_student: 3, error_student: 1}")
     assert setup_options(config.generation).persona_weights == {"correct_student": 0.75, "error_student": 0.25}
     assert persona_weights(["a", "b", "c"], {"a": 1, "b": 1, "c": 2}) == {"a": 0.25, "b": 0.25, "c": 0.5}
-    for wrong in ("{error_student: 1}", "{correct_student: 0, error_student: 0}", "1.5", "often", "true"):
-        with pytest.raises(ConfigError, match="student_error_rate"):
-            load_block(tmp_path, BLOCK, f"generation.student_error_rate={wrong}")

@@ -6,25 +6,14 @@ import pytest
 
 from classroom_rl.config.base import default_penalties
 from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import check_supervision, turn_reward_weights
 from classroom_rl.errors import ConfigError
+from tests.support.configs import training
 
 RUBRIC = "supervisor_model.model_name_or_path=rubric"
-
-
 MODEL = "supervisor_model.model_name_or_path=some/model"
-
-
 PROMPT = "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt"
-
-
 IMMEDIATE = "train.turn_credit.mode=immediate"
-
-
-def loaded(*overrides: str, name: str = "quickstart") -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", ["--config-name", name, *overrides], check_train_rl)
 
 
 REFUSED = [
@@ -86,7 +75,7 @@ REFUSED = [
 @pytest.mark.parametrize(("overrides", "message"), REFUSED)
 def test_a_supervision_that_cannot_be_is_refused_with_the_fix(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        loaded(*overrides)
+        training(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +91,7 @@ def test_a_supervision_that_cannot_be_is_refused_with_the_fix(overrides: list[st
     ],
 )
 def test_a_supervision_that_can_be_loads(overrides: list[str]) -> None:
-    loaded(*overrides)
+    training(*overrides)
 
 
 @pytest.mark.parametrize(
@@ -114,27 +103,23 @@ def test_a_supervision_that_can_be_loads(overrides: list[str]) -> None:
     ],
 )
 def test_turn_rewards_are_the_penalties_unless_others_are_named(overrides: list[str], weights: dict) -> None:
-    assert turn_reward_weights(loaded(*overrides)) == weights
+    assert turn_reward_weights(training(*overrides)) == weights
 
 
-def test_a_table_of_penalties_names_every_category() -> None:
-    """A file cannot leave one out; a program that makes its own configuration can."""
-    config = loaded(RUBRIC)
+def test_a_file_that_leaves_out_penalties_keeps_their_default_and_a_program_must_name_all() -> None:
+    config = training(RUBRIC, "generation.supervisor.penalties={leak: -9}")
+    assert config.generation.supervisor.penalties == default_penalties() | {"leak": -9.0}
     del config.generation.supervisor.penalties["leak"]
     with pytest.raises(ConfigError, match=r"penalties lacks leak: give each a number, 0 for one that costs nothing\."):
         check_train_rl(config)
 
 
-def test_penalties_that_are_left_out_keep_their_default() -> None:
-    penalties = loaded(RUBRIC, "generation.supervisor.penalties={leak: -9}").generation.supervisor.penalties
-    assert penalties == default_penalties() | {"leak": -9.0}
-
-
 @pytest.mark.parametrize("base", ["quickstart", "language_tutor"])
 def test_the_shipped_supervised_files_change_nothing_but_the_supervision(base: str) -> None:
-    plain = loaded(name=base)
-    assert loaded(name=f"{base}_supervised").logging.save_dir == f"{plain.logging.save_dir}_supervised", "its own run"
-    shipped = loaded(f"logging.save_dir={plain.logging.save_dir}", name=f"{base}_supervised")
+    plain = training(f"--config-name={base}")
+    supervised = f"--config-name={base}_supervised"
+    assert training(supervised).logging.save_dir == f"{plain.logging.save_dir}_supervised", "its own run"
+    shipped = training(supervised, f"logging.save_dir={plain.logging.save_dir}")
     assert shipped.supervisor_model is not None and plain.supervisor_model is None
     shipped.supervisor_model = None
     for each in ("turn_credit", "corrections"):
@@ -148,7 +133,7 @@ def test_the_shipped_supervised_files_change_nothing_but_the_supervision(base: s
 
 
 def test_the_supervised_language_tutor_has_a_cap_that_can_be_kept() -> None:
-    config = loaded(name="language_tutor_supervised")
+    config = training("--config-name=language_tutor_supervised")
     model, supervision, train = config.supervisor_model, config.generation.supervisor, config.train
     assert model.is_remote and model.max_cost_usd > 0
     assert model.usd_per_million_prompt_tokens > 0 and model.usd_per_million_completion_tokens > 0
@@ -160,7 +145,7 @@ def test_the_supervised_language_tutor_has_a_cap_that_can_be_kept() -> None:
 
 
 def test_an_environment_that_asks_no_supervisor_gets_none() -> None:
-    config = loaded(RUBRIC)
+    config = training(RUBRIC)
     config.environment = "tests.support.guessing"
     with pytest.raises(ConfigError, match="environment tests.support.guessing asks no supervisor: leave supervisor_mo"):
         check_supervision(config)
@@ -169,43 +154,31 @@ def test_an_environment_that_asks_no_supervisor_gets_none() -> None:
 PPO = "train.algorithm=ppo"
 
 
-SUPERVISED = ["supervisor_model.model_name_or_path=rubric"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["train.loss_type=cispo"], r"train\.loss_type is cispo, which says which loss GRPO has; .* set it to dapo"),
         (["train.scale_rewards=none"], r"train\.scale_rewards is none, .*compares the conversations of a group"),
+        ([RUBRIC, "train.corrections.mode=same_step"], r"corrections\.mode is same_step, which .*ppo cannot"),
         (
-            [*SUPERVISED, "train.corrections.mode=same_step"],
-            r"corrections\.mode is same_step, which .*ppo cannot",
-        ),
-        (
-            [*SUPERVISED, "train.turn_credit.mode=immediate", "generation.supervisor.on_invalid=retry"],
+            [RUBRIC, IMMEDIATE, "generation.supervisor.on_invalid=retry"],
             r"on_invalid is retry, but train\.algorithm=ppo does not train on rejected drafts: .*on_invalid=observe",
         ),
-        (
-            [*SUPERVISED, "train.turn_credit.mode=to_go"],
-            r"turn_credit\.mode is to_go; .* none or immediate",
-        ),
+        ([RUBRIC, "train.turn_credit.mode=to_go"], r"turn_credit\.mode is to_go; .* none or immediate"),
         (["train.mu=1", "train.ppo.target_kl=0.02"], r"target_kl is 0\.02, but train\.mu is 1: .*Set train\.mu to 2"),
-        (
-            ["train.max_steps=5", "train.ppo.value_warmup_steps=5"],
-            r"warmup_steps is 5 and train\.max_steps 5",
-        ),
+        (["train.max_steps=5", "train.ppo.value_warmup_steps=5"], r"warmup_steps is 5 and train\.max_steps 5"),
     ],
 )
 def test_what_does_not_go_with_ppo_is_refused_and_goes_with_grpo(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        loaded(PPO, *overrides)
-    assert loaded(*overrides).train.algorithm == "grpo"
+        training(PPO, *overrides)
+    assert training(*overrides).train.algorithm == "grpo"
 
 
 def test_what_goes_with_ppo() -> None:
     limits = ["train.ppo.target_kl=0.02", "train.ppo.value_warmup_steps=5"]
-    config = loaded(PPO, "train.mu=2", "train.max_steps=6", *limits)
+    config = training(PPO, "train.mu=2", "train.max_steps=6", *limits)
     assert config.train.ppo.target_kl == 0.02 and config.train.ppo.value_warmup_steps == 5
-    priced = loaded(PPO, *SUPERVISED, "train.turn_credit.mode=immediate")
+    priced = training(PPO, RUBRIC, IMMEDIATE)
     assert priced.train.turn_credit.mode == "immediate"
-    assert loaded("--config-name", "quickstart_ppo").train.algorithm == "ppo"
+    assert training("--config-name=quickstart_ppo").train.algorithm == "ppo"

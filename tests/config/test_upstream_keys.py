@@ -16,33 +16,21 @@ from classroom_rl.errors import ConfigError
 from tests.support.configs import SCHEMAS, loaded
 
 SECTIONS = {"Training": "train_rl", "Evaluation": "eval", "Fine-tuning": "train_sft"}
-
-
 ROLES = ("teacher_model", "student_model", "judge_model", "reward_model")
-
-
 PAGE = (ROOT / "docs/config_keys.md").read_text(encoding="utf-8")
 
 
 # Names alone, from the schemas of eth-lre/PedagogicalRL; <vllm> and <lora> stand for the groups below.
 VLLM = """temperature top_k top_p max_length max_num_seqs gpu_memory_utilization number_of_gpus_per_instance
 max_number_of_instances from_0 load_and_unload bits_and_bytes enable_sleep_mode use_v0 enforce_eager"""
-
-
 LORA = "enable rank alpha target_modules dropout bias"
-
-
 GENERATION = """student_personas_prompts_paths judges_rules_prompts_paths student_initial_attempt_prompt_path
 student_final_prompt_path teacher_prompt_path initial_attempt_wrapper_prompt_path student_attempt_prompt_path max_turns
 max_tokens_in_conversation max_tokens_per_turn max_tokens_per_student_attempt max_tokens_per_judge_attempt
 tokenizer_to_use number_student_attempts number_judge_attempts ignore_rejected_judge forced_conversation_type
 use_thinking force_thinking extra_penalty_for_rejected_judges server_port use_experimental_shared_memory
 student_names"""
-
-
 LOGGING = "wandb wandb_project wandb_run_name wandb_entity run_group wandb_tags save_dir save_steps"
-
-
 UPSTREAM = {
     "train_rl": {
         "train": """gradient_checkpointing num_samples_per_problem number_of_problems_per_batch

@@ -67,9 +67,8 @@ ODD_NAMES = (
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_run_folder_of_any_name_arrives_as_it_was_given(tmp_path, name):
     assert loaded_text(tmp_path, BASE, f"logging.save_dir=runs/{name}").logging.save_dir == f"runs/{name}"
-    assert loaded_text(tmp_path, BASE + yaml.dump({"logging": {"save_dir": f"runs/{name}"}})).logging.save_dir.endswith(
-        name
-    )
+    written = yaml.dump({"logging": {"save_dir": f"runs/{name}"}})
+    assert loaded_text(tmp_path, BASE + written).logging.save_dir.endswith(name)
 
 
 @pytest.mark.parametrize("key", ["logging.save_dir", "teacher_model.model_name_or_path"])
@@ -151,17 +150,9 @@ _ODD = ["~", "~/x", "${seed}", "${", "${oc.env:X}", "???", "null", ".nan", "-.in
         "{a: 1}", "[1, [2]]", "!!int x", "!!binary z", "*a", "&a", "&a [*a]", "<<", "\ud800", "\0", "[" * 200,
         "9" * 5000, "-1", "0", "10**20", "1" + "0" * 20, "true", "a,b", "'", '"', "999.1.1.1", "x" * 300, "defaults",
         "hydra"]  # fmt: skip
-
-
 _KEYS = [*config_keys(TrainRLConfig), "defaults", "hydra", "hydra.searchpath", "", "train.x", "seed.x"]
-
-
 _words = st.one_of(st.sampled_from(_ODD), st.text(string.printable, max_size=12), st.text(max_size=8))
-
-
 _scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _words)
-
-
 _values = st.recursive(
     _scalars,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.one_of(_words, st.integers()), inner, max_size=3),
@@ -191,8 +182,6 @@ _texts = st.one_of(
     st.lists(st.sampled_from([*_ODD, "seed: ", "train: ", "\n", "  ", "- ", "a: "]), max_size=8).map("".join),
     st.dictionaries(st.sampled_from(_KEYS), _values, min_size=1, max_size=4).map(written),
 )
-
-
 _overrides = st.lists(
     st.tuples(st.one_of(st.sampled_from(_KEYS), _words), st.sampled_from(["=", "", "+", "=="]), _words).map("".join),
     max_size=2,
@@ -210,20 +199,14 @@ def settled(folder: Path, text: str, overrides: list[str]) -> None:
     assert loaded_text(folder, again) == config
 
 
-_QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+@pytest.mark.parametrize("examples", [15, pytest.param(1000, marks=pytest.mark.full)])
+def test_any_yaml_and_overrides_give_a_configuration_or_a_message(tmp_path, examples):
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(text=_texts, overrides=_overrides)
+    def check(text: str, overrides: list[str]) -> None:
+        settled(tmp_path, text, overrides)
 
-
-@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
-@given(text=_texts, overrides=_overrides)
-def test_any_yaml_and_overrides_give_a_configuration_or_a_message(tmp_path, text, overrides):
-    settled(tmp_path, text, overrides)
-
-
-@pytest.mark.full
-@settings(max_examples=1000, deadline=None, suppress_health_check=_QUIET)
-@given(text=_texts, overrides=_overrides)
-def test_many_yamls_and_overrides_give_a_configuration_or_a_message(tmp_path, text, overrides):
-    settled(tmp_path, text, overrides)
+    check()
 
 
 def test_a_shipped_yaml_with_bytes_turned_over_gives_a_configuration_or_a_message(tmp_path):

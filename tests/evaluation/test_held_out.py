@@ -12,10 +12,8 @@ from classroom_rl.config.load import to_yaml
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.held_out import load_measured_problems
-from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.server.schemas import Health
 from tests.support.configs import loaded
-from tests.support.replay_server import Replay, served
+from tests.support.replay_server import Replay, health, served
 
 
 def make_run(folder: Path, seed: int, recorded: bool = True) -> Path:
@@ -31,18 +29,6 @@ def make_run(folder: Path, seed: int, recorded: bool = True) -> Path:
             to_yaml(loaded("train_rl", f"logging.save_dir={folder}", f"seed={seed}"))
         )
     return folder
-
-
-def health(run: Path) -> Health:
-    return Health(
-        status="ok",
-        roles={},
-        policy=PolicyVersion("run", 0),
-        run_folder=str(run),
-        running_requests=[],
-        running_conversations=0,
-        finished_conversations=0,
-    )
 
 
 def configured(lessons: Path, *overrides: str) -> EvalConfig:

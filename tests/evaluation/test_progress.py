@@ -14,11 +14,11 @@ async def double(number: int) -> int:
     return 2 * number
 
 
-def test_results_are_in_the_order_of_their_coroutines():
-    assert asyncio.run(gather_or_stop(map(double, [3, 1, 2]))) == [6, 2, 4]
+async def test_results_are_in_the_order_of_their_coroutines():
+    assert await gather_or_stop(map(double, [3, 1, 2])) == [6, 2, 4]
 
 
-def test_the_first_failure_is_raised_itself_and_cancels_the_rest():
+async def test_the_first_failure_is_raised_itself_and_cancels_the_rest():
     cancelled = []
 
     async def wait_for_ever():
@@ -33,7 +33,7 @@ def test_the_first_failure_is_raised_itself_and_cancels_the_rest():
         raise ValueError("no model")
 
     with pytest.raises(ValueError, match="no model"):
-        asyncio.run(gather_or_stop([wait_for_ever(), fail()]))
+        await gather_or_stop([wait_for_ever(), fail()])
     assert cancelled == [True]
 
 

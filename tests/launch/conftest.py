@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, free_port
+from tests.support.replay_server import health
+from tests.support.waiting import wait_until
 
 GENEROUS_S = 300.0
 
@@ -91,17 +92,7 @@ cli._launch_from = lambda arguments, signals: cli.launch(config, *programs, "0",
 sys.exit(cli.main(["--config-name", "x"]))
 """
 
-HEALTH = json.dumps(
-    {
-        "status": "ok",
-        "roles": {},
-        "policy": {"run_id": "r", "version": 0},
-        "run_folder": "/",
-        "running_requests": [],
-        "running_conversations": 0,
-        "finished_conversations": 0,
-    }
-)
+HEALTH = health("/").model_dump_json()
 
 
 def _listen_to_signals() -> None:
@@ -138,8 +129,9 @@ class Launch:
         return self
 
     def end(self) -> tuple[int, str, str]:
-        """Wait for the end; returns exit status, stdout and stderr."""
+        """Wait for the end, after which nothing may be left; returns exit status, stdout and stderr."""
         output, errors = self.process.communicate(timeout=GENEROUS_S)
+        assert self.left() == []
         return self.process.returncode, output, errors
 
     def pids(self, name: str) -> list[int]:
@@ -166,13 +158,6 @@ def runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(reached, seconds: float = GENEROUS_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture

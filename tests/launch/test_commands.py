@@ -5,12 +5,7 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.errors import ConfigError
-from classroom_rl.launch.commands import (
-    check_accelerate_flags,
-    split_arguments,
-    with_accelerate_config,
-    with_precision,
-)
+from classroom_rl.launch.commands import check_accelerate_flags, split_arguments, with_accelerate_config, with_precision
 from classroom_rl.models.precision import PRECISIONS
 
 

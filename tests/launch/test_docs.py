@@ -38,10 +38,6 @@ def of_pages(found_on) -> list:
     ]
 
 
-def test_the_readme_is_short() -> None:
-    assert len(TEXTS["README.md"].splitlines()) < 200
-
-
 @pytest.mark.parametrize(("page", "link"), of_pages(links_of))
 def test_a_link_leads_to_a_file_and_a_heading(page: str, link: str) -> None:
     name, _, anchor = link.partition("#")

@@ -10,15 +10,13 @@ from statistics import fmean
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.rollout.dialogue import DialogueEpisode
 from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.system.shipped import ROOT
 from tests.conftest import free_port
+from tests.support.configs import training
 
 
 @pytest.mark.full
@@ -37,7 +35,7 @@ def write_counting(folder: Path) -> tuple[str, ...]:
 
 def test_the_minimal_environment_loads_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
-    config = load(TrainRLConfig, "train_rl", write_counting(tmp_path), check_train_rl)
+    config = training(*write_counting(tmp_path))
     kind = environment_of(config)
     assert kind.__module__ == "minimal_environment"
     episode = DialogueEpisode("r", Problem.of("8"), turns=[Turn("teacher", "9")])

@@ -4,16 +4,10 @@ import pytest
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
-from classroom_rl.launch.quickstart import (
-    ensure_models,
-    main,
-    prepare_folder,
-    read_notes,
-    reason_to_move,
-    write_notes,
-)
+from classroom_rl.launch.quickstart import ensure_models, main, prepare_folder, read_notes, reason_to_move, write_notes
 from classroom_rl.launch.quickstart_plan import make_commands
 from classroom_rl.system.processes import Signals
+from classroom_rl.system.shipped import ROOT
 
 
 def quickstart_in(folder, *overrides):
@@ -75,7 +69,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_dry_run_shows_every_program_and_makes_nothing(tmp_path, capsys):
+def test_dry_run_shows_every_program_with_its_file_and_makes_nothing(tmp_path, capsys):
     assert main([f"logging.save_dir={tmp_path / 'run'}", "dry_run=true"]) == 0
     shown = capsys.readouterr().out
     for program in (
@@ -86,6 +80,8 @@ def test_dry_run_shows_every_program_and_makes_nothing(tmp_path, capsys):
         "classroom_rl.launch.evaluate",
     ):
         assert program in shown
+    for folder in ("train_rl", "train_sft", "eval"):
+        assert f"# configuration: {ROOT / 'config' / folder / 'quickstart.yaml'}\n" in shown
     assert not (tmp_path / "run").exists()
 
 

@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from classroom_rl.config.checks import reward_weights
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import load
+from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.quickstart import main, make_models
 from classroom_rl.launch.quickstart_plan import applies, make_commands
@@ -18,6 +16,7 @@ from classroom_rl.memory.report import report
 from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.system.processes import Signals
 from classroom_rl.trainer.sft.run import _refuse_hidden_data_parallelism
+from tests.support.configs import loaded, training
 
 
 def test_overrides_reach_the_programs_that_they_are_meant_for(tmp_path):
@@ -32,9 +31,9 @@ def test_overrides_reach_the_programs_that_they_are_meant_for(tmp_path):
             "sft.train.max_steps=7",
         ]
     )
-    rl = load(TrainRLConfig, "train_rl", quickstart.rl_arguments)
-    sft = load(TrainSFTConfig, "train_sft", quickstart.models.sft_arguments())
-    evaluation = load(EvalConfig, "eval", quickstart.eval_arguments("after"), check_eval)
+    rl = training(*quickstart.rl_arguments)
+    sft = loaded("train_sft", *quickstart.models.sft_arguments())
+    evaluation = loaded("eval", *quickstart.eval_arguments("after"))
 
     folder = str(tmp_path / "a run")
     assert (rl.seed, rl.train.learning_rate, rl.generation.max_turns, rl.logging.save_dir) == (2, 0, 5, folder)

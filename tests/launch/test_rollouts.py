@@ -6,7 +6,7 @@ import pytest
 
 from classroom_rl import RolloutSet
 from classroom_rl.launch.rollouts import main
-from tests.support.judge_endpoint import fails, judge_endpoint, says
+from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 
 FUNCTIONS = """
 def next_prompt(rollout, step):
@@ -53,23 +53,25 @@ def test_a_dataset_becomes_a_file_of_rollouts(tiny_model: Path, data: Path, tmp_
     assert len(done.rows()) == 4 and (tmp_path / "plots/steps.png").is_file()
 
 
+def behind(endpoint: JudgeEndpoint) -> list[str]:
+    return ["--engine", "api", "--base-url", endpoint.url, "--api-key-env", "", "--model", "m"]
+
+
 def test_a_model_behind_an_api_is_one_option_away(data: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "played.jsonl"
     with judge_endpoint(lambda body, nth: says("4")) as endpoint:
-        options = ["--engine", "api", "--base-url", endpoint.url, "--api-key-env", "", "--model", "m"]
-        status = main([*options, "--data", str(data), "--limit", "1", "--out", str(out), "--quiet"])
+        status = main([*behind(endpoint), "--data", str(data), "--limit", "1", "--out", str(out), "--quiet"])
     assert status == 0 and [each.answer for each in RolloutSet.load(out)] == ["4"]
     with judge_endpoint(lambda body, nth: fails(422)) as endpoint:
-        assert main([*options[:3], endpoint.url, *options[4:], "--data", str(data), "--quiet"]) == 1, "all failed"
+        assert main([*behind(endpoint), "--data", str(data), "--quiet"]) == 1, "all failed"
 
 
 def test_what_was_played_before_an_error_is_saved(data: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "task.py").write_text("def next_prompt(rollout, step):\n    return [][step]\n")
     out = tmp_path / "played.jsonl"
     with judge_endpoint(lambda body, nth: says("4")) as endpoint:
-        options = ["--engine", "api", "--base-url", endpoint.url, "--api-key-env", "", "--model", "m"]
         functions = ["--functions", str(tmp_path / "task.py"), "--out", str(out), "--quiet"]
-        status = main([*options, "--data", str(data), "--limit", "1", *functions])
+        status = main([*behind(endpoint), "--data", str(data), "--limit", "1", *functions])
     assert status == 2 and "next_prompt raised an error in rollout 0-0 at step 1: IndexError" in capsys.readouterr().err
     assert len(RolloutSet.load(out)[0].steps) == 1
 

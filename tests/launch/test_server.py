@@ -11,14 +11,6 @@ def test_a_missing_key_ends_the_start() -> None:
     assert refused.returncode == 2 and "set the environment variable NO_SUCH_KEY" in refused.stderr
 
 
-def test_a_run_folder_that_cannot_be_made_ends_it_with_a_message(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    refused = run_program("vllm_server.py", f"logging.save_dir={tmp_path / 'file' / 'run'}")
-    assert refused.returncode == 2, refused.stderr[-3000:]
-    assert f"error: {tmp_path / 'file'}" in refused.stderr and "Not a directory" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
 def test_what_is_to_be_viewed_must_be_there(tmp_path: Path) -> None:
     refused = run_program("vllm_server.py", "--view", str(tmp_path / "nowhere"))
     assert refused.returncode == 2 and str(tmp_path / "nowhere") in refused.stderr

@@ -20,14 +20,12 @@ def test_a_server_that_dies_while_loading_ends_the_launch_with_its_last_lines(la
     assert status == 2
     assert "status 7" in errors and "RuntimeError: no such model" in errors and "server.log" in errors
     assert not (launch.folder / "trainer.pids").exists()
-    assert launch.left() == []
 
 
 def test_a_server_that_does_not_get_ready_is_given_up_on(launched):
     launch = launched("loads for ever", "succeeds", limit_s=1.0)
     status, _, errors = launch.end()
     assert status == 2 and "within generation.server_start_timeout_s = 1 s" in errors and "loading weights" in errors
-    assert launch.left() == []
 
 
 def test_a_server_that_dies_again_and_again_ends_the_launch(launched):
@@ -35,7 +33,6 @@ def test_a_server_that_dies_again_and_again_ends_the_launch(launched):
     status, _, errors = launch.end()
     assert status == 2 and f"error: The server ended with status {128 + signal.SIGKILL}" in errors
     assert errors.count("is started again") == 3
-    assert launch.left() == []
 
 
 def test_a_server_that_dies_while_the_training_gets_on_is_started_again(launched):
@@ -43,7 +40,6 @@ def test_a_server_that_dies_while_the_training_gets_on_is_started_again(launched
     status, _, errors = launch.end()
     assert status == 0, errors
     assert errors.count("is started again (1 of at most 3 times") == 5
-    assert launch.left() == []
 
 
 def test_a_taken_port_is_refused_and_its_holder_left_alone(tmp_path):

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import ROOT, load
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.load import ROOT
 from classroom_rl.environments.classroom.lesson_plans import LessonPlan, read_plans
 from classroom_rl.environments.classroom.teacher import opening_turns, system_message
 from classroom_rl.judges.messages import read_plan
@@ -22,10 +19,11 @@ from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
+from tests.support.configs import loaded, training
 
 ERR, RIGHT = "error_student", "correct_student"
-CONFIG = load(TrainRLConfig, "train_rl", ["--config-name", "small_tutor"], check_train_rl)
-EVALUATION = load(EvalConfig, "eval", ["--config-name", "small_tutor"], check_eval)
+CONFIG = training("--config-name", "small_tutor")
+EVALUATION = loaded("eval", "--config-name", "small_tutor")
 TRAIN, TEST = (
     [problem.text for problem in load_problems(sources)]
     for sources in (CONFIG.dataset.train_datasets, EVALUATION.dataset.eval_datasets)
@@ -149,7 +147,7 @@ def test_a_model_of_ones_own_is_teacher_and_student_and_reaches_all_programs(tmp
     overrides = ["teacher_model.model_name_or_path=some/model", f"logging.save_dir={tmp_path / 'run'}", "seed=5"]
     commands = commands_without_models("small_tutor", overrides)
     assert commands.config.student_model.model_name_or_path == "some/model"
-    evaluation = load(EvalConfig, "eval", commands.eval_arguments("after"), check_eval)
+    evaluation = loaded("eval", *commands.eval_arguments("after"))
     assert evaluation.logging.save_dir == str(tmp_path / "run/eval/after") and evaluation.seed == 5
     assert evaluation.dataset == EVALUATION.dataset, "its own held-out lessons"
     assert evaluation.server_url == "http://127.0.0.1:8005"

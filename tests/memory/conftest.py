@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import classroom_rl.memory.report
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.memory.budget import GIB, Launch, ModelShape, Part, TrainerJob
+from tests.support.configs import training
 
 QWEN3_4B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -69,14 +68,10 @@ def sizes(parts: Iterable[Part]) -> dict[str, int]:
     return {part.name: part.size for part in parts}
 
 
-def configured(*arguments: str) -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", arguments, check_train_rl)
-
-
 def small_training(model: str, *overrides: str) -> TrainRLConfig:
     """Teacher and student are this model, with 0.25 of a GPU each; the training is that of `job`."""
     engine = "{dtype: auto, max_length: 8192, max_num_seqs: 256, gpu_memory_utilization: 0.25}"
-    return configured(
+    return training(
         f"teacher_model={{model_name_or_path: {model}, vllm: {engine}}}",
         f"student_model={{model_name_or_path: {model}, vllm: {engine}}}",
         "train.dtype=bfloat16",

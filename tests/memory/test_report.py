@@ -6,21 +6,13 @@ import pytest
 import yaml
 
 from classroom_rl.config.benchmark import BENCHMARKS
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import load
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch import cli
 from classroom_rl.memory.budget import GIB, Launch, Part, total, trainer_memory
-from classroom_rl.memory.report import (
-    check_budget,
-    moments,
-    report,
-    rows_of_micro_batch,
-    show,
-    show_evaluation_shares,
-)
+from classroom_rl.memory.report import check_budget, moments, report, rows_of_micro_batch, show, show_evaluation_shares
 from tests.conftest import ROOT
-from tests.memory.conftest import ADAPTER, PARAMETERS, configured, job, size_of, small_training
+from tests.memory.conftest import ADAPTER, PARAMETERS, job, size_of, small_training
+from tests.support.configs import loaded, training
 from tests.support.programs import run_program
 
 ZERO_2 = Launch(1, zero_stage=2)
@@ -170,7 +162,7 @@ def test_the_rows_of_a_micro_batch_at_its_largest(qwen, overrides, processes, ro
 def test_where_every_message_is_a_row_an_episode_counts_as_many(more, rows):
     """2 games of 24 decisions; in self-play, 5 sailors make them."""
     games = ("generation.max_turns=24", "train.per_device_train_batch_size=2", "train.corrections.mode=none")
-    assert rows_of_micro_batch(configured("--config-name", "marooned", *games, *more), 1) == rows
+    assert rows_of_micro_batch(training("--config-name", "marooned", *games, *more), 1) == rows
 
 
 def test_corrections_in_the_same_step_are_counted(qwen):
@@ -268,7 +260,7 @@ def test_a_trainer_alone_on_its_gpu_is_not_charged_for_the_engines_of_a_server(q
 def test_what_runs_on_a_small_cpu_today_is_not_refused(name, machine):
     machine(None, memory=4)
     for find_launch, with_engines in STARTS.values():
-        check_budget(configured("--config-name", name), find_launch, with_engines)
+        check_budget(training("--config-name", name), find_launch, with_engines)
 
 
 @pytest.mark.parametrize("program", ["train_rl.py", "vllm_server.py", "launcher"])
@@ -321,17 +313,17 @@ def test_a_dry_run_refuses_shares_of_more_than_a_gpu_on_any_machine():
     quick = ["--config-name", "quickstart", *shares.format(0.5).split(" + ")]
     crowded = [*quick, "teacher_model.vllm.gpu_memory_utilization=0.7"]
     for find_launch in (None, Launch):
-        (refusal,) = report(configured(*crowded), find_launch).refusals
+        (refusal,) = report(training(*crowded), find_launch).refusals
         assert f"ask for 1.2 of it: {shares.format(0.7)}" in refusal
-    assert report(configured(*quick), Launch).refusals == [], "two halves on CPUs"
-    (refusal,) = report(configured(*quick, "train.gpu_memory_gib=24"), None).refusals
+    assert report(training(*quick), Launch).refusals == [], "two halves on CPUs"
+    (refusal,) = report(training(*quick, "train.gpu_memory_gib=24"), None).refusals
     assert "cannot hold what the engines needs" in refusal and shares.format(0.5) in refusal
     with pytest.raises(ConfigError, match=r"ask for 1\.2 of it"):
-        show_evaluation_shares(load(EvalConfig, "eval", [*crowded, "server_url=null"], check_eval))
+        show_evaluation_shares(loaded("eval", *crowded, "server_url=null"))
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_engines_of_every_evaluation_fit_side_by_side(name, gpus, capsys):
     gpus(1)
-    show_evaluation_shares(load(EvalConfig, "eval", ["--config-name", name, "server_url=null"], check_eval))
+    show_evaluation_shares(loaded("eval", "--config-name", name, "server_url=null"))
     assert "student_model.vllm.gpu_memory_utilization=" in capsys.readouterr().out

@@ -26,7 +26,8 @@ from classroom_rl.memory.sources import (
 from classroom_rl.rollout.environment import models_on_engines, phases_of
 from classroom_rl.server.open_models import open_roles
 from tests.conftest import ROOT
-from tests.memory.conftest import QWEN3_SHAPE, configured, write_config
+from tests.memory.conftest import QWEN3_SHAPE, write_config
+from tests.support.configs import training
 
 # A model's shape ----------------------------------------------------------------------------------------------------
 
@@ -152,13 +153,13 @@ def refuse_engines_of(config) -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml")))
 def test_the_engines_of_every_configuration_fit_side_by_side(name, gpus):
     gpus(1, mebibytes=8192 if name == "quickstart" else 81559)
-    refuse_engines_of(configured("--config-name", name))
+    refuse_engines_of(training("--config-name", name))
 
 
 def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path):
     """vLLM would load the first engine and refuse the second. On CPUs shares have no meaning."""
     halves = [f"{role}_model.vllm.gpu_memory_utilization=0.5" for role in ("teacher", "student")]
-    config = configured("--config-name", "quickstart", *halves, f"logging.save_dir={tmp_path}")
+    config = training("--config-name", "quickstart", *halves, f"logging.save_dir={tmp_path}")
     refuse_engines_of(config)
     gpus(1, mebibytes=24576)
     keys = "teacher_model.vllm.gpu_memory_utilization=0.5 [+] student_model.vllm.gpu_memory_utilization=0.5"
@@ -169,7 +170,7 @@ def test_two_halves_of_a_gpu_are_refused_before_any_engine_starts(gpus, tmp_path
 def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
     """CUDA orders GPUs by speed, nvidia-smi in another way."""
     rules = ["judge_model.model_name_or_path=rules", "judge_model.use_openrouter=false"]
-    config = configured("--config-name", "language_tutor", *rules)
+    config = training("--config-name", "language_tutor", *rules)
     gpus(2, first=4096)
     refuse_engines_of(config)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

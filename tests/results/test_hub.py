@@ -1,5 +1,6 @@
 """Tests of uploads to the Hub, and of the message of a refusal. The Hub is faked."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,14 @@ from huggingface_hub.errors import HFValidationError
 
 import classroom_rl.results.hub
 from classroom_rl.config.base import HuggingFaceConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import TEACHER_PROMPT_NAME, load, record_run
+from classroom_rl.config.load import TEACHER_PROMPT_NAME, record_run
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch import cli, sft, train
 from classroom_rl.results.hub import check_push, push_to_hub, release, write_card
+from classroom_rl.trainer.session import training_session
+from classroom_rl.trainer.sft.run import train as fine_tune
+from tests.support.configs import loaded, training
 
 
 def card_of(folder: Path, config: Any, base: str, metrics: dict) -> ModelCard:
@@ -26,7 +28,7 @@ def card_of(folder: Path, config: Any, base: str, metrics: dict) -> ModelCard:
 
 
 def test_card_carries_configuration_and_results(tmp_path: Path) -> None:
-    config = load(TrainRLConfig, "train_rl", ["huggingface.name=me/tutor", "seed=77"])
+    config = training("huggingface.name=me/tutor", "seed=77")
     card = card_of(tmp_path, config, "some/base", {"step": 50, "reward": 0.875})
     assert card.data.base_model == "some/base" and card.data.eval_results[0].metric_value == 0.875
     assert "seed: 77" in card.text and '"step": 50' in card.text and "trained from `some/base` on" in card.text
@@ -38,12 +40,12 @@ def test_a_tutor_s_prompt_goes_with_its_model_and_its_run(tmp_path: Path) -> Non
     prompt = tmp_path / "mine.txt"
     prompt.write_text("Teach {{ problem }}.\n```\nAsk.\n```\n", encoding="utf-8")
     overrides = [f"generation.teacher_prompt_path={prompt}", f"logging.save_dir={tmp_path / 'run'}"]
-    config = load(TrainRLConfig, "train_rl", overrides)
+    config = training(*overrides)
     card = card_of(tmp_path, config, "some/base", {})
     kept = [tmp_path / TEACHER_PROMPT_NAME, record_run(config, "train_rl") / "config" / TEACHER_PROMPT_NAME]
     assert {path.read_text(encoding="utf-8") for path in kept} == {prompt.read_text(encoding="utf-8")}
     assert "````\nTeach {{ problem }}.\n```\nAsk.\n```\n````" in card.text
-    shipped = load(TrainRLConfig, "train_rl", ["--config-name=quickstart"])
+    shipped = training("--config-name=quickstart")
     assert "{{ problem }}" in card_of(tmp_path, shipped, "some/base", {}).text.split("## Configuration")[0]
 
 
@@ -51,14 +53,14 @@ def test_a_tutor_s_prompt_goes_with_its_model_and_its_run(tmp_path: Path) -> Non
 def test_a_cards_title_is_the_repositorys_name_or_the_run_folders(tmp_path: Path, name: str | None, title: str) -> None:
     folder = tmp_path / "algebra run" / "model"
     folder.mkdir(parents=True)
-    config = load(TrainRLConfig, "train_rl", [] if name is None else [f"huggingface.name={name}"])
+    config = training(*([] if name is None else [f"huggingface.name={name}"]))
     card = card_of(folder, config, "some/base", {"step": 50, "reward": 0.875})
     assert card.text.lstrip().startswith(f"# {title}\n") and card.data.model_name == title
     assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
 
 
 def test_a_base_in_a_local_folder_is_no_base_model_of_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load(TrainRLConfig, "train_rl", [])
+    config = training()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)  # a relative path that looks like an id of the Hub
     for base in ("models/mine", str(tmp_path / "models" / "mine"), "./models/mine", "runs/a/sft/model"):
@@ -69,7 +71,7 @@ def test_a_base_in_a_local_folder_is_no_base_model_of_a_card(tmp_path: Path, mon
 
 
 def test_a_player_is_not_called_a_tutor(tmp_path: Path) -> None:
-    config = load(TrainRLConfig, "train_rl", ["--config-name", "marooned"])
+    config = training("--config-name", "marooned")
     text = card_of(tmp_path, config, "some/base", {}).text
     assert "on the rewards of what it played in the environment `marooned`" in text
     assert "tutor" not in text.split("##")[0]
@@ -121,16 +123,13 @@ def test_any_failure_of_a_push_says_where_the_model_is_and_how_to_push_it_later(
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_pushing_needs_a_name_that_the_hub_takes() -> None:
-    for schema, file, check in (
-        (TrainRLConfig, "train_rl", check_train_rl),
-        (TrainSFTConfig, "train_sft", check_train_sft),
-    ):
-        for name in ("null", "a/b/c", "-tutor", "me/tu--tor", "'me/my tutor'", "me/tutor.git"):
-            with pytest.raises(ConfigError, match=r"huggingface\.name.*user/name"):
-                load(schema, file, ["huggingface.push_to_hub=true", f"huggingface.name={name}"], check)
-        load(schema, file, ["huggingface.push_to_hub=false", "huggingface.name=a/b/c"], check)
-        load(schema, file, ["huggingface.push_to_hub=true", "huggingface.name=me/tutor"], check)
+@pytest.mark.parametrize("folder", ["train_rl", "train_sft"])
+def test_pushing_needs_a_name_that_the_hub_takes(folder: str) -> None:
+    for name in ("null", "a/b/c", "-tutor", "me/tu--tor", "'me/my tutor'", "me/tutor.git"):
+        with pytest.raises(ConfigError, match=r"huggingface\.name.*user/name"):
+            loaded(folder, "huggingface.push_to_hub=true", f"huggingface.name={name}")
+    loaded(folder, "huggingface.push_to_hub=false", "huggingface.name=a/b/c")
+    loaded(folder, "huggingface.push_to_hub=true", "huggingface.name=me/tutor")
 
 
 def test_a_push_that_could_only_fail_is_refused_before_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,42 +146,42 @@ def test_a_push_that_could_only_fail_is_refused_before_the_training(monkeypatch:
         check_push(target)
 
 
-@pytest.mark.parametrize("program", ["train", "sft", "cli", "cli dry"])
-def test_every_program_says_so_before_it_starts_or_in_a_dry_run(program: str, tmp_path: Path, monkeypatch, capsys):
-    name, _, dry = program.partition(" ")
-    given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run"]
-    given += ["dry_run=true"] if dry or name != "cli" else []
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The overrides of a training that is to be pushed, where the Hub may not be asked."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    if name == "cli":
-        assert cli.main(["--config-name", "quickstart", *given]) == 2
-        assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
-        return
-    schema, folder, dry_run = {
-        "train": (TrainRLConfig, "train_rl", train.more_of_dry_run),
-        "sft": (TrainSFTConfig, "train_sft", sft.more_of_dry_run),
-    }[name]
+    return ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run"]
+
+
+@pytest.mark.parametrize("dry", [[], ["dry_run=true"]], ids=["at a start", "in a dry run"])
+def test_the_launcher_says_so_before_it_starts_anything(dry: list[str], offline: list[str], capsys) -> None:
+    assert cli.main(["--config-name", "quickstart", *offline, *dry]) == 2
+    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
+
+
+def begin(config: TrainRLConfig) -> None:
+    with training_session(config):
+        pytest.fail("it began")
+
+
+@pytest.mark.parametrize(
+    ("folder", "start"),
+    [
+        ("train_rl", train.more_of_dry_run),
+        ("train_sft", sft.more_of_dry_run),
+        ("train_rl", begin),
+        ("train_sft", fine_tune),
+    ],
+    ids=["a dry run of a training", "a dry run of a fine-tuning", "a training", "a fine-tuning"],
+)
+def test_every_training_says_so_first(folder: str, start: Callable, offline: list[str]) -> None:
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
-        dry_run(load(schema, folder, given))
-
-
-def test_both_trainings_refuse_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from classroom_rl.trainer.session import training_session
-    from classroom_rl.trainer.sft.run import train
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    given = ["huggingface.push_to_hub=true", "huggingface.name=me/tutor", f"logging.save_dir={tmp_path}/run"]
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
-        train(load(TrainSFTConfig, "train_sft", given))
-    with (
-        pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"),
-        training_session(load(TrainRLConfig, "train_rl", given)),
-    ):
-        pass
+        start(loaded(folder, *offline))
 
 
 @pytest.mark.parametrize("push", [True, False])
 def test_a_release_has_its_card_and_is_pushed_if_that_is_wanted(tmp_path: Path, monkeypatch, push: bool) -> None:
-    config = load(TrainSFTConfig, "train_sft", ["huggingface.name=me/tutor", f"huggingface.push_to_hub={push}"])
+    config = loaded("train_sft", "huggingface.name=me/tutor", f"huggingface.push_to_hub={push}")
     pushed = []
     monkeypatch.setattr(
         classroom_rl.results.hub, "push_to_hub", lambda folder, target: pushed.append((folder, target.name))

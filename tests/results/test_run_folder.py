@@ -9,16 +9,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from classroom_rl.config.checks import reward_weights
-from classroom_rl.config.load import ROOT, load
+from classroom_rl.config.load import ROOT
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.report.build import write_report
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.results.rollout_files import (
-    read_records,
-    read_rewards,
-)
+from classroom_rl.results.rollout_files import read_records, read_rewards
 from classroom_rl.results.run_folder import RunData
 from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.requests import SampleRequest
@@ -30,6 +27,7 @@ from classroom_rl.trainer.contents import unknown
 from classroom_rl.trainer.resume import check_resume
 from classroom_rl.viewer.list_index import ListQuery
 from classroom_rl.viewer.reader import RunReader
+from tests.support.configs import training
 from tests.support.scripted_engine import ScriptedEngine
 
 BATCHES = (
@@ -49,9 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 def configured(folder: Path, *overrides: str) -> TrainRLConfig:
     """The configuration that the server of then wrote down."""
-    return load(
-        TrainRLConfig, "train_rl", ["--config-dir", str(folder / "config"), "--config-name", "train_rl", *overrides]
-    )
+    return training("--config-dir", str(folder / "config"), "--config-name", "train_rl", *overrides)
 
 
 # Shown ---------------------------------------------------------------------------------------------------------------
@@ -90,13 +86,13 @@ def test_the_report_is_written(folder: Path) -> None:
 def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
     assert configured(folder).environment == "classroom" and configured(folder).generation.max_turns == 5
     then = ["--config-name", "quickstart", f"logging.save_dir={folder}", "logging.save_steps=1", *BATCHES]
-    longer = load(TrainRLConfig, "train_rl", [*then, "train.max_steps=5"])
+    longer = training(*then, "train.max_steps=5")
     assert check_resume(folder, longer) == [
         "train.max_steps changes from 2 to 5 after step 2",
         unknown(folder / "checkpoints/checkpoint-2"),
     ]
     with pytest.raises(ConfigError, match="train.num_samples_per_problem was 2 and is 4 now"):
-        check_resume(folder, load(TrainRLConfig, "train_rl", [*then, "train.num_samples_per_problem=4"]))
+        check_resume(folder, training(*then, "train.num_samples_per_problem=4"))
 
 
 class Resumed:

@@ -1,8 +1,12 @@
 """The application with scripted engines, inside this process or on a port."""
 
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from fastapi import FastAPI
 from starlette.responses import JSONResponse
@@ -12,6 +16,7 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.auth import TOKEN_VARIABLE
+from classroom_rl.server.schemas import ProcessId
 from tests.conftest import free_port
 from tests.models.test_policy_folder import save_model
 from tests.support.scripted_room import Room, serving
@@ -53,6 +58,20 @@ def published(room: Room) -> Path:
     folder = policy_path(room.folder, 1)
     write_policy(folder, PolicyVersion("run", 1), save_model)
     return folder
+
+
+@pytest.fixture
+def trainer() -> Iterator[subprocess.Popen]:
+    """A process that could be a trainer."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def id_of(process: subprocess.Popen) -> ProcessId:
+    started = psutil.Process(process.pid).create_time()
+    return ProcessId(host=socket.gethostname(), pid=process.pid, started=started)
 
 
 async def answers_everything(scope: dict, receive: Callable, send: Callable) -> None:

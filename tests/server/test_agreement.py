@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from classroom_rl.config.base import GenerationConfig, ServerConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.requests import SampleRequest
@@ -22,6 +20,7 @@ from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port
 from tests.server.conftest import BODY
+from tests.support.configs import training
 from tests.support.scripted_room import Room, application, serving
 
 _OF_THE_TRAINER = ("train", "dataset", "guards", "huggingface", "logging", "skip_first_samples", "dry_run")
@@ -33,13 +32,9 @@ _OF_A_MODEL_THAT_RUNS = (
 ).split()
 
 
-def configured(*overrides: str) -> TrainRLConfig:
-    return load(TrainRLConfig, "train_rl", overrides, check_train_rl)
-
-
 def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on():
     """A new key of the schema has to be put into one of these places."""
-    everything = configured(
+    everything = training(
         "--config-name=7b",
         "supervisor_model.model_name_or_path=rules",
         "generation.teacher_tools=[calculator]",
@@ -156,8 +151,8 @@ def test_a_template_that_was_changed_since_the_server_read_it_is_named(server: P
 def test_a_supervisor_that_one_side_lacks_is_one_difference():
     with pytest.raises(ConfigError) as refused:
         refuse_other_play(
-            conversation_keys(configured()),
-            conversation_keys(configured("supervisor_model.model_name_or_path=rubric")),
+            conversation_keys(training()),
+            conversation_keys(training("supervisor_model.model_name_or_path=rubric")),
             "there",
         )
     assert 'for: supervisor_model is null there and "rubric" here. Start' in str(refused.value)
@@ -205,7 +200,7 @@ def test_a_server_that_does_not_say_what_it_plays_is_taken(server: Playing):
 )
 def test_a_path_may_be_spelled_in_another_way(there: list[str], here: list[str]) -> None:
     theirs, ours = (
-        conversation_keys(configured(*(each.format(cwd=Path.cwd()) for each in side))) for side in (there, here)
+        conversation_keys(training(*(each.format(cwd=Path.cwd()) for each in side))) for side in (there, here)
     )
     assert digest_of(theirs) == digest_of(ours)
     refuse_other_play(theirs, ours, "http://server")
@@ -213,7 +208,7 @@ def test_a_path_may_be_spelled_in_another_way(there: list[str], here: list[str])
 
 def test_another_folder_of_the_same_name_is_another_model() -> None:
     theirs, ours = (
-        conversation_keys(configured(f"teacher_model.model_name_or_path={name}")) for name in ("a/model", "/a/model")
+        conversation_keys(training(f"teacher_model.model_name_or_path={name}")) for name in ("a/model", "/a/model")
     )
     with pytest.raises(ConfigError, match="teacher_model.model_name_or_path"):
         refuse_other_play(theirs, ours, "http://server")

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,25 +24,21 @@ from starlette.testclient import TestClient
 import classroom_rl.server.app
 import classroom_rl.server.middleware
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.load import ROOT, load
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.load import ROOT
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.errors import (
-    ConfigError,
-    EngineFailure,
-    PolicyMismatch,
-)
+from classroom_rl.errors import ConfigError, EngineFailure, PolicyMismatch
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server import app as garbage
-from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.sampling_service import SamplingService
 from tests.conftest import free_port
 from tests.models.test_policy_folder import save_model
+from tests.support.configs import training
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
-from tests.support.scripted_room import SCORES, Room, application, serving
+from tests.support.scripted_room import SCORES, Room, serving
+from tests.support.waiting import wait_until
 
 POLICY = PolicyVersion("run", 2)
 BODY = {
@@ -105,28 +100,24 @@ async def resume(room: Room, service: SamplingService) -> None:
 
 
 @pytest.mark.parametrize("when", ["finished", "talking", "judging"])
-def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(room: Room, generation, when) -> None:
-    async def scenario() -> tuple[SampleResponse, SamplingService]:
-        halt = Halting()
-        if when == "talking":
-            room.student = HaltingStudent(room.tokenizer, halt)
-        if when == "judging":
-            room.judge = HaltingJudge(halt)
-        service = room.open(generation)
-        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-        before = asyncio.create_task(service.sample(REQUEST))
-        await (before if when == "finished" else halt.reached.wait())
-        await resume(room, service)
-        after = await asyncio.wait_for(service.sample(REQUEST), 60)
-        halt.go.set()
-        if when != "finished":
-            with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
-                await before
-        said = len(room.teacher.calls)
-        assert await service.sample(REQUEST) == after and len(room.teacher.calls) == said
-        return after, service
-
-    after, service = asyncio.run(scenario())
+async def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(room, generation, when) -> None:
+    halt = Halting()
+    if when == "talking":
+        room.student = HaltingStudent(room.tokenizer, halt)
+    if when == "judging":
+        room.judge = HaltingJudge(halt)
+    service = room.open(generation)
+    await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+    before = asyncio.create_task(service.sample(REQUEST))
+    await (before if when == "finished" else halt.reached.wait())
+    await resume(room, service)
+    after = await asyncio.wait_for(service.sample(REQUEST), 60)
+    halt.go.set()
+    if when != "finished":
+        with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
+            await before
+    calls = len(room.teacher.calls)
+    assert await service.sample(REQUEST) == after and len(room.teacher.calls) == calls
     said = {turn.text for record in after.conversations for turn in record.turns if turn.role == "teacher"}
     assert said == {"Say goodbye."}
     assert [service.record(record.id) for record in after.conversations] == after.conversations
@@ -136,39 +127,27 @@ def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_published(r
     assert (since.count("turn"), since.count("verdict"), since.count("conversation")) == (10, 2, 2)
 
 
-def test_conversations_do_not_go_on_with_other_weights_of_the_same_name(room: Room, generation) -> None:
-    async def scenario() -> None:
-        halt = Halting()
-        room.student = HaltingStudent(room.tokenizer, halt)
-        service = room.open(generation)
-        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-        batch = asyncio.create_task(service.sample(REQUEST))
-        await halt.reached.wait()
-        await resume(room, service)
-        halt.go.set()
-        with pytest.raises(PolicyMismatch, match=r"Other weights were loaded as policy run v2 .* Ask for it again"):
-            await batch
-        assert service.running == []
-
-    asyncio.run(scenario())
+async def test_conversations_do_not_go_on_with_other_weights_of_the_same_name(room: Room, generation) -> None:
+    halt = Halting()
+    room.student = HaltingStudent(room.tokenizer, halt)
+    service = room.open(generation)
+    await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+    batch = asyncio.create_task(service.sample(REQUEST))
+    await halt.reached.wait()
+    await resume(room, service)
+    halt.go.set()
+    with pytest.raises(PolicyMismatch, match=r"Other weights were loaded as policy run v2 .* Ask for it again"):
+        await batch
+    assert service.running == []
 
 
-def test_the_same_weights_published_again_change_nothing(room: Room, generation: GenerationConfig) -> None:
-    async def scenario() -> None:
-        service = room.open(generation)
-        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-        before = await service.sample(REQUEST)
-        await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-        said = len(room.teacher.calls)
-        assert await service.sample(REQUEST) == before and len(room.teacher.calls) == said
-
-    asyncio.run(scenario())
-
-
-@pytest.fixture
-def app(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FastAPI]:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    return application(room, generation, monkeypatch)
+async def test_the_same_weights_published_again_change_nothing(room: Room, generation: GenerationConfig) -> None:
+    service = room.open(generation)
+    await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+    before = await service.sample(REQUEST)
+    await service.load_policy(publish(room, 1.0), POLICY, 5.0)
+    said = len(room.teacher.calls)
+    assert await service.sample(REQUEST) == before and len(room.teacher.calls) == said
 
 
 def test_weights_conversations_and_checks_of_the_judge_over_http(room: Room, app: Callable[..., FastAPI]) -> None:
@@ -213,13 +192,6 @@ def listening(app: Callable[..., FastAPI], judge: HeldJudge) -> Iterator[tuple[s
             yield f"{url}/sample_conversations", application
         finally:
             judge.free.set()  # or the server would not end
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_nobody_waits_for_a_client_that_has_hung_up_and_an_answer_is_serialised_once(room, app, monkeypatch) -> None:
@@ -341,7 +313,7 @@ def test_a_taken_port_is_refused_before_models_are_loaded_with_who_holds_it(tmp_
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        config = load(TrainRLConfig, "train_rl", [f"generation.server_port={port}", f"logging.save_dir={tmp_path}"])
+        config = training(f"generation.server_port={port}", f"logging.save_dir={tmp_path}")
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}.*Process {os.getpid()} listens there"):
             classroom_rl.server.app.serve(config)
 

@@ -19,14 +19,13 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 import classroom_rl.server.app
 import classroom_rl.server.middleware
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.server.app import LARGEST_HEAD
 from classroom_rl.server.auth import TOKEN_VARIABLE, token_for
 from classroom_rl.server.middleware import HostCheck
 from classroom_rl.trainer.servers import assign_server
 from tests.server.conftest import BODY, HERE, TOKEN, answers_everything
+from tests.support.configs import training
 from tests.support.scripted_room import Room
 from tests.support.scripted_room import application as application_of
 
@@ -203,7 +202,7 @@ def test_a_server_for_others_does_not_start_without_a_token(app: Callable[..., F
     with pytest.raises(ConfigError, match=r"other machines can reach.*CLASSROOM_TOKEN.*openssl rand -hex 32"):
         app(host)
     with pytest.raises(ConfigError, match="CLASSROOM_TOKEN"):
-        assign_server(load(TrainRLConfig, "train_rl", [f"generation.server_host='{host}'"]).generation, 0, 1)
+        assign_server(training(f"generation.server_host='{host}'").generation, 0, 1)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert app(host) and token_for(host) == TOKEN
 
@@ -228,9 +227,7 @@ def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capf
         assert client.post("/sample_conversations", json=BODY).status_code == 200
         assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
         said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
-    classroom_rl.server.app.record_run(
-        load(TrainRLConfig, "train_rl", [f"logging.save_dir='{room.folder}'"]), "vllm_server"
-    )
+    classroom_rl.server.app.record_run(training(f"logging.save_dir='{room.folder}'"), "vllm_server")
     files = [path for path in room.folder.rglob("*") if path.is_file()]
     assert len(files) >= 3
     said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)

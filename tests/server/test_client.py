@@ -4,9 +4,9 @@ test_shared_gpus.py replace vLLM; everything from the routes to the optimizer's 
 import asyncio
 import json
 import logging
+import shutil
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,13 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 
-import psutil
 import pytest
 from fastapi import FastAPI
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import (
     AccessDenied,
@@ -45,9 +42,11 @@ from classroom_rl.system.run_lock import claim
 from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, quickstart_overrides
-from tests.server.conftest import BODY, TOKEN
-from tests.server.test_engine_sleep import RecordingEngine, in_order, no_openai_routes, until
+from tests.server.conftest import BODY, TOKEN, id_of
+from tests.server.test_engine_sleep import RecordingEngine, in_order, no_openai_routes
+from tests.support.configs import training
 from tests.support.scripted_room import SCORES, Room, ScriptedJudge, serving
+from tests.support.waiting import wait_until
 
 
 def test_a_server_at_work_is_told_from_one_that_is_not_there() -> None:
@@ -72,20 +71,6 @@ def test_server_that_is_not_there_is_named_with_the_command_that_starts_one(tmp_
         client.wait_until_up(60.0, alive=lambda: False)
 
 
-@pytest.fixture
-def trainer() -> Iterator[subprocess.Popen]:
-    """A process that could be a trainer."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def id_of(process: subprocess.Popen) -> ProcessId:
-    started = psutil.Process(process.pid).create_time()
-    return ProcessId(host=socket.gethostname(), pid=process.pid, started=started)
-
-
 def test_a_lease_is_held_from_taking_to_ending_and_each_server_has_its_own(tmp_path: Path) -> None:
     first, second = GpuLease(tmp_path), GpuLease(tmp_path, 1)
     with claim("train_rl", tmp_path):
@@ -103,7 +88,7 @@ def test_a_dead_trainer_holds_no_lease(tmp_path: Path, trainer: subprocess.Popen
     with claim("train_rl", tmp_path):
         assert lease.holders() == [id_of(trainer)]
         trainer.kill()  # and nobody waits for it: it is left as a zombie
-        until(lambda: lease.holders() == [])
+        wait_until(lambda: lease.holders() == [])
     lease.take([ProcessId(host="a container that is gone", pid=1, started=0.0)])
     assert lease.holders() == [], "nobody has the run folder's lock"
     with claim("train_rl", tmp_path):
@@ -146,7 +131,7 @@ class KeptServer:
         count = len(self.ended)
         self.events.append("the server dies")
         self.engines[-1].errored = True
-        until(lambda: len(self.ended) > count)
+        wait_until(lambda: len(self.ended) > count)
 
     def close(self) -> None:
         self.restarts = False
@@ -178,7 +163,7 @@ def keep_server(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.Monk
 
     def keep(*overrides: str) -> KeptServer:
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
-        config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
+        config = training(*arguments, *overrides)
         kept.append(KeptServer(config, tokenizer, monkeypatch))
         return kept[-1]
 
@@ -242,7 +227,7 @@ def test_a_server_that_is_started_beside_a_stepping_trainer_waits_and_loads_when
     monkeypatch.setattr(GpuLease, "holders", lambda self: (looks.append(1), holders(self))[1])
     lock = claim("train_rl", tmp_path)
     kept = keep_server()
-    until(lambda: len(looks) > 5)
+    wait_until(lambda: len(looks) > 5)
     assert kept.events == []
     trainer.kill()
     kept.client.wait_until_up(60)
@@ -251,8 +236,6 @@ def test_a_server_that_is_started_beside_a_stepping_trainer_waits_and_loads_when
 
 
 def publish(folder: Path, world: Path, version: int) -> Path:
-    import shutil
-
     path, policy = policy_path(folder, version), PolicyVersion("run", version)
     write_policy(path, policy, lambda target: shutil.copytree(world / "blank", target, dirs_exist_ok=True))
     return path
@@ -295,32 +278,23 @@ def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_fro
     assert [each["policy"] for each in journal if each["event"] == "weights"] == ["run v1", "run v2"]
 
 
-def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> None:
-    import asyncio
-
+async def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> None:
     from classroom_rl.engines.vllm.weights_gate import WeightsGate
 
-    async def play() -> None:
-        gate = WeightsGate()
-        await gate.close(1.0)
+    gate = WeightsGate()
+    await gate.close(1.0)
 
-        async def turn() -> None:
-            async with gate.turn():
-                pytest.fail("a turn was sampled")
+    async def turn() -> None:
+        async with gate.turn():
+            pytest.fail("a turn was sampled")
 
-        waiting = asyncio.create_task(turn())
-        await asyncio.sleep(0)
-        gate.close_for_good(EngineFailure("half loaded"))
-        gate.open()  # as whoever closed it does in the end
-        for each in (waiting, turn(), gate.close(1.0)):
-            with pytest.raises(EngineFailure, match="half loaded"):
-                await each
-
-    asyncio.run(play())
-
-
-def test_the_client_sends_the_token(listening: str) -> None:
-    assert ClassroomClient(listening).health().status == "ok"
+    waiting = asyncio.create_task(turn())
+    await asyncio.sleep(0)
+    gate.close_for_good(EngineFailure("half loaded"))
+    gate.open()  # as whoever closed it does in the end
+    for each in (waiting, turn(), gate.close(1.0)):
+        with pytest.raises(EngineFailure, match="half loaded"):
+            await each
 
 
 @pytest.fixture
@@ -355,7 +329,7 @@ def test_the_server_of_another_run_is_refused_with_both_folders(
     port = listening.rpartition(":")[2]
 
     def config(folder: Path) -> TrainRLConfig:
-        found = load(TrainRLConfig, "train_rl", [f"logging.save_dir={folder}"])
+        found = training(f"logging.save_dir={folder}")
         found.generation = replace(generation, server_port=int(port))
         return found
 
@@ -370,7 +344,7 @@ def test_a_server_with_other_weights_of_the_rewards_is_refused(listening: str, r
     port, weights = listening.rpartition(":")[2], "train.reward_weights={pedagogical: 0.5}"
     keys = [f"generation.server_port={port}", f"logging.save_dir={room.folder}", weights]
     with pytest.raises(ConfigError, match=r"sums up rewards by .* configured for \{'pedagogical': 0\.5\}"):
-        connect(load(TrainRLConfig, "train_rl", keys), AssignedServer(0, listening, True))
+        connect(training(*keys), AssignedServer(0, listening, True))
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again() -> None:

@@ -3,9 +3,6 @@ the optimizer's step is real."""
 
 import asyncio
 import json
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,15 +11,12 @@ from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import requests
 import torch
 import uvicorn
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError, GpuFull
 from classroom_rl.models.policy_version import PolicyVersion
@@ -33,7 +27,11 @@ from classroom_rl.server.engine_sleep import is_alive, this_process
 from classroom_rl.server.schemas import Health, ProcessId
 from classroom_rl.trainer.servers import SharedGpus, assign_server, engines_have_to_sleep
 from tests.conftest import free_port, quickstart_overrides
+from tests.server.conftest import id_of
+from tests.support.configs import training
+from tests.support.replay_server import health
 from tests.support.scripted_room import SCORES
+from tests.support.waiting import wait_until
 
 GPU = "5f1ce8a2-0000-0000-0000-000000000001"
 BOTH = {"weights", "kv_cache"}
@@ -124,6 +122,10 @@ class Classroom:
     def asleep(self) -> list[bool]:
         return [role.asleep for role in self.client.health().roles.values()]
 
+    def hold(self, held: bool) -> None:
+        for engine in self.engines:
+            engine.held = held
+
     def sample(self, name: str) -> "Future[SampleResponse]":
         """One conversation, sampled on another thread."""
         request = SampleRequest(problems=[_LESSON], answers=[""], request_id=name, seed=1, step=0)
@@ -150,7 +152,7 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
         monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
-        config = load(TrainRLConfig, "train_rl", [*arguments, *overrides], check_train_rl)
+        config = training(*arguments, *overrides)
         opened.append(Classroom(config, engines, events))
         return opened[-1]
 
@@ -162,13 +164,6 @@ def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.M
 def in_order(events: list[str]) -> list[str]:
     """The events with repetitions of one taken together."""
     return [event for event, _ in groupby(events)]
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
 
 
 # The order of a whole training --------------------------------------------------------------------------------------
@@ -244,7 +239,7 @@ def one_rank(rank: int, port: int, server_url: str, folder: str) -> None:
     client.sample = lambda request: (sample(request), time.sleep(2.0 * rank))[0]
     batch = ["train.number_of_problems_per_batch=1", "train.num_samples_per_problem=4"]
     session = SimpleNamespace(
-        config=load(TrainRLConfig, "train_rl", [*batch, "judge_model.max_failed_share=1"]),
+        config=training(*batch, "judge_model.max_failed_share=1"),
         problems=[Problem.of(_LESSON, "")],
         client=client,
         gpus=SharedGpus(client, assign_server(GenerationConfig(), rank, 2), True, Path(folder)),
@@ -290,46 +285,43 @@ def test_a_request_waits_while_the_trainer_has_the_gpu(open_classroom):
     evaluation.result(120)
 
 
-def test_a_server_whose_trainer_died_answers_again(open_classroom):
+def test_a_server_whose_trainer_died_answers_again(open_classroom, trainer):
     classroom = open_classroom()
-    trainer = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    started = psutil.Process(trainer.pid).create_time()
-    classroom.client.sleep([ProcessId(host=socket.gethostname(), pid=trainer.pid, started=started)])
+    classroom.client.sleep([id_of(trainer)])
     evaluation = classroom.sample("evaluation")
     time.sleep(1.5)
     assert not evaluation.done()
     trainer.kill()  # and nobody waits for it: it is left as a zombie
     evaluation.result(120)
     assert not any(classroom.asleep())
-    trainer.wait()
+
+
+def held_talk(classroom: Classroom) -> "Future[SampleResponse]":
+    """A conversation whose turn is in an engine that lets none end."""
+    classroom.hold(True)
+    talk = classroom.sample("talk")
+    wait_until(lambda: "turns" in classroom.events)
+    return talk
 
 
 def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom):
     classroom = open_classroom("generation.load_weights_timeout_s=0.3")
-    for engine in classroom.engines:
-        engine.held = True
-    talk = classroom.sample("talk")
-    until(lambda: "turns" in classroom.events)
+    talk = held_talk(classroom)
     body = {"borrowers": [this_process().model_dump()]}
     refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=120)
     assert refused.status_code == 504 and "1 turns were still being sampled after 0.3 s" in refused.text
     assert not any(classroom.asleep())
-    for engine in classroom.engines:
-        engine.held = False
+    classroom.hold(False)
     talk.result(60)
 
 
 def test_sleep_lets_turns_in_flight_end(open_classroom):
     classroom = open_classroom()
-    for engine in classroom.engines:
-        engine.held = True
-    talk = classroom.sample("talk")
-    until(lambda: "turns" in classroom.events)
+    talk = held_talk(classroom)
     asleep = classroom.submit(classroom.client.sleep, [this_process()])
     gates = [engine.gate for engine in classroom.app.state.service.environment.roles.engines.values()]
-    until(lambda: not any(gate._open.is_set() for gate in gates))
-    for engine in classroom.engines:
-        engine.held = False
+    wait_until(lambda: not any(gate._open.is_set() for gate in gates))
+    classroom.hold(False)
     asleep.result(120)  # the engine asserts that no turn is in it
     assert not talk.done() and all(classroom.asleep())
     classroom.client.wake_up()
@@ -373,16 +365,16 @@ JUDGING = ["turns", *ASLEEP, "judge: wake all", "turns", "judge: sleep 1", *DIAL
 def test_with_phases_engines_sleep_as_they_are_loaded_and_between_phases(open_classroom, world, tmp_path):
     """Each recording engine asserts that it is awake while a turn is sampled from it."""
     classroom = open_classroom(*phased(world, tmp_path), roles=THREE)
-    until(lambda: not any(classroom.asleep()[:2]))
+    wait_until(lambda: not any(classroom.asleep()[:2]))
     assert in_order(classroom.events) == [*AS_EACH_IS_LOADED, *DIALOGUE_WAKES]
     assert classroom.asleep() == [False, False, True]
     classroom.events.clear()
     classroom.sample("one").result(120)
-    until(lambda: in_order(classroom.events) == JUDGING)
+    wait_until(lambda: in_order(classroom.events) == JUDGING)
     classroom.events.clear()
     for request in [classroom.sample(f"many{number}") for number in range(16)]:
         request.result(60)
-    until(lambda: classroom.asleep() == [False, False, True])
+    wait_until(lambda: classroom.asleep() == [False, False, True])
     judged = classroom.events.count("judge: wake all")
     assert 1 <= judged <= 16 and classroom.events.count("teacher: wake all") == judged
 
@@ -402,30 +394,22 @@ def test_phases_and_a_trainer_on_the_same_gpu(open_classroom, world, tmp_path):
 # Who takes turns ----------------------------------------------------------------------------------------------------
 
 
-def health(gpus: list[str], can_sleep: bool) -> Health:
+def health_on(gpus: list[str], can_sleep: bool) -> Health:
     role = EngineHealth(model="m", engine="vllm", engine_version="", pids=[], gpus=gpus, can_sleep=can_sleep)
-    return Health(
-        status="ok",
-        roles={"teacher": role},
-        policy=PolicyVersion(),
-        run_folder="",
-        running_requests=[],
-        running_conversations=0,
-        finished_conversations=0,
-    )
+    return health("", roles={"teacher": role})
 
 
 @pytest.mark.parametrize(
     ("colocate", "server", "own", "wanted"),
     [
-        (None, health([GPU], True), [GPU], True),
-        (None, health([GPU, "other"], True), ["third", "other"], True),
-        (None, health([GPU], True), ["other"], False),
-        (None, health([GPU], False), [GPU], False),  # the server was started with colocate=false
-        (None, health([], False), [None], False),  # no GPU at all
-        (False, health([GPU], True), [GPU], False),
-        (True, health([GPU], True), ["other"], True),
-        (True, health([], False), [None], True),  # on a CPU only the turns wait
+        (None, health_on([GPU], True), [GPU], True),
+        (None, health_on([GPU, "other"], True), ["third", "other"], True),
+        (None, health_on([GPU], True), ["other"], False),
+        (None, health_on([GPU], False), [GPU], False),  # the server was started with colocate=false
+        (None, health_on([], False), [None], False),  # no GPU at all
+        (False, health_on([GPU], True), [GPU], False),
+        (True, health_on([GPU], True), ["other"], True),
+        (True, health_on([], False), [None], True),  # on a CPU only the turns wait
     ],
 )
 def test_turns_are_taken_where_a_gpu_is_shared(colocate, server, own, wanted):
@@ -434,7 +418,7 @@ def test_turns_are_taken_where_a_gpu_is_shared(colocate, server, own, wanted):
 
 def test_turns_with_a_server_that_cannot_sleep_are_refused():
     with pytest.raises(ConfigError, match="started with generation.colocate=false"):
-        engines_have_to_sleep(True, health([GPU], False), [GPU])
+        engines_have_to_sleep(True, health_on([GPU], False), [GPU])
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number():

@@ -42,6 +42,11 @@ def test_a_body_that_breaks_a_rule_is_422_with_field_and_rule(http: TestClient, 
     assert not room.teacher.calls
 
 
+def test_a_policy_that_is_not_loaded_is_409(http: TestClient) -> None:
+    answer = http.post("/sample_conversations", json=BODY | {"run_id": "x", "policy_version": 99})
+    assert answer.status_code == 409 and "asks for policy x v99, but" in answer.json()["detail"]
+
+
 def test_a_body_that_is_no_json_is_422_and_not_sent_back(http: TestClient) -> None:
     answer = http.post("/sample_conversations", content="{" + "x" * 5000, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422 and "JSON decode error" in answer.json()["detail"] and len(answer.text) < 500

@@ -5,7 +5,7 @@ import json
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +19,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import load
+from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.engines.vllm.weights_gate import WeightsGate
 from classroom_rl.environments.toy_language.corpus import DRILL_PROMPT
 from classroom_rl.environments.toy_language.grammar import find_slips
@@ -31,8 +30,8 @@ from classroom_rl.rollout.chat_template import ReplyFrame, encode_chat
 from classroom_rl.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
 from tests.conftest import ROOT, RunningServer
 from tests.server.test_sampling_service import publish_random_weights, request_for
+from tests.support.configs import loaded
 from tests.support.published_rows import bridged, mathdial_flat, verified, write_json
-from tests.support.turned_clock import run
 from tests.support.tutor_messages import write_rows
 
 SAY_HELLO = [{"role": "system", "content": "You teach."}, {"role": "user", "content": "Say hello."}]
@@ -85,7 +84,7 @@ def test_models_are_the_teacher_and_its_configured_name(server: RunningServer, c
 def benchmark_of(server: RunningServer, name: str, path: str, folder: Path, *overrides: str) -> EvalConfig:
     arguments = [f"benchmark.path={path}", f"server_url={server.client.url}", "generation.max_tokens_per_turn=16"]
     arguments += [f"logging.save_dir={folder}", "teacher_model.vllm.temperature=1.0", *overrides]
-    return load(EvalConfig, "eval", ["--config-name", name, *arguments], check_eval)
+    return loaded("eval", "--config-name", name, *arguments)
 
 
 def test_published_benchmarks_are_answered_by_the_servers_tutor(server: RunningServer, tmp_path: Path) -> None:
@@ -321,15 +320,6 @@ async def post(app: Callable, reads: Callable[[dict], Awaitable[None]] | None = 
     return sent
 
 
-def within_a_minute(work: Coroutine):
-    """Of a clock that is turned."""
-
-    async def limited():
-        return await asyncio.wait_for(work, 60)
-
-    return run(limited())
-
-
 async def endless(ended: asyncio.Event) -> AsyncIterator[bytes]:
     try:
         while True:
@@ -339,90 +329,74 @@ async def endless(ended: asyncio.Event) -> AsyncIterator[bytes]:
         ended.set()
 
 
-def test_a_stream_without_end_is_cut_off_with_an_error_event() -> None:
-    async def scenario() -> list[dict]:
-        gate, ended = WeightsGate(), asyncio.Event()
-        guest = asyncio.create_task(post(guarded(StreamingResponse(endless(ended)), gate, longest_s=0.3)))
-        await asyncio.sleep(0.1)
-        async with gate.closed(30):
-            assert ended.is_set()
-        return await guest
-
-    start, *body = within_a_minute(scenario())
+async def test_a_stream_without_end_is_cut_off_with_an_error_event() -> None:
+    gate, ended = WeightsGate(), asyncio.Event()
+    guest = asyncio.create_task(post(guarded(StreamingResponse(endless(ended)), gate, longest_s=0.3)))
+    await asyncio.sleep(0.1)
+    async with gate.closed(30):
+        assert ended.is_set()
+    start, *body = await asyncio.wait_for(guest, 60)
     assert start["status"] == 200 and (b"x-policy-version", b"run v3") in start["headers"]
     assert body[-1]["more_body"] is False and len(body) > 5
     error = json.loads(body[-1]["body"].removeprefix(b"data: "))["error"]
     assert error["code"] == 504 and "may take 0.3 s" in error["message"]
 
 
-def test_an_answer_that_takes_too_long_is_504_and_its_work_ends() -> None:
+async def test_an_answer_that_takes_too_long_is_504_and_its_work_ends() -> None:
     from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
-    ended = []
+    ended, app, gate = [], FastAPI(), WeightsGate()
 
-    async def scenario() -> list[dict]:
-        app, gate = FastAPI(), WeightsGate()
+    @app.post("/v1/chat")
+    @with_cancellation
+    async def chat(request: dict, raw_request: Request):  # as vLLM's routes are made
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(request)
 
-        @app.post("/v1/chat")
-        @with_cancellation
-        async def chat(request: dict, raw_request: Request):  # as vLLM's routes are made
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.append(request)
-
-        sent = await post(guarded(app, gate, longest_s=0.2))
-        async with gate.closed(1):
-            return sent
-
-    start, body = within_a_minute(scenario())
+    start, body = await asyncio.wait_for(post(guarded(app, gate, longest_s=0.2)), 50)
+    async with gate.closed(1):
+        assert ended == [{}]
     assert start["status"] == 504 and "half of the server's" in json.loads(body["body"])["error"]["message"]
-    assert ended == [{}]
 
 
-def test_a_reader_that_stops_reading_does_not_keep_the_gate() -> None:
-    async def scenario() -> None:
-        gate = WeightsGate()
+async def test_a_reader_that_stops_reading_does_not_keep_the_gate() -> None:
+    gate = WeightsGate()
 
-        async def stops(message: dict) -> None:
-            if message.get("body"):
-                await asyncio.Event().wait()
+    async def stops(message: dict) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()
 
-        stream = StreamingResponse(endless(asyncio.Event()))
-        guest = asyncio.create_task(post(guarded(stream, gate, longest_s=0.2), stops))
-        await asyncio.sleep(0.05)
-        async with gate.closed(30):
-            assert not guest.done()
-        await asyncio.wait_for(guest, 30)
-
-    within_a_minute(scenario())
+    stream = StreamingResponse(endless(asyncio.Event()))
+    guest = asyncio.create_task(post(guarded(stream, gate, longest_s=0.2), stops))
+    await asyncio.sleep(0.05)
+    async with gate.closed(30):
+        assert not guest.done()
+    await asyncio.wait_for(guest, 30)
 
 
-def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
+async def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
     """A client that has gone away ends its request before the engine has heard of it."""
+    gate, told = WeightsGate(), asyncio.Event()
 
-    async def scenario() -> None:
-        gate, told = WeightsGate(), asyncio.Event()
+    async def generate(prompt: str, _params: SimpleNamespace, lora_request: str) -> AsyncIterator[str]:
+        assert lora_request == "the adapter"
+        try:
+            while True:
+                yield prompt
+                await asyncio.sleep(0.01)
+        finally:
+            await asyncio.sleep(0.05)  # the message to the engine
+            told.set()
 
-        async def generate(prompt: str, _params: SimpleNamespace, lora_request: str) -> AsyncIterator[str]:
-            assert lora_request == "the adapter"
-            try:
-                while True:
-                    yield prompt
-                    await asyncio.sleep(0.01)
-            finally:
-                await asyncio.sleep(0.05)  # the message to the engine
-                told.set()
-
-        async with gate.turn():
-            teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
-            params = SimpleNamespace(ignore_eos=False, structured_outputs=None)
-            outputs = _GatedEngine(teacher).generate("a", params)
-            assert await anext(outputs) == "a"
-            closing = asyncio.create_task(outputs.aclose())
-            await asyncio.sleep(0)
-        async with gate.closed(5):
-            assert told.is_set()
-        await closing
-
-    within_a_minute(scenario())
+    async with gate.turn():
+        teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
+        params = SimpleNamespace(ignore_eos=False, structured_outputs=None)
+        outputs = _GatedEngine(teacher).generate("a", params)
+        assert await anext(outputs) == "a"
+        closing = asyncio.create_task(outputs.aclose())
+        await asyncio.sleep(0)
+    async with gate.closed(5):
+        assert told.is_set()
+    await closing

@@ -71,19 +71,15 @@ async def begin(room: Room, generation, halt: Halting) -> tuple[SamplingService,
     return service, waiting
 
 
-def test_the_next_batch_is_played_by_newer_weights_while_the_judge_reads(room: Room, generation) -> None:
-    async def scenario() -> tuple[SampleResponse, SampleResponse]:
-        halt = Halting()
-        service, waiting = await begin(room, generation, halt)
-        await service.play_as_json(NEXT)
-        again = asyncio.create_task(service.sample(BATCH))  # a client repeats its request while it waits
-        await asyncio.sleep(0.05)
-        halt.go.set()
-        first, second = await waiting, await service.sample(NEXT)
-        assert await again == first and service.running == []
-        return first, second
-
-    first, second = run(scenario())
+async def test_the_next_batch_is_played_by_newer_weights_while_the_judge_reads(room: Room, generation) -> None:
+    halt = Halting()
+    service, waiting = await begin(room, generation, halt)
+    await service.play_as_json(NEXT)
+    again = asyncio.create_task(service.sample(BATCH))  # a client repeats its request while it waits
+    await asyncio.sleep(0.05)
+    halt.go.set()
+    first, second = await waiting, await service.sample(NEXT)
+    assert await again == first and service.running == []
     assert (versions(first), versions(second)) == ({1}, {2})
     assert len(room.teacher.calls) == 4 * OWN_TURNS
     found = events(room.folder)
@@ -91,21 +87,18 @@ def test_the_next_batch_is_played_by_newer_weights_while_the_judge_reads(room: R
     assert max(of(found, "turn", BATCH)) < newer < min(of(found, "turn", NEXT)) < max(of(found, "verdict", BATCH))
 
 
-def test_played_is_answered_after_the_last_message_and_not_before(room: Room, generation) -> None:
-    async def scenario() -> None:
-        halt = Halting()
-        room.student = HaltingStudent(room.tokenizer, halt)
-        service = room.open(generation)
-        await load(room, service, 1)
-        played = asyncio.create_task(service.play_as_json(BATCH))
-        await halt.reached.wait()
-        await asyncio.sleep(0.2)  # the other conversation is over
-        assert not played.done()
-        halt.go.set()
-        assert json.loads(await played) == {"request_id": BATCH.request_id}
-        assert len(of(events(room.folder), "turn", BATCH)) == 2 * TURNS
-
-    run(scenario())
+async def test_played_is_answered_after_the_last_message_and_not_before(room: Room, generation) -> None:
+    halt = Halting()
+    room.student = HaltingStudent(room.tokenizer, halt)
+    service = room.open(generation)
+    await load(room, service, 1)
+    played = asyncio.create_task(service.play_as_json(BATCH))
+    await halt.reached.wait()
+    await asyncio.sleep(0.2)  # the other conversation is over
+    assert not played.done()
+    halt.go.set()
+    assert json.loads(await played) == {"request_id": BATCH.request_id}
+    assert len(of(events(room.folder), "turn", BATCH)) == 2 * TURNS
 
 
 def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, generation) -> None:
@@ -142,97 +135,80 @@ async def _at_once() -> None:
     return
 
 
-def test_a_run_folder_that_was_copied_has_the_weights_that_it_holds(room: Room, generation) -> None:
+async def test_a_run_folder_that_was_copied_has_the_weights_that_it_holds(room: Room, generation) -> None:
     """The journal of a backup names the folder where the run was; the server must not start with untrained weights."""
     loaded = []
+    service = room.open(generation)
+    await load(room, service, 3)
+    service.journal.close()
+    restored = room.folder.with_name("restored")
+    shutil.copytree(room.folder, restored)
+    room.folder, load_policy = restored, room.teacher.load_policy
 
-    async def scenario() -> None:
-        service = room.open(generation)
-        await load(room, service, 3)
-        service.journal.close()
-        restored = room.folder.with_name("restored")
-        shutil.copytree(room.folder, restored)
-        room.folder, load_policy = restored, room.teacher.load_policy
+    async def recorded(folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+        loaded.append((folder, policy))
+        await load_policy(folder, policy, timeout_s)
 
-        async def recorded(folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
-            loaded.append((folder, policy))
-            await load_policy(folder, policy, timeout_s)
-
-        room.teacher.load_policy = recorded
-        await room.open(generation).restore_policy(5.0)
-        assert loaded == [(policy_path(restored, 3).resolve(), PolicyVersion("run", 3))]
-
-    run(scenario())
+    room.teacher.load_policy = recorded
+    await room.open(generation).restore_policy(5.0)
+    assert loaded == [(policy_path(restored, 3).resolve(), PolicyVersion("run", 3))]
 
 
-def test_a_batch_with_messages_missing_is_not_finished_by_other_weights(room: Room, generation) -> None:
-    async def scenario() -> None:
-        halt = Halting()
-        room.student = HaltingStudent(room.tokenizer, halt)
-        service = room.open(generation)
-        await load(room, service, 1)
-        waiting = asyncio.create_task(service.sample(BATCH))
-        await halt.reached.wait()
-        await load(room, service, 2)
-        halt.go.set()
-        for asked in (waiting, service.sample(BATCH), service.play_as_json(BATCH)):
-            with pytest.raises(PolicyMismatch, match="asks for policy run v1, but run v2 is loaded"):
-                await asked
-
-    run(scenario())
+async def test_a_batch_with_messages_missing_is_not_finished_by_other_weights(room: Room, generation) -> None:
+    halt = Halting()
+    room.student = HaltingStudent(room.tokenizer, halt)
+    service = room.open(generation)
+    await load(room, service, 1)
+    waiting = asyncio.create_task(service.sample(BATCH))
+    await halt.reached.wait()
+    await load(room, service, 2)
+    halt.go.set()
+    for asked in (waiting, service.sample(BATCH), service.play_as_json(BATCH)):
+        with pytest.raises(PolicyMismatch, match="asks for policy run v1, but run v2 is loaded"):
+            await asked
 
 
 @pytest.mark.parametrize("loaded", [((3, None),), ((1, 9.0), (2, None))], ids=["two versions later", "other weights"])
-def test_only_the_weights_before_the_present_ones_count(room: Room, generation, loaded) -> None:
+async def test_only_the_weights_before_the_present_ones_count(room: Room, generation, loaded) -> None:
     """A resumed trainer may publish other weights under the version that the batch asks for."""
-
-    async def scenario() -> None:
-        halt = Halting()
-        halt.go.set()
-        service, waiting = await begin(room, generation, halt)
-        await waiting
-        for version, content in loaded:
-            await load(room, service, version, content)
-        with pytest.raises(PolicyMismatch, match="asks for policy run v1"):
-            await service.sample(BATCH)
-
-    run(scenario())
+    halt = Halting()
+    halt.go.set()
+    service, waiting = await begin(room, generation, halt)
+    await waiting
+    for version, content in loaded:
+        await load(room, service, version, content)
+    with pytest.raises(PolicyMismatch, match="asks for policy run v1"):
+        await service.sample(BATCH)
 
 
-def test_weights_that_are_loaded_twice_leave_those_before_them(room: Room, generation) -> None:
-    async def scenario() -> None:
-        halt = Halting()
-        service, waiting = await begin(room, generation, halt)
-        await load(room, service, 2)
-        again = asyncio.create_task(service.sample(BATCH))
-        halt.go.set()
-        assert await again == await waiting
-
-    run(scenario())
+async def test_weights_that_are_loaded_twice_leave_those_before_them(room: Room, generation) -> None:
+    halt = Halting()
+    service, waiting = await begin(room, generation, halt)
+    await load(room, service, 2)
+    again = asyncio.create_task(service.sample(BATCH))
+    halt.go.set()
+    assert await again == await waiting
 
 
-def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room: Room, generation) -> None:
-    async def scenario() -> None:
-        halt = Halting()
+async def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room: Room, generation) -> None:
+    halt = Halting()
 
-        class Refusing(HaltingJudge):
-            async def judge(self, *arguments, **named) -> str:
-                await self._halt()
-                raise ProviderFailure("The judge refuses every request.")
+    class Refusing(HaltingJudge):
+        async def judge(self, *arguments, **named) -> str:
+            await self._halt()
+            raise ProviderFailure("The judge refuses every request.")
 
-        service, waiting = await begin(room, generation, halt)
-        room.judge._halt = halt
-        service.environment.roles.judge.judge = Refusing(halt).judge
-        await service.play_as_json(NEXT)
-        halt.go.set()
-        with pytest.raises(ProviderFailure):
-            await service.sample(NEXT)
-        await asyncio.gather(waiting, return_exceptions=True)
-        service.journal.close()
-        room.judge = ScriptedJudge(lambda *_: json.dumps(SCORES))
-        said = len(room.teacher.calls)
-        later = room.open(generation)
-        await load(room, later, 2)  # the resumed trainer's first weights
-        assert versions(await later.sample(NEXT)) == {2} and len(room.teacher.calls) == said
-
-    run(scenario())
+    service, waiting = await begin(room, generation, halt)
+    room.judge._halt = halt
+    service.environment.roles.judge.judge = Refusing(halt).judge
+    await service.play_as_json(NEXT)
+    halt.go.set()
+    with pytest.raises(ProviderFailure):
+        await service.sample(NEXT)
+    await asyncio.gather(waiting, return_exceptions=True)
+    service.journal.close()
+    room.judge = ScriptedJudge(lambda *_: json.dumps(SCORES))
+    said = len(room.teacher.calls)
+    later = room.open(generation)
+    await load(room, later, 2)  # the resumed trainer's first weights
+    assert versions(await later.sample(NEXT)) == {2} and len(room.teacher.calls) == said

@@ -24,19 +24,8 @@ from transformers import AutoModelForCausalLM
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import REWARDS
-from classroom_rl.errors import (
-    DataError,
-    EngineFailure,
-    PolicyMismatch,
-    UnknownConversation,
-)
-from classroom_rl.models.policy_folder import (
-    oldest_policy,
-    open_shared_memory,
-    policy_name,
-    policy_path,
-    write_policy,
-)
+from classroom_rl.errors import DataError, EngineFailure, PolicyMismatch, UnknownConversation
+from classroom_rl.models.policy_folder import oldest_policy, open_shared_memory, policy_name, policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import read_journal
@@ -185,23 +174,6 @@ def test_reward_routes(server: RunningServer, lessons: list[str]) -> None:
         server.client.rewards("pedagogical", ["no-such-id"])
     with pytest.raises(UnknownConversation, match="There is no reward beauty"):
         server.client.rewards("beauty", ids)
-
-
-def test_bad_requests_are_refused(server: RunningServer, lessons: list[str]) -> None:
-    def status(path: str, body: dict) -> int:
-        return requests.post(server.client.url + path, json=body, timeout=60).status_code
-
-    body = request_for(lessons, "bad").model_dump()
-    assert status("/sample_conversations", body | {"answers": ["one"]}) == 422
-    assert status("/sample_conversations", body | {"surprise": 1}) == 422
-    assert status("/sample_conversations", body | {"run_id": "x", "policy_version": 99}) == 409
-    assert status("/sample_conversations", body | {"problems": ["word " * 2000], "answers": [""]}) == 422
-    assert status("/load_weights", {"run_id": "x", "version": 1, "path": "/etc"}) == 422
-    outside = {"run_id": "x", "version": 1, "path": str(server.run_folder / "policy" / "none")}
-    assert status("/load_weights", outside) == 422
-    assert requests.get(f"{server.client.url}/wait_batch", params={"request_id": "?"}, timeout=60).status_code == 404
-    assert requests.get(f"{server.client.url}/conversations/none", timeout=60).status_code == 404
-    assert server.client.health().status == "ok"
 
 
 def test_metrics_for_prometheus(server: RunningServer, lessons: list[str]) -> None:
@@ -377,19 +349,15 @@ def test_turns_wait_while_the_engines_sleep_and_new_weights_wake_the_teacher(
     assert len(batch.result(120).conversations) == 2
 
 
-def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, generation) -> None:
+async def test_a_request_that_cannot_be_named_is_refused_before_it_runs(room: Room, generation) -> None:
     """The cause is told, and no work goes on that nobody waits for."""
     request = SampleRequest.model_construct(**BODY | {"meta": [{"a": "half: \ud800"}], "judge_again": False})
-
-    async def ask() -> None:
-        with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
-            await room.open(generation).sample(request)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(ask())
+    with pytest.raises(PydanticSerializationError, match="surrogates not allowed"):
+        await room.open(generation).sample(request)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
+async def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, generation) -> None:
     service = room.open(generation)
 
     async def fail(*_: object) -> None:
@@ -398,4 +366,4 @@ def test_the_cause_of_a_failed_batch_is_told_though_its_id_is_gone(room: Room, g
 
     service.runner.sample = fail
     with pytest.raises(EngineFailure, match="the cause"):
-        asyncio.run(service.sample(SampleRequest(**BODY)))
+        await service.sample(SampleRequest(**BODY))

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
@@ -25,8 +22,8 @@ from classroom_rl.system.run_lock import claim
 from classroom_rl.trainer.servers import AssignedServer, assign_server
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, running_server
-from tests.server.test_engine_sleep import GPU, health
-from tests.support.replay_server import Replay, served
+from tests.support.configs import training
+from tests.support.replay_server import Replay, health, served
 from tests.trainer.test_several_processes import launch, metrics_of
 
 TWO = ["http://127.0.0.1:8005", "http://127.0.0.1:8006"]
@@ -63,13 +60,10 @@ def test_without_addresses_there_is_the_one_server() -> None:
     ]
 
 
-def test_more_servers_than_processes_are_refused() -> None:
+def test_more_servers_than_processes_are_refused_and_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="names 2 servers, but the training has 1 processes"):
         servers_of(TWO, 1)
-
-
-def test_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="generation.server_urls is 10.0.0.2, which other machines can reach"):
         servers_of(["http://127.0.0.1:8005", "http://10.0.0.2:8005"], 2)
     monkeypatch.setenv(TOKEN_VARIABLE, "t" * 32)
@@ -93,15 +87,13 @@ def test_the_same_local_address_means_each_machines_own(monkeypatch) -> None:
 )
 def test_addresses_and_places_are_checked(overrides, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+        training(*overrides)
 
 
 def test_a_server_in_another_place_than_its_address_is_refused(tmp_path) -> None:
-    found = health([GPU], True).model_copy(update={"run_folder": str(tmp_path), "server_index": 0})
-    overrides = [f"logging.save_dir={tmp_path}"]
-    with served(Replay(found, [], lambda _: None)) as port:
+    with served(Replay(health(tmp_path), [], lambda _: None)) as port:
         url = f"http://127.0.0.1:{port}"
-        config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
+        config = training(f"logging.save_dir={tmp_path}")
         assert connect(config, AssignedServer(0, url, True)).url == url
         with pytest.raises(ConfigError, match="is number 0 of this run, but number 1 in generation.server_urls"):
             connect(config, AssignedServer(1, url, True))

@@ -25,9 +25,15 @@ def loaded(folder: str, *arguments: str) -> Any:
     return load(schema, folder, arguments, check)
 
 
-def own_file(folder: Path, text: str, name: str = "own") -> list[str]:
+def training(*arguments: str) -> TrainRLConfig:
+    """The training that these arguments configure, from the quickstart's file unless they name another."""
+    return loaded("train_rl", *arguments)
+
+
+def own_file(folder: Path, text: str | bytes, name: str = "own") -> list[str]:
     """Write a YAML of the user's own, and return the arguments that name it."""
-    (folder / f"{name}.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    (folder / f"{name}.yaml").write_bytes(data)
     return ["--config-dir", str(folder), "--config-name", name]
 
 

@@ -23,6 +23,13 @@ WEIGHTS = {"pedagogical": 1.0}
 """The reward weights of the recorded run."""
 
 
+def health(run_folder: Path | str, **more: object) -> Health:
+    """What a server at rest says that works in a run folder."""
+    fields = {"status": "ok", "roles": {}, "policy": PolicyVersion("run", 0), "run_folder": str(run_folder)}
+    counts = {"running_requests": [], "running_conversations": 0, "finished_conversations": 0}
+    return Health(**fields | counts | more)
+
+
 def recorded_batches(run_folder: Path, steps: int, processes: int) -> Batches:
     """For each step, the conversations that a run trained on, in the order of the whole batch."""
     files = [

@@ -5,11 +5,9 @@ import re
 from collections.abc import Callable
 
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
-from classroom_rl.server.schemas import Health
-from tests.support.replay_server import WEIGHTS, Replay
+from tests.support.replay_server import WEIGHTS, Replay, health
 
 
 class ScriptedBatches(Replay):
@@ -20,16 +18,7 @@ class ScriptedBatches(Replay):
     """
 
     def __init__(self, run_folder: str, play: Callable[[int, int, Problem], ConversationRecord]):
-        health = Health(
-            status="ok",
-            roles={},
-            policy=PolicyVersion("run", 0),
-            run_folder=run_folder,
-            running_requests=[],
-            running_conversations=0,
-            finished_conversations=0,
-        )
-        super().__init__(health, [], lambda _: None)
+        super().__init__(health(run_folder), [], lambda _: None)
         self._play = play
 
     def _sample(self, request: SampleRequest) -> SampleResponse:

@@ -2,8 +2,8 @@
 client of the viewer."""
 
 import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.server.view_only import create_viewer
+from tests.conftest import free_port
+from tests.support.scripted_room import serving
 from tests.support.synthetic_run import FAILED, record_of, scored, step_line, write_evaluation, write_training
 
 HOSTILE = {
@@ -153,10 +155,21 @@ def add_guards(folder: Path) -> None:
     (folder / JUDGE_CHECKS_NAME).write_text(text, encoding="utf-8")
 
 
-def add_tokenizer(folder: Path, tokenizer: Path) -> None:
-    """Add the tokenizer of the trained model."""
+def add_tokenizer(folder: Path) -> None:
+    """Add a tokenizer of the trained model, whose tokens are t0 to t19."""
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(20)}, unk_token="t0"))
+    tokenizer.decoder = decoders.Fuse()
     (folder / "model").mkdir(exist_ok=True)
-    shutil.copy(tokenizer, folder / "model" / "tokenizer.json")
+    tokenizer.save(str(folder / "model" / "tokenizer.json"))
+
+
+@contextmanager
+def shown(folder: Path, token: str | None = None) -> Iterator[str]:
+    """Serve the page of a run folder until the end of the block; yields its address."""
+    with serving(create_viewer(folder, token), free_port()) as address:
+        yield address
 
 
 def one(http: TestClient, index: int, where: str = "step-1", route: str = "conversation") -> dict:

@@ -13,7 +13,8 @@ import pytest
 
 from classroom_rl.errors import ConfigError
 from classroom_rl.system.processes import Child, Interrupted, Signals, free_port, refuse_taken_port
-from tests.launch.conftest import runs, wait_until
+from tests.launch.conftest import runs
+from tests.support.waiting import wait_until
 
 LEAVES_ITS_GROUP = """
 import subprocess, sys, time

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.support.browser import Browser, open_browser
-from tests.support.viewer_run import client_on, make_run
+from tests.support.viewer_run import client_on, make_run, shown
 
 
 @pytest.fixture
@@ -18,6 +18,19 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def http(run: Path) -> TestClient:
     return client_on(run)
+
+
+@pytest.fixture(scope="module")
+def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of all tests of a file."""
+    return make_run(tmp_path_factory.mktemp("viewer") / "run")
+
+
+@pytest.fixture(scope="module")
+def url(shared_run: Path) -> Iterator[str]:
+    """The address of its page."""
+    with shown(shared_run) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,9 @@ import pytest
 from selenium.webdriver.remote.webelement import WebElement
 
 from classroom_rl.results.rollout_files import write_rollouts
-from classroom_rl.server.view_only import create_viewer
-from tests.conftest import free_port
 from tests.support.browser import Browser, open_browser
-from tests.support.scripted_room import serving
 from tests.support.supervised_run import decisions_in, make_supervised_run, supervised
-from tests.support.viewer_run import HOSTILE, make_run
+from tests.support.viewer_run import HOSTILE, make_run, shown
 
 ROWS = ".list tbody tr"
 CARDS = ".correction-card"
@@ -25,7 +22,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(run: Path) -> Iterator[str]:
-    with serving(create_viewer(run, None), free_port()) as address:
+    with shown(run) as address:
         yield address
 
 
@@ -110,7 +107,7 @@ def test_the_run_page_draws_categories_and_corrections(browser: Browser, url: st
 
 
 def test_a_run_without_a_supervisor_shows_none_of_it(browser: Browser, tmp_path: Path) -> None:
-    with serving(create_viewer(make_run(tmp_path / "plain"), None), free_port()) as address:
+    with shown(make_run(tmp_path / "plain")) as address:
         browser.open(address)
         browser.until_text(".tile", "3\nof 4")
         assert "desk" not in browser.text("#nav") and "Valid messages" not in browser.text(".tiles")
@@ -222,7 +219,7 @@ def test_a_decision_that_cannot_be_written_is_told_and_the_text_kept(browser: Br
 
 
 def test_markup_in_a_correction_is_shown_as_text_and_a_narrow_window_holds_it(run: Path) -> None:
-    with open_browser(420, 900, dark=True) as browser, serving(create_viewer(run, None), free_port()) as url:
+    with open_browser(420, 900, dark=True) as browser, shown(run) as url:
         for page in ("desk", "conversation?where=step-2&id=run-step000002-rank0of1-abcd-0006", "run"):
             browser.open(f"{url}/#/{page}")
             browser.one(".page > *")

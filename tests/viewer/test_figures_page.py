@@ -2,31 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from classroom_rl.results.rollout_files import write_rollouts
-from classroom_rl.server.view_only import create_viewer
-from tests.conftest import free_port
 from tests.support.browser import Browser
-from tests.support.scripted_room import serving
 from tests.support.synthetic_run import step_line
-from tests.support.viewer_run import LESSONS, conversation, make_run
+from tests.support.viewer_run import LESSONS, conversation, make_run, shown
 
 ROWS = ".list tbody tr"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("viewer") / "run")
-
-
-@pytest.fixture(scope="module")
-def url(run: Path) -> Iterator[str]:
-    with serving(create_viewer(run, None), free_port()) as address:
-        yield address
 
 
 def test_a_step_has_one_number_everywhere(browser: Browser, url: str) -> None:
@@ -57,15 +40,16 @@ def texts(browser: Browser, selector: str) -> list[str]:
     return [each.text for each in browser.all(f"details[open] > dl {selector}")]
 
 
-def test_held_out_lessons_have_a_chart_of_their_own(browser: Browser, run: Path, url: str) -> None:
+def test_held_out_lessons_have_a_chart_of_their_own(browser: Browser, shared_run: Path, url: str) -> None:
     browser.open(url)
     browser.until_text(".tile", "3\nof 4")
     training, held_out = browser.all(".chart")[:2]
     assert not training.find_elements("css selector", "circle.mark")
     assert len(held_out.find_elements("css selector", "circle.mark")) == 4
     means = {
-        (name, sampling): json.loads((run / "eval" / name / "metrics.json").read_text())[sampling]["reward"]["mean"]
+        (name, sampling): metrics[sampling]["reward"]["mean"]
         for name in ("before", "after")
+        for metrics in [json.loads((shared_run / "eval" / name / "metrics.json").read_text())]
         for sampling in ("sampled", "greedy")
     }
     legend = held_out.find_element("css selector", ".legend").text
@@ -88,7 +72,7 @@ PENALISED = (-0.72, -0.3, -0.01, 0.0, 0.5, 1.0, None)
 
 
 def test_rewards_below_0_are_shown_where_they_are(browser: Browser, tmp_path: Path) -> None:
-    with serving(create_viewer(with_penalties(tmp_path / "run"), None), free_port()) as address:
+    with shown(with_penalties(tmp_path / "run")) as address:
         browser.open(address)
         browser.one(".chart path.band")
         ticks = [float(each.text) for each in browser.all(".chart")[0].find_elements("css selector", "text.tick")]

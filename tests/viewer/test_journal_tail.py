@@ -14,13 +14,7 @@ from classroom_rl.rollout.datasets import Problem
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
 from classroom_rl.rollout.store.journal_segments import segments_of
 from classroom_rl.viewer.journal_tail import JournalTail
-from tests.support.viewer_run import (
-    LESSONS,
-    conversation,
-    listed,
-    one,
-    write_journal,
-)
+from tests.support.viewer_run import LESSONS, conversation, listed, one, write_journal
 
 OLD_RUN = ROOT / "tests/support/old_run" / JOURNAL_NAME
 

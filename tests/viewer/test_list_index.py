@@ -11,15 +11,7 @@ import classroom_rl.viewer.list_index
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.viewer.reader import _bin_edges
-from tests.support.viewer_run import (
-    CONVERSATIONS,
-    HOSTILE,
-    LESSONS,
-    client_on,
-    conversation,
-    listed,
-    make_large_run,
-)
+from tests.support.viewer_run import CONVERSATIONS, HOSTILE, LESSONS, client_on, conversation, listed, make_large_run
 
 
 def test_a_list_has_columns_of_one_length_and_neither_tokens_nor_messages(http: TestClient) -> None:

@@ -8,9 +8,7 @@ from starlette.testclient import TestClient
 
 from classroom_rl.viewer.metrics import RunMetrics
 from tests.support.synthetic_run import step_line, write_training
-from tests.support.viewer_run import (
-    add_guards,
-)
+from tests.support.viewer_run import add_guards
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,7 @@ from classroom_rl.judges.post_test.records import PRODUCED, ExamAnswer, LedgerEn
 from classroom_rl.results.evaluation_files import write_compared, write_records
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.datasets import Problem
-from tests.support.viewer_run import (
-    GROUP,
-    LESSONS,
-    conversation,
-    listed,
-    one,
-)
+from tests.support.viewer_run import GROUP, LESSONS, conversation, listed, one
 
 
 def test_a_conversation_has_turns_personas_thoughts_reasons_and_trained_tokens(http: TestClient) -> None:

@@ -1,7 +1,5 @@
 """Tests of the messages that the page shows: text as it was written, tokens as pieces of text, and thoughts."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,15 +8,7 @@ from starlette.testclient import TestClient
 from classroom_rl.results.rollout_files import write_rollouts
 from classroom_rl.rollout.thoughts import split_thoughts, visible_text
 from classroom_rl.viewer.turn_views import pieces_of
-from tests.support.viewer_run import (
-    GROUP,
-    HOSTILE,
-    HOSTILE_LESSON,
-    LESSONS,
-    add_tokenizer,
-    conversation,
-    one,
-)
+from tests.support.viewer_run import GROUP, HOSTILE, HOSTILE_LESSON, LESSONS, add_tokenizer, conversation, one
 
 
 def test_what_was_said_arrives_letter_for_letter(http: TestClient) -> None:
@@ -27,10 +17,10 @@ def test_what_was_said_arrives_letter_for_letter(http: TestClient) -> None:
         assert told["turns"][0]["parts"] == [["said", text]] and told["problem"] == HOSTILE_LESSON
 
 
-def test_tokens_come_as_text_with_their_mask_where_the_run_has_the_tokenizer(http, run, small_tokenizer) -> None:
+def test_tokens_come_as_text_with_their_mask_where_the_run_has_the_tokenizer(http, run) -> None:
     without = one(http, 0, route="tokens")
     assert not without["pieces"] and "holds no tokenizer.json" in without["why"] and without["trained"] == 9
-    add_tokenizer(run, small_tokenizer)
+    add_tokenizer(run)
     told = one(http, 0, route="tokens")
     assert told["prompt"] == "t1t2" and "".join(piece[0] for piece in told["pieces"]) == "".join(
         f"t{i}" for i in range(3, 16)
@@ -39,16 +29,6 @@ def test_tokens_come_as_text_with_their_mask_where_the_run_has_the_tokenizer(htt
     assert [piece[2] for piece in told["pieces"]][:4] == [-0.5, -0.5, -0.5, 0.0]
     write_rollouts(run, 1, 0, [conversation(1, 0, LESSONS[0], completion_ids=list(range(90, 103)))])
     assert "does not have all of them" in one(http, 0, route="tokens")["why"]
-
-
-@pytest.fixture
-def small_tokenizer(tmp_path: Path) -> Path:
-    from tokenizers import Tokenizer, decoders, models
-
-    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(20)}, unk_token="t0"))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(tmp_path / "small.json"))
-    return tmp_path / "small.json"
 
 
 def test_a_character_of_several_tokens_is_one_piece() -> None:

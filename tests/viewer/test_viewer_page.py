@@ -4,22 +4,20 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import httpx2
-import pytest
 from fastapi import FastAPI, Request, Response
 
 from classroom_rl.environments.classroom.routes import ChatBody, ChatOpening, ChatReply, OpenClassroom
 from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, ExamAnswer, LedgerEntry, PostTest
 from classroom_rl.results.rollout_files import write_rollouts
+from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.thoughts import split_thoughts
 from classroom_rl.rollout.tools.tool import ToolCall
 from classroom_rl.server.error_responses import add_error_answers
-from classroom_rl.server.view_only import create_viewer
 from classroom_rl.viewer.routes import STATIC, add_viewer
 from tests.conftest import RunningServer, free_port
 from tests.support.browser import Browser
@@ -35,6 +33,7 @@ from tests.support.viewer_run import (
     conversation,
     make_large_run,
     make_run,
+    shown,
 )
 
 TOKEN = "0123456789abcdef-0123456789"
@@ -71,18 +70,6 @@ def live_app(run: Path) -> FastAPI:
     add_viewer(app, run, live=True)
     app.state.opened = OpenClassroom(Tutor(), judge_check=None)
     return app
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("viewer") / "run")
-
-
-@pytest.fixture(scope="module")
-def url(run: Path) -> Iterator[str]:
-    port = free_port()
-    with serving(create_viewer(run, None), port) as address:
-        yield address
 
 
 def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> None:
@@ -126,8 +113,8 @@ def behind_a_path(upstream: str) -> FastAPI:
 FORWARDED = ("content-type", "content-security-policy", "cross-origin-resource-policy", "etag", "www-authenticate")
 
 
-def test_the_page_works_below_a_path_of_a_reverse_proxy(browser: Browser, run: Path) -> None:
-    with serving(live_app(run), free_port()) as upstream, serving(behind_a_path(upstream), free_port()) as proxy:
+def test_the_page_works_below_a_path_of_a_reverse_proxy(browser: Browser, shared_run: Path) -> None:
+    with serving(live_app(shared_run), free_port()) as upstream, serving(behind_a_path(upstream), free_port()) as proxy:
         browser.open(f"{proxy}{PREFIX}/")
         browser.until_text(".tile", "3\nof 4")
         assert browser.one("link[rel=icon]").get_property("href") == f"{proxy}{PREFIX}/viewer/icon.svg"
@@ -160,7 +147,7 @@ def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Pat
     planted = {"guard/canary_praise": 0.9, "guard/canary_empty": 0.0}
     checked = {"guard/gap": 0.25, "guard/gap_growth": 0.2} | planted
     lines = [step_line(1, 0.2, **dict.fromkeys(checked, 0.0)), step_line(2, 0.3), step_line(3, 0.4, **checked)]
-    with serving(create_viewer(run, None), free_port()) as address:
+    with shown(run) as address:
         browser.open(address)
         browser.until_text(".tile", "2\nof 4")
         assert not browser.all(".guards")
@@ -176,10 +163,8 @@ def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Pat
         assert "praise" in planted.text and len(planted.find_elements("css selector", "path.line")) == 2
 
 
-def test_from_the_list_to_a_conversation_its_tokens_and_back(
-    browser: Browser, url: str, run: Path, tmp_path: Path
-) -> None:
-    add_tokenizer(run, small_tokenizer(tmp_path))
+def test_from_the_list_to_a_conversation_its_tokens_and_back(browser: Browser, url: str, shared_run: Path) -> None:
+    add_tokenizer(shared_run)
     browser.open(f"{url}/#/conversations?where=step-1")
     browser.until_text("#count", "8 conversations")
     browser.click(f"{ROWS} .lesson a", "market")
@@ -203,15 +188,6 @@ def test_from_the_list_to_a_conversation_its_tokens_and_back(
     browser.until_text("#count", "8 conversations")
 
 
-def small_tokenizer(folder: Path) -> Path:
-    from tokenizers import Tokenizer, decoders, models
-
-    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(20)}, unk_token="t0"))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(folder / "small.json"))
-    return folder / "small.json"
-
-
 def test_a_message_shows_the_tools_that_were_called_for_it(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=1)
     calls = (
@@ -222,7 +198,7 @@ def test_a_message_shows_the_tools_that_were_called_for_it(browser: Browser, tmp
     first = next(place for place, turn in enumerate(record.turns) if turn.role == "teacher")
     turns = [replace(turn, tool_calls=calls) if n == first else turn for n, turn in enumerate(record.turns)]
     write_rollouts(run, 0, 0, [record.model_copy(update={"turns": turns})])
-    with serving(create_viewer(run, None), free_port()) as url:
+    with shown(run) as url:
         browser.open(f"{url}/#/conversation?where=step-0&id={record.id}")
         browser.until_text(".tool-calls", "calculator")
         good, bad = browser.all(".tool-call")
@@ -248,7 +224,7 @@ def test_what_the_student_still_knows_stands_at_the_end(browser: Browser, tmp_pa
     )
     record = conversation(0, 0, LESSONS[0], post_test=PostTest(ledger, answers))
     write_rollouts(run, 0, 0, [record])
-    with serving(create_viewer(run, None), free_port()) as url:
+    with shown(run) as url:
         browser.open(f"{url}/#/conversation?where=step-0&id={record.id}")
         browser.until_text(".post-test .note", "1 of 3 questions right; the student's model: 3 of 3 questions right")
         entries = browser.all(".post-test li")
@@ -287,7 +263,7 @@ def test_rewards_above_one_are_drawn_and_a_twice_trained_batch_keeps_its_figures
     run = make_run(tmp_path / "run", steps=1)
     first, second = step_line(1, 1.1), step_line(2, 1.5, **{"judge/run_cost_usd": 2.5, "judge/failed_share": 0.1})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, second, {"step": 3})))
-    with serving(create_viewer(run, None), free_port()) as address:
+    with shown(run) as address:
         browser.open(address)
         browser.until_text(".tile", "$2.50\nof the judge, so far")
         assert "1.500" in browser.text(".tiles") and "10 %" in browser.text(".tiles")
@@ -311,7 +287,7 @@ def test_over_all_steps_a_group_is_that_of_its_step(browser: Browser, url: str) 
     browser.click(f"{ROWS} a.quiet", "group")
     browser.wait(lambda: len(browser.all(".column")) == 4, "the four conversations of one step")
     assert browser.text(".crumbs a") == "step 1"
-    browser.open(f"{url}/#/group?where=training&problem_id={problem_id(LESSONS[0])}")
+    browser.open(f"{url}/#/group?where=training&problem_id={Problem.of(LESSONS[0]).id}")
     browser.wait(lambda: len(browser.all(".column")) == 12, "those of all steps")
     assert not browser.all(".column .advantage"), "GRPO compares none of these with each other"
 
@@ -357,27 +333,21 @@ def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
     assert browser.driver.execute_script(width) == 0
     for page in ("group?where=step-0", "chat?where=step-0"):
         browser.open(f"{url}/#/conversations?where=step-0&sort=played")
-        problem = problem_id(HOSTILE_LESSON)
+        problem = Problem.of(HOSTILE_LESSON).id
         browser.open(f"{url}/#/{page}&problem_id={problem}")
         browser.one(".column .text" if page.startswith("group") else "#lesson")
         assert browser.driver.execute_script(state) == [None, 0]
         assert browser.driver.execute_script(width) == 0
 
 
-def problem_id(text: str) -> str:
-    from classroom_rl.rollout.problem import Problem
-
-    return Problem.of(text).id
-
-
-def test_without_a_model_the_chat_says_why_it_is_off(browser: Browser, url: str, run: Path) -> None:
+def test_without_a_model_the_chat_says_why_it_is_off(browser: Browser, url: str, shared_run: Path) -> None:
     browser.open(f"{url}/#/chat")
-    browser.until_text("#chat-off", f"python vllm_server.py --config-name … logging.save_dir={run}")
+    browser.until_text("#chat-off", f"python vllm_server.py --config-name … logging.save_dir={shared_run}")
     assert not browser.one("#start").is_enabled() and not browser.one("#say").is_enabled()
 
 
-def test_somebody_talks_to_the_tutor(browser: Browser, run: Path) -> None:
-    app = live_app(run)
+def test_somebody_talks_to_the_tutor(browser: Browser, shared_run: Path) -> None:
+    app = live_app(shared_run)
     with serving(app, free_port()) as address:
         browser.open(f"{address}/#/chat")
         browser.fill("#lesson-search", "market")
@@ -421,7 +391,7 @@ def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(
 
 def test_a_run_that_goes_on_is_followed(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=1)
-    with serving(create_viewer(run, None), free_port()) as address:
+    with shown(run) as address:
         browser.open(f"{address}/#/run")
         browser.until_text(".tile", "1\nof 4")
         line = (run / "metrics.jsonl").read_text()
@@ -432,8 +402,8 @@ def test_a_run_that_goes_on_is_followed(browser: Browser, tmp_path: Path) -> Non
         browser.wait(lambda: "step 8" in browser.one("#where").text, "the new step among the sets")
 
 
-def test_the_token_is_asked_for_once(browser: Browser, run: Path) -> None:
-    with serving(create_viewer(run, TOKEN), free_port()) as address:
+def test_the_token_is_asked_for_once(browser: Browser, shared_run: Path) -> None:
+    with shown(shared_run, TOKEN) as address:
         browser.open(address)
         browser.wait(lambda: browser.one("#token-dialog").is_displayed(), "the question for the token")
         browser.one("#token").send_keys("wrong\ue007")
@@ -447,7 +417,7 @@ def test_the_token_is_asked_for_once(browser: Browser, run: Path) -> None:
 
 def test_ten_thousand_conversations_open(browser: Browser, tmp_path: Path) -> None:
     run = make_large_run(tmp_path / "run")
-    with serving(create_viewer(run, None), free_port()) as address:
+    with shown(run) as address:
         for where in ("step-39", "training"):
             started = time.monotonic()
             browser.open(f"{address}/#/conversations?where={where}")

@@ -59,10 +59,9 @@ def tutor_and_judge(tutor: Callable[[str], Behaviour], judge: Callable[[str], Be
     return lambda body, _: (tutor if body["model"] == "tutor" else judge)(prompt_of(body))
 
 
-def test_telling_of_tutor_and_teacher_by_the_rules(tmp_path: Path, mathdial: str, capsys):
-    with judge_endpoint(lambda body, _: says(ASKS)) as endpoint:
-        metrics = evaluate(on_mathdial(tmp_path / "run", mathdial, endpoint))
-    prompts = [prompt_of(call.body) for call in endpoint.calls]
+def test_telling_of_tutor_and_teacher_by_the_rules(tmp_path: Path, mathdial: str, asking: JudgeEndpoint, capsys):
+    metrics = evaluate(on_mathdial(tmp_path / "run", mathdial, asking))
+    prompts = [prompt_of(call.body) for call in asking.calls]
     assert all("for you alone: 2" in prompt and "The student's first solution: She has" in prompt for prompt in prompts)
     first = [prompt for prompt in prompts if "Does she get apples" not in prompt]  # what the teacher said then
     assert len(first) == DIALOGUES and all("Student: I took 15 away." in prompt for prompt in first)

@@ -54,15 +54,10 @@ def test_a_move_classifier_gets_the_same_input_as_in_its_training(tmp_path: Path
     assert [reply.exchange for reply in replies] == [message.exchange for message in trained_on]
 
 
-def test_an_unknown_solution_is_empty(tmp_path: Path):
+def test_an_unknown_solution_is_empty_and_a_tutor_that_is_null_in_a_table_said_nothing(tmp_path: Path):
     row = mrbench_conversation(1) | {"Ground_Truth_Solution": "Not Available"}
-    assert {reply.solution for reply in read_one(tmp_path, row)} == {""}
-
-
-def test_a_tutor_without_a_reply_is_null_in_a_table_and_no_reply(tmp_path: Path):
-    row = mrbench_conversation(1)
     row["anno_llm_responses"]["Phi3"] = None
-    assert len(read_one(tmp_path, row)) == 3
+    assert [reply.solution for reply in read_one(tmp_path, row)] == [""] * 3
 
 
 # Agreement with people ---------------------------------------------------------------------------------------------

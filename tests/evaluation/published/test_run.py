@@ -8,9 +8,9 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.evaluation.published.mrbench import DIMENSIONS
 from classroom_rl.evaluation.run import evaluate
-from tests.evaluation.published.conftest import ASKS, on_mathdial
+from tests.evaluation.published.conftest import on_mathdial
 from tests.support.configs import loaded
-from tests.support.judge_endpoint import judge_endpoint, says
+from tests.support.judge_endpoint import JudgeEndpoint
 
 REFUSED = [
     (
@@ -56,12 +56,11 @@ def test_nothing_is_filled_in_for_a_benchmark_and_its_tilde_is_a_home():
     assert config.benchmark.path == str(Path.home() / "a.json")
 
 
-def test_a_missing_prompt_is_found_before_anything_is_asked(tmp_path: Path, mathdial: str):
-    with judge_endpoint(lambda body, _: says(ASKS)) as endpoint:
-        config = on_mathdial(tmp_path / "run", mathdial, endpoint, "benchmark.prompts_paths.judge=nowhere.txt")
-        with pytest.raises(DataError, match=r"There is no prompt template nowhere\.txt in "):
-            evaluate(config)
-        assert not endpoint.calls
+def test_a_missing_prompt_is_found_before_anything_is_asked(tmp_path: Path, mathdial: str, asking: JudgeEndpoint):
+    config = on_mathdial(tmp_path / "run", mathdial, asking, "benchmark.prompts_paths.judge=nowhere.txt")
+    with pytest.raises(DataError, match=r"There is no prompt template nowhere\.txt in "):
+        evaluate(config)
+    assert not asking.calls
 
 
 def test_the_prompt_asks_for_what_is_read():

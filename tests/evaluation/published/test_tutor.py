@@ -10,9 +10,9 @@ from classroom_rl.errors import PolicyMismatch, ProviderFailure
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.client import ClassroomClient
-from tests.evaluation.published.conftest import ASKS, on_mathdial
+from tests.evaluation.published.conftest import on_mathdial
 from tests.support.configs import loaded
-from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
+from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint
 
 
 def test_a_tutor_that_cannot_be_asked_stops_the_run(tmp_path: Path, mathdial: str):
@@ -30,23 +30,16 @@ def on_server(folder: Path, path: str, endpoint: JudgeEndpoint, monkeypatch, pol
     return loaded("eval", "--config-name", "mathdial", *arguments)
 
 
-def test_a_servers_answers_are_kept_by_its_policy(tmp_path: Path, mathdial: str, monkeypatch):
-    with judge_endpoint(lambda body, _: says(ASKS)) as endpoint:
-        for asked_in_all, policy in ((12, 1), (12, 1), (24, 2)):
-            metrics = evaluate(on_server(tmp_path / "run", mathdial, endpoint, monkeypatch, [policy, policy]))
-            assert len(endpoint.calls) == asked_in_all and metrics["policy"].endswith(str(policy))
-    assert {call.body["model"] for call in endpoint.calls} == {"teacher"}
-
-
-def test_the_token_of_the_server_is_sent(tmp_path: Path, mathdial: str, monkeypatch):
+def test_a_servers_answers_are_kept_by_its_policy(tmp_path: Path, mathdial: str, asking: JudgeEndpoint, monkeypatch):
     monkeypatch.setenv("CLASSROOM_TOKEN", "a-token-of-forty-characters-0123456789ab")
-    with judge_endpoint(lambda body, _: says(ASKS)) as endpoint:
-        evaluate(on_server(tmp_path / "run", mathdial, endpoint, monkeypatch, [1, 1]))
-    assert {call.key for call in endpoint.calls} == {"a-token-of-forty-characters-0123456789ab"}
+    for asked_in_all, policy in ((12, 1), (12, 1), (24, 2)):
+        metrics = evaluate(on_server(tmp_path / "run", mathdial, asking, monkeypatch, [policy, policy]))
+        assert len(asking.calls) == asked_in_all and metrics["policy"].endswith(str(policy))
+    assert {call.body["model"] for call in asking.calls} == {"teacher"}
+    assert {call.key for call in asking.calls} == {"a-token-of-forty-characters-0123456789ab"}
 
 
-def test_a_tutor_that_changes_meanwhile_is_an_error(tmp_path: Path, mathdial: str, monkeypatch):
-    with judge_endpoint(lambda body, _: says(ASKS)) as endpoint:
-        config = on_server(tmp_path / "run", mathdial, endpoint, monkeypatch, [1, 2])
-        with pytest.raises(PolicyMismatch, match="changed while it was measured"):
-            evaluate(config)
+def test_a_tutor_that_changes_meanwhile_is_an_error(tmp_path: Path, mathdial: str, asking: JudgeEndpoint, monkeypatch):
+    config = on_server(tmp_path / "run", mathdial, asking, monkeypatch, [1, 2])
+    with pytest.raises(PolicyMismatch, match="changed while it was measured"):
+        evaluate(config)
