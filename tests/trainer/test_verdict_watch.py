@@ -180,11 +180,12 @@ def test_a_rise_of_what_no_rule_can_read_is_warned_about_once(tmp_path: Path, ca
     with caplog.at_level(logging.WARNING):
         logged = [
             monitor.check(processes, step, batch(unread(share), step))
-            for step, share in enumerate((0.25, 0.25, 0.5, 0.5))
+            for step, share in enumerate([0.25] * 4 + [0.625] * 4)
         ]
-    assert [each["guard/beyond_rules_rise"] for each in logged] == [0, 0, 0.25, 0.25]
+    rises = [each.get("guard/beyond_rules_rise") for each in logged]
+    assert rises == [None] * 3 + [0, 0.09375, 0.1875, 0.28125, 0.375], "of 512 conversations each"
     [said] = [each.getMessage() for each in caplog.records]
-    assert said.startswith("step 3: The tutor says more and more that the embedded judge cannot read")
+    assert said.startswith("step 7: The tutor says more and more that the embedded judge cannot read")
 
 
 def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:

@@ -41,8 +41,10 @@ LEAST_FOR_DEPENDENCE = 256
 """The least conversations for `share` to be meaningful. With 256 of them, in groups of 8 with two attempts each, a true
 dependence of 0 is measured below 2 / √256 (0.125) in 98 of 100 cases, one of 0.3 in 1 of 200, one of 0.5 never
 (simulated with normally distributed scores)."""
-LARGEST_RISE = 0.15
-"""The largest rise of the share of conversations that an embedded judge cannot read, since the process began."""
+LARGEST_RISE, LEAST_FOR_RISE = 0.25, 512
+"""The largest rise of the share of conversations that an embedded judge cannot read, since the process began, and the
+least conversations on each side. A share that stays exceeds it in none of 400 runs of 200 batches, and in up to 8 of
+100 where whole groups are alike (simulated)."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
@@ -113,7 +115,7 @@ class VerdictWatch:
 
 class UnreadWatch:
     """Compares the share of conversations with messages that no rule of the embedded judge can read: the latest ones
-    with the first ones that this process has seen. Of each there are at least `LEAST_FOR_SAME`."""
+    with the first ones that this process has seen. Of each there are at least `LEAST_FOR_RISE`."""
 
     def __init__(self) -> None:
         self._first: list[bool] = []
@@ -123,13 +125,13 @@ class UnreadWatch:
     def update(self, records: Sequence[ConversationRecord]) -> float | None:
         """Add a batch, and return the rise of the share; None with too few conversations, or another judge."""
         batch = [count > 0 for count in map(beyond_rules, records) if count is not None]
-        if len(self._first) < LEAST_FOR_SAME:
+        if len(self._first) < LEAST_FOR_RISE:
             self._first += batch
         self._batches.append(batch)
-        while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_SAME:
+        while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_RISE:
             self._batches.popleft()
         latest = [unread for each in self._batches for unread in each]
-        return fmean(latest) - fmean(self._first) if len(latest) >= LEAST_FOR_SAME else None
+        return fmean(latest) - fmean(self._first) if len(latest) >= LEAST_FOR_RISE else None
 
     def new_warning(self, rise: float) -> str | None:
         """The warning, if the batch before had none."""
