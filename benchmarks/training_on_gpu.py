@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from accelerate import Accelerator
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from classroom_rl.memory.budget import GIB
-from classroom_rl.models.random_model import SHAPES
+from classroom_rl.models.random_model import SHAPES, qwen3_config
 from classroom_rl.trainer.batch import Batch, micro_batches_by_rows
 from classroom_rl.trainer.log_probs import log_probs
 
@@ -28,19 +28,8 @@ _DEVICE = torch.device("cuda")
 
 def random_model(outputs: tuple[str, ...]) -> PreTrainedModel:
     """A model of the shape with random weights in float32, on the GPU."""
-    shape = SHAPES["Qwen3-0.6B"]
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tie_word_embeddings=True,
-    )
     with _DEVICE:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(qwen3_config(SHAPES["Qwen3-0.6B"]), dtype=torch.float32)
     add_fused_lm_head(model, outputs=outputs)
     return model
 

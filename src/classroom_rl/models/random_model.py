@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from classroom_rl.models.pretrained import save_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 
 _CHAT_TEMPLATE = (
@@ -137,16 +137,11 @@ SHAPES = {
 """The first two are taken from config.json on the Hub; the last one is for tests."""
 
 
-def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
-    """Write config.json and a tokenizer into the new folder `out`, which is enough for a memory budget.
-
-    Args:
-        tokenizer: folder with the quickstart's tokenizer.
-    """
+def qwen3_config(shape: Shape, **options: Any) -> "Qwen3Config":
+    """A model's configuration of this shape, with further `options` of transformers'."""
     from transformers import Qwen3Config
 
-    special_ids = extend_tokenizer(tokenizer, out, shape.vocabulary)
-    config = Qwen3Config(
+    return Qwen3Config(
         architectures=["Qwen3ForCausalLM"],
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -158,11 +153,19 @@ def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=special_ids["eos_token"],
-        pad_token_id=special_ids["pad_token"],
-        dtype="bfloat16",
+        **options,
     )
-    config.save_pretrained(out)
+
+
+def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
+    """Write config.json and a tokenizer into the new folder `out`, which is enough for a memory budget.
+
+    Args:
+        tokenizer: folder with the quickstart's tokenizer.
+    """
+    special_ids = extend_tokenizer(tokenizer, out, shape.vocabulary)
+    ends = {"eos_token_id": special_ids["eos_token"], "pad_token_id": special_ids["pad_token"]}
+    qwen3_config(shape, **ends, dtype="bfloat16").save_pretrained(out)
 
 
 def draw_weights(folder: Path, device: str) -> None:
