@@ -77,8 +77,8 @@ def test_uncut_micro_batches_are_as_wide_as_the_batch() -> None:
     """The longest row has 6 tokens, so two rows fill 12."""
     rows = [row([1], [2] * length, [1] * length) for length in (1, 1, 2, 5)]
     found = Batch.of([Sample(each, [1.0] * len(each.mask)) for each in rows], 0, torch.device("cpu"))
-    assert micro_batches(found, 1, 12, is_cut=True) == [[3, 2], [0, 1]]
-    assert micro_batches(found, 1, 12, is_cut=False) == [[0, 1], [2, 3]]
+    assert micro_batches(found, 1, 12, trims_padding=True) == [[3, 2], [0, 1]]
+    assert micro_batches(found, 1, 12, trims_padding=False) == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize(

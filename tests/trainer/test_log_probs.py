@@ -14,7 +14,7 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from classroom_rl.trainer.batch import Batch
-from classroom_rl.trainer.log_probs import Cut, log_probs, may_be_cut
+from classroom_rl.trainer.log_probs import Cut, can_trim_padding, log_probs
 from classroom_rl.trainer.model_loading import _use_small_tiles
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
@@ -61,11 +61,13 @@ def micro_batch(ids: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor
 
 
 @settings(max_examples=40, deadline=None)
-@given(batch=micro_batches(), is_cut=st.booleans())
-def test_wanted_tokens_have_their_log_prob_and_gradient_and_all_others_nothing(trainer, batch, is_cut: bool) -> None:
+@given(batch=micro_batches(), trims_padding=st.booleans())
+def test_wanted_tokens_have_their_log_prob_and_gradient_and_all_others_nothing(
+    trainer, batch, trims_padding: bool
+) -> None:
     ids, attention, wanted, length = batch
     model, weights = trainer.model, trainer.model.model.embed_tokens.weight
-    scores = log_probs(model, micro_batch(ids, attention, wanted), wanted, trainer.accelerator, is_cut)
+    scores = log_probs(model, micro_batch(ids, attention, wanted), wanted, trainer.accelerator, trims_padding)
     found, entropies = scores.logps_BT, scores.entropy_BT
     plain = plain_log_probs(model, ids, attention, length)
     assert found.shape == entropies.shape == wanted.shape and scores.values is None and scores.aux_loss is None
@@ -100,7 +102,7 @@ def test_a_cut_leaves_nothing_but_padding_and_rows_without_wanted_tokens(batch) 
 )
 def test_columns_stay_where_positions_depend_on_the_longest_one(rope: dict | None, may: bool) -> None:
     config = SimpleNamespace(rope_parameters=rope)
-    assert may_be_cut(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))) is may
+    assert can_trim_padding(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))) is may
 
 
 def test_small_tiles_give_what_large_ones_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,12 +113,12 @@ class Batch:
         """The tokens whose log-prob is trained on."""
         return self.mask_BT | self.target_BT
 
-    def take(self, places: Sequence[int]) -> "Batch":
-        """The samples at these places. Without any, the first one with nothing to train on: all processes have to
+    def take(self, rows: Sequence[int]) -> "Batch":
+        """The samples of these rows. Without any, the first one with nothing to train on: all processes have to
         compute together."""
-        chosen = list(places) or [0]
+        chosen = list(rows) or [0]
         own = {name: each[chosen] for name, each in self._tensors().items()}
-        if not places:
+        if not rows:
             own |= {
                 name: torch.zeros_like(own[name]) for name in ("mask_BT", "target_BT", "value_mask_BT") if name in own
             }
@@ -206,19 +206,19 @@ def split_to(packs: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     return packs
 
 
-def micro_batches(batch: Batch, max_rows: int, max_tokens: int | None, is_cut: bool) -> list[list[int]]:
+def micro_batches(batch: Batch, max_rows: int, max_tokens: int | None, trims_padding: bool) -> list[list[int]]:
     """The places of the samples of each micro-batch, as many on every process; all processes call this together.
 
     Args:
         max_rows: the most samples of a micro-batch.
         max_tokens: the most tokens of one, padding included, in place of a number of samples.
-        is_cut: whether micro-batches are cut to their longest sample.
+        trims_padding: whether micro-batches are cut to their longest sample.
     """
     rows, width_P = batch.prompt_ids_BP.shape
     width_T = batch.completion_ids_BT.size(1)
     if max_tokens is None:
         packs = micro_batches_by_rows(rows, max_rows)
-    elif is_cut:
+    elif trims_padding:
         lengths = (mask.sum(dim=1).tolist() for mask in (batch.prompt_mask_BP, batch.completion_mask_BT))
         packs = micro_batches_by_tokens(*lengths, max_tokens)
     else:

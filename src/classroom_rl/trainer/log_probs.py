@@ -37,17 +37,22 @@ class Scores:
 
 
 def log_probs(
-    model: Any, micro: Batch, wanted_BT: Tensor, accelerator: Accelerator, is_cut: bool = True, aux_loss: bool = False
+    model: Any,
+    micro: Batch,
+    wanted_BT: Tensor,
+    accelerator: Accelerator,
+    trims_padding: bool = True,
+    aux_loss: bool = False,
 ) -> Scores:
     """One forward pass of a model that has TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
 
     Args:
         wanted_BT: the tokens that get a log-prob. Samples without any are left out of the pass.
-        is_cut: whether columns that are padding are left out, too (`may_be_cut`).
+        trims_padding: whether columns that are padding are left out, too (`can_trim_padding`).
     """
     ids = torch.cat([micro.prompt_ids_BP, micro.completion_ids_BT], dim=1)
     attention = torch.cat([micro.prompt_mask_BP, micro.completion_mask_BT], dim=1)
-    cut = Cut.of(attention, wanted_BT, is_cut)
+    cut = Cut.of(attention, wanted_BT, trims_padding)
     wanted_BT = cut.apply_right(wanted_BT)
     width = wanted_BT.size(1)
     inputs = cut.apply(ids)
@@ -65,7 +70,7 @@ def log_probs(
     )
 
 
-def may_be_cut(model: Any) -> bool:
+def can_trim_padding(model: Any) -> bool:
     """Whether a sample's log-probs are the same in a batch of another width. They are not where the frequencies of
     rotary positions depend on the longest position."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}

@@ -36,7 +36,7 @@ from classroom_rl.trainer.batch import Batch, Totals, micro_batches, token_limit
 from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.grpo import GRPO
-from classroom_rl.trainer.log_probs import Scores, has_dropout, log_probs, may_be_cut, without_dropout
+from classroom_rl.trainer.log_probs import Scores, can_trim_padding, has_dropout, log_probs, without_dropout
 from classroom_rl.trainer.metrics import completion_figures, means_over_processes
 from classroom_rl.trainer.model_loading import Policy
 from classroom_rl.trainer.sample_batch import BatchPlayer
@@ -58,7 +58,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         player: has the server play the batches.
         corrections: what the supervisor corrected; None without one.
         temperature: what logits are divided by.
-        is_cut: whether micro-batches are cut to their longest sample.
+        trims_padding: whether micro-batches are cut to their longest sample.
         micro_batches: those of the last batch.
     """
 
@@ -77,7 +77,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self.reference = policy.prepare_reference(self.accelerator)
         algorithm.prepare_model(self.model)
         self._aux_weight = policy.aux_loss_weight
-        self.is_cut = may_be_cut(self.model)
+        self.trims_padding = can_trim_padding(self.model)
         self.micro_batches: list[Batch] = []
         self._totals: Totals | None = None
         self._figures: dict[str, list[float]] = defaultdict(list)
@@ -135,23 +135,23 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
         rows = math.ceil(len(samples) / count)
         limit = token_limit(self.run_config, rows, accelerator.device)
-        places = micro_batches(batch, rows, limit, self.is_cut)
+        divisions = micro_batches(batch, rows, limit, self.trims_padding)
         old = None  # the policy's scores before the first step on the batch
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
-            old = self.score_batch(self.model, batch, places)
+            old = self.score_batch(self.model, batch, divisions)
             batch = replace(batch, old_logps_BT=old.logps_BT)
         if self.reference is not None:
             with self.reference(self.model) as model:
-                batch = replace(batch, ref_logps_BT=self.score_batch(model, batch, places).logps_BT)
+                batch = replace(batch, ref_logps_BT=self.score_batch(model, batch, divisions).logps_BT)
         batch, of_advantages = self.algorithm.advantages(batch, old, step, accelerator)
         self.log_figures(figures | of_advantages | self._completion_figures(played.records))
-        micro = [batch.take(each) for each in places]
+        micro = [batch.take(each) for each in divisions]
         return micro, totals(micro, accelerator)
 
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
         """A micro-batch's share in the loss of the batch, times the number of processes: their gradients are averaged,
         and those of micro-batches added up."""
-        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.is_cut, self._aux_weight > 0)
+        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.trims_padding, self._aux_weight > 0)
         loss = self.algorithm.loss(scores, micro, self._totals, first_pass) * self.accelerator.num_processes
         if scores.aux_loss is not None and self.algorithm.policy_learns:
             loss = loss + self._aux_weight * scores.aux_loss / len(self.micro_batches)
@@ -160,19 +160,19 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         return loss
 
     @torch.no_grad()
-    def score_batch(self, model: Any, batch: Batch, places: Sequence[Sequence[int]]) -> Scores:
+    def score_batch(self, model: Any, batch: Batch, divisions: Sequence[Sequence[int]]) -> Scores:
         """The log-probs of a whole batch, and a critic's values, without gradient and without dropout; all processes
         call this together.
 
         Args:
-            places: the samples of each micro-batch.
+            divisions: the rows of each micro-batch.
         """
         logps = torch.zeros_like(batch.sampling_logps_BT)
         values = None
         with without_dropout(self.model):
-            for chosen in places:
+            for chosen in divisions:
                 micro = batch.take(chosen)
-                found = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.is_cut)
+                found = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.trims_padding)
                 if not chosen:  # computed all the same: sharded weights are gathered together
                     continue
                 logps[chosen] = found.logps_BT.to(logps.dtype)
