@@ -237,6 +237,24 @@ def test_agreement_with_labels_of_held_out_conversations(label: str, agreed: int
     assert (sum(by_people == by_rules for by_people, by_rules, _ in pairs), len(pairs)) == (agreed, messages)
 
 
+@pytest.mark.parametrize(
+    ("reply", "scaffolds"),
+    [
+        ("It is right as it stands. Say it again.", False),
+        ("Perfect, nothing is wrong here! Say it once more.", False),
+        ("I see no mistakes here. Try again!", False),
+        ("The first word is right. Look at the last word again.", True),
+        ("That is right, except for the ending. Try again.", True),
+        ("Are you sure that is right? Try again.", True),
+        ("Nearly perfect. Check the ending, and try again without mistakes.", True),
+    ],
+)
+def test_an_error_that_is_called_right_is_not_scaffolded(reply: str, scaffolds: bool) -> None:
+    found = last_finding(ASK, WRONG, reply, persona=ERR)
+    assert found.scaffolded is scaffolds
+    assert ("calls the error right" in found.forward_reason) is not scaffolds
+
+
 # With trained readers ------------------------------------------------------------------------------------------------
 
 

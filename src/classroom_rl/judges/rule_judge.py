@@ -35,6 +35,7 @@ from classroom_rl.judges.messages import (
     read_plan,
     spoken,
 )
+from classroom_rl.judges.moves.rules import CONTRASTS
 from classroom_rl.judges.plan_progress import PlanProgress, shown_phrases
 from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
@@ -66,6 +67,15 @@ _KINDS_OF_SLIP = re.compile(
     r"informal|case|pronoun|spelling|suffix|prefix|aspect)s?\b",
     re.IGNORECASE,
 )
+_SAYS_RIGHT = re.compile(
+    r"\b(?:it|that|this|all|everything|your (?:answer|sentence|phrase)|what you said)(?: is|'s|’s| was| sounds)"
+    r"(?: (?:all|quite|just|perfectly|completely|already|exactly))? (?:right|correct|perfect|fine|flawless)\b|"
+    r"\b(?:nothing(?: is|'s|’s)?(?: at all)?|there is nothing) (?:wrong|to (?:change|correct|fix))\b|"
+    r"(?:^|\b(?:is|are|see|with) )no (?:mistakes?|errors?) (?:here|in (?:it|that|this))\b|"
+    r"^(?:perfect|flawless|all correct|exactly right)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""Calls all of what was said right."""
 _ASKS_TO_REPAIR = re.compile(
     r"\b(?:which|what|where|how)\b.{0,60}\b(?:form|word|ending|article|tense|particle|preposition|pronoun|case|gender|"
     r"verb|goes|go|say (?:it|that)|put)\b|"
@@ -299,6 +309,9 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):
         return "passed over: not scaffolded"
+    unquoted = own_words(message.text)
+    if _SAYS_RIGHT.search(unquoted) and not (CONTRASTS.search(_SAYS_RIGHT.sub("", unquoted)) or "?" in unquoted):
+        return "calls the error right: not scaffolded"
     named = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
     if len(named) > 2:
         return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"
