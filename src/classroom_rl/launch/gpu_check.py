@@ -33,6 +33,18 @@ from classroom_rl.environments.toy_language.build import build_world
 from classroom_rl.errors import ClassroomError, ConfigError, DeadlineExceeded
 from classroom_rl.launch.commands import with_accelerate_config
 from classroom_rl.launch.doctor import find_gpus
+from classroom_rl.launch.gpu_check_results import (
+    FAILED,
+    OK,
+    REPORT,
+    SKIPPED,
+    PartResult,
+    check_mismatch,
+    read_results,
+    shape_figures,
+    step_figures,
+    table,
+)
 from classroom_rl.memory.budget import GIB, EngineJob, engine_memory
 from classroom_rl.memory.report import report
 from classroom_rl.memory.sources import launch_of_flags, read_shape
@@ -72,10 +84,6 @@ GPU_TESTS = (
     "tests/trainer/test_weight_publisher.py",
 )
 """The files with tests for a GPU. Collecting all other test files would take most of this part's time."""
-OK, FAILED, SKIPPED = "ok", "failed", "skipped"
-REPORT = "gpu_check.json"
-"""The file with all results, in the check's folder."""
-
 _PROBLEMS, _SAMPLES, _MESSAGES, _TOKENS, _LENGTH = 8, 8, 5, 128, 2048
 """The size of a step: problems per batch, conversations per problem, messages per conversation, tokens per message, and
 the context length."""
@@ -84,22 +92,11 @@ _CACHED_CONVERSATIONS = 16
 _ENGINE_EXTRA = 5 * GIB // 2
 """Bytes that vLLM needs in addition to weights, logits and cache: its CUDA context and graphs, and the activations of a
 prefill."""
-_QUICKSTART_STEPS, _LARGE_LEARNING_RATE, _LARGEST_MISMATCH = 3, 1e-2, 0.05
-"""Steps of this rate move the log-probs by more than that mismatch, in nats per token: an engine that went on with the
-weights before the last step is noticed."""
+_QUICKSTART_STEPS, _LARGE_LEARNING_RATE = 3, 1e-2
+"""Steps of this rate move the log-probs by more than `LARGEST_MISMATCH`: an engine that went on with the weights before
+the last step is noticed."""
 _COMPARED_SHAPE, _COMPARED_STEPS = "Qwen3-0.6B", 2
 """The shape whose steps are compared with TRL alone, and the number of steps of both; the first one is a warm-up."""
-
-
-@dataclass
-class PartResult:
-    """The result of a part: its measured `figures` by name, and a `reason` if it is not ok."""
-
-    part: str
-    status: str
-    seconds: float = 0.0
-    reason: str = ""
-    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -398,67 +395,6 @@ def engine_share(model: Path, length: int, sequences: int, memory: int) -> float
     return min(0.95, -(-share_bytes * 100 // memory) / 100)
 
 
-def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
-    """The figures from one line of metrics.jsonl. Tokens per second are the teacher's sampled tokens divided by the
-    time of the whole rollout, which includes the student's turns and the judging."""
-    conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
-    figures = {"teacher tokens/s": line["conversation/teacher_tokens"] * conversations / line["seconds/rollout"]}
-    return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
-
-
-def check_mismatch(result: PartResult, lines: Sequence[Mapping[str, float]]) -> PartResult:
-    """The result with the largest mismatch of the steps' lines as a figure, failed if it is too large: the mean
-    distance between the log-probs of the engine that sampled and those of the trainer, in nats per token."""
-    mismatch = max(line["mismatch/mean_abs_logprob_diff"] for line in lines)
-    result.figures["mismatch"] = mismatch
-    if mismatch > _LARGEST_MISMATCH:
-        result.status = FAILED
-        result.reason = (
-            f"engine and trainer differ by {mismatch:.3f} nats per token, where {_LARGEST_MISMATCH} are allowed: the "
-            "engine does not sample from the weights that were published, or computes them differently"
-        )
-    return result
-
-
-def shape_figures(
-    lines: Sequence[Mapping[str, float]],
-    train: TrainConfig,
-    watch: MemoryWatch,
-    moments: Mapping[str, int],
-    parameters: int,
-) -> dict[str, float]:
-    """The figures of a run's last step: `step_figures`, the rate of the training (6 operations per parameter and
-    token, as for the MFU in PaLM's paper; what is computed a second time for checkpointing does not count), and the
-    peak memory of rollout and training together with the budget's estimates (`moments`). With several steps, also the
-    median seconds between their ends."""
-    tokens = lines[-1]["num_tokens"] - (lines[-2]["num_tokens"] if len(lines) > 1 else 0)
-    train_end = lines[-1]["time"]
-    rollout_end = train_end - lines[-1]["seconds/train"]
-    rollout_start = rollout_end - lines[-1]["seconds/rollout"]
-    figures = step_figures(lines[-1], train) | ({"step s": step_seconds(lines)} if len(lines) > 1 else {})
-    figures |= {
-        "training TFLOP/s": 6 * parameters * tokens / lines[-1]["seconds/train"] / 1e12,
-        "rollout peak GiB": watch.peak(rollout_start, rollout_end) / GIB,
-        "rollout, by dry_run": moments["rollout"] / GIB,
-        "training peak GiB": watch.peak(rollout_end, train_end) / GIB,
-        "training, by dry_run": max(moments["backward pass"], moments["optimizer step"]) / GIB,
-    }
-    return {name: round(value, 3) for name, value in figures.items()}
-
-
-def table(results: Sequence[PartResult]) -> str:
-    """Format the results for the terminal."""
-    lines = []
-    for result in results:
-        lines.append(f"{result.part:<12} {_verdict(result)}")
-        lines += [f"{'':<12} {name:<24}{value:>12.2f}" for name, value in result.figures.items()]
-    return "\n".join(lines)
-
-
-def _verdict(result: PartResult) -> str:
-    return f"{result.status} ({result.seconds:.0f} s)" + (f": {result.reason}" if result.reason else "")
-
-
 def _deadline(child: Child, limit_s: float) -> Callable[[], None]:
     """A function to be called while waiting: it raises DeadlineExceeded once `limit_s` seconds have passed from now."""
     until = time.monotonic() + limit_s
@@ -521,13 +457,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(f"\n{machine.name}\n{table(results)}\n\n{folder / REPORT}")
     return 1 if any(result.status == FAILED for result in results) else 0
-
-
-def read_results(folder: Path) -> list[PartResult]:
-    """The results that a check has left in its folder; none without a report."""
-    if not (folder / REPORT).is_file():
-        return []
-    return [PartResult(**part) for part in json.loads((folder / REPORT).read_text(encoding="utf-8"))["parts"]]
 
 
 def _empty(folder: Path) -> None:
