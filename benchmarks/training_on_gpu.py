@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from accelerate import Accelerator
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from classroom_rl.memory.budget import GIB
@@ -29,7 +29,7 @@ _DEVICE = torch.device("cuda")
 def random_model(outputs: tuple[str, ...]) -> PreTrainedModel:
     """A model of the shape with random weights in float32, on the GPU."""
     with _DEVICE:
-        model = AutoModelForCausalLM.from_config(qwen3_config(SHAPES["Qwen3-0.6B"]), dtype=torch.float32)
+        model = Qwen3ForCausalLM(qwen3_config(SHAPES["Qwen3-0.6B"], dtype="float32"))
     add_fused_lm_head(model, outputs=outputs)
     return model
 
