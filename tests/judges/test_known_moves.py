@@ -73,7 +73,7 @@ def test_a_message_that_no_rule_can_read_caps_the_reward():
     assert (read.scores.final_reward, read.beyond_rules) == (1.0, 0)
     assert unread.scores.final_reward == pytest.approx(MOST_BEYOND_RULES) and unread.beyond_rules == 1
     assert all(f"turn 3: {BEYOND_RULES} (“You are stupid!”)" in reason for reason in unread.reasons.values())
-    assert unread.turn_scores == (1.0, MOST_BEYOND_RULES, 1.0)
+    assert unread.turn_scores == (1.0, 1.0, 1.0), "the signal of turn credit"
 
 
 def test_a_low_reward_is_not_raised_to_the_cap():

@@ -21,7 +21,7 @@ from classroom_rl.judges.feedback import (
     hands_over,
     nearest_phrase,
 )
-from classroom_rl.judges.findings import Coverage, TurnFinding, turn_score, verdict
+from classroom_rl.judges.findings import Coverage, TurnFinding, verdict
 from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
@@ -174,8 +174,8 @@ def _turn_scores(findings: Sequence[TurnFinding], steps: Sequence[bool]) -> list
     """The score of each message. A message that should have taken a step of the plan and took none gets half of its
     score: the covered share of the plan caps the scores of a conversation, so its messages lose score accordingly."""
     return [
-        score if score is None or step else score * _WITHOUT_STEP
-        for score, step in zip(map(turn_score, findings), steps, strict=True)
+        finding.score if finding.score is None or step else finding.score * _WITHOUT_STEP
+        for finding, step in zip(findings, steps, strict=True)
     ]
 
 

@@ -26,7 +26,7 @@ from classroom_rl.environments.toy_language.grammar import (
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ConfigError
-from classroom_rl.judges.findings import STEPS_FOR_REVIEW, Coverage, TurnFinding, steps_forward, turn_score, verdict
+from classroom_rl.judges.findings import STEPS_FOR_REVIEW, Coverage, TurnFinding, steps_forward, verdict
 from classroom_rl.judges.known_moves import find_unread, words_in
 from classroom_rl.judges.leaks import hides
 from classroom_rl.judges.messages import MEANING, RETRY, holds
@@ -95,7 +95,7 @@ class RubricJudge(EmbeddedJudge):
             )
         findings = analyse(conversation, problem)
         covered = coverage(findings, problem, facts.teacher_messages(conversation))
-        turn_scores = [turn_score(finding) for finding in findings]
+        turn_scores = [finding.score for finding in findings]
         return json.dumps({**verdict(findings, covered), "turn_scores": turn_scores}, ensure_ascii=False)
 
 
