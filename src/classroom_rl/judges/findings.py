@@ -125,8 +125,8 @@ def steps_forward(steps: int, back: int) -> int:
 def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
     """The three scores and their reasons, under the six keys of a judge's answer, and under `beyond_rules` the number
     of messages that no rule can read. No score exceeds the covered share of the lesson, nor `MOST_BEYOND_RULES` if
-    there are such messages. Scores of single messages have no such cap: a model that begins to learn asks its first good
-    questions among much that no rule can read."""
+    there are such messages. Scores of single messages have no such cap: a model that begins to learn asks its first
+    good questions among much that no rule can read."""
     task = _macro_mean(findings, lambda finding: finding.task_score)
     forward = _macro_mean(findings, lambda finding: finding.forward_score)
     momentum = _macro_mean(findings, lambda finding: finding.momentum_score)
