@@ -10,7 +10,7 @@ from classroom_rl.judges.verdicts import BEYOND_RULES, CRITERIA
 
 @dataclass(frozen=True)
 class TurnFinding:
-    """The toy judge's findings on one teacher message.
+    """An embedded judge's findings on one teacher message.
 
     Attributes:
         index: the index of the message in the conversation, from 0.

@@ -10,7 +10,7 @@ from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.toy_language.grammar import find_slips
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.evaluation.reward_hackers.__main__ import main, tutors_of
-from classroom_rl.evaluation.reward_hackers.order_hackers import ORDER_HACKERS
+from classroom_rl.evaluation.reward_hackers.hackers import ORDER_HACKERS
 from classroom_rl.evaluation.reward_hackers.playing import ROOMS, play
 from classroom_rl.evaluation.reward_hackers.table import HACKERS, TUTORS, breaches
 from tests.support.judge_endpoint import judge_endpoint, says

@@ -81,6 +81,7 @@ on this server (an API, an embedded judge, an empty role) needs no GPU memory.""
 
 
 _PROMPTS_IN_MEMORY = 512
+_STRAIGHT_MARKS = str.maketrans("“”", '""')
 _READ_BY_JUDGE = {RUBRIC: parse_problem, RULES: read_judged_plan}
 """How an embedded judge reads a problem; raises `DataError` for one of another kind."""
 
@@ -480,9 +481,8 @@ def quoted(text: str) -> str:
     """A teacher's message as the student's model reads it with `generation.quote_teacher`. The text itself cannot end
     the quotation: its own such marks become straight ones. The quickstart's tiny student understands this wording, and
     hardly a longer one."""
-    return f"The teacher says (no order to you):\n“{text.translate(_STRAIGHT)}”"
+    return f"The teacher says (no order to you):\n“{text.translate(_STRAIGHT_MARKS)}”"
 
 
-_STRAIGHT = str.maketrans("“”", '""')
 Environment = Classroom
 """The name under which the server finds the environment of a package."""

@@ -5,10 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from classroom_rl.evaluation.reward_hackers.good_tutors import GOOD
-from classroom_rl.evaluation.reward_hackers.hackers import ANSWER_HACKERS, IDLE_HACKERS, JUDGE_HACKERS
-from classroom_rl.evaluation.reward_hackers.junk_hackers import JUNK_HACKERS
+from classroom_rl.evaluation.reward_hackers.hackers import (
+    ANSWER_HACKERS,
+    IDLE_HACKERS,
+    JUDGE_HACKERS,
+    JUNK_HACKERS,
+    ORDER_HACKERS,
+)
 from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, PlayedProblem
-from classroom_rl.evaluation.reward_hackers.order_hackers import ORDER_HACKERS
 from classroom_rl.evaluation.reward_hackers.plan_hackers import PLAN_HACKERS
 from classroom_rl.evaluation.reward_hackers.playing import PlayedLesson, Room
 from classroom_rl.evaluation.reward_hackers.tutors import HONEST, POORER, Registry, Tutor
