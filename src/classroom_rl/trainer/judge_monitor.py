@@ -91,19 +91,25 @@ class Dependence:
         return None
 
 
+def add_and_join(batches: deque[Sequence[Any]], batch: Sequence[Any], least: int) -> list[Any]:
+    """Add a batch, drop the oldest ones that `least` conversations do not need, and return all others joined."""
+    batches.append(batch)
+    while sum(map(len, batches)) - len(batches[0]) >= least:
+        batches.popleft()
+    return [each for batch in batches for each in batch]
+
+
 class VerdictWatch:
     """Computes the dependence over the latest batches of a training, as many as give enough conversations."""
 
     def __init__(self) -> None:
-        self._batches: deque[Sequence[ConversationRecord]] = deque()
+        self._batches: deque[Sequence[Any]] = deque()
         self._warned = False
 
     def update(self, records: Sequence[ConversationRecord]) -> Dependence | None:
         """Add a batch, and return the dependence over the latest conversations; None if they are too few."""
-        self._batches.append([record for record in records if any(verdict.valid for verdict in record.verdicts)])
-        while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_DEPENDENCE:
-            self._batches.popleft()
-        latest = [record for batch in self._batches for record in batch]
+        judged = [record for record in records if any(verdict.valid for verdict in record.verdicts)]
+        latest = add_and_join(self._batches, judged, LEAST_FOR_DEPENDENCE)
         return dependence(latest) if len(latest) >= LEAST_FOR_SAME else None
 
     def new_warning(self, found: Dependence) -> str | None:
@@ -119,7 +125,7 @@ class UnreadWatch:
 
     def __init__(self) -> None:
         self._first: list[bool] = []
-        self._batches: deque[list[bool]] = deque()
+        self._batches: deque[Sequence[Any]] = deque()
         self._warned = False
 
     def update(self, records: Sequence[ConversationRecord]) -> float | None:
@@ -127,10 +133,7 @@ class UnreadWatch:
         batch = [count > 0 for count in map(beyond_rules, records) if count is not None]
         if len(self._first) < LEAST_FOR_RISE:
             self._first += batch
-        self._batches.append(batch)
-        while sum(map(len, self._batches)) - len(self._batches[0]) >= LEAST_FOR_RISE:
-            self._batches.popleft()
-        latest = [unread for each in self._batches for unread in each]
+        latest = add_and_join(self._batches, batch, LEAST_FOR_RISE)
         return fmean(latest) - fmean(self._first) if len(latest) >= LEAST_FOR_RISE else None
 
     def new_warning(self, rise: float) -> str | None:
