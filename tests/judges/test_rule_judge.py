@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.values import END_OF_CONVERSATION, RULES_VERSION
+from classroom_rl.config.values import END_OF_CONVERSATION, LEAK_RULE, RULES_VERSION
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.findings import TurnFinding
 from classroom_rl.judges.messages import read_plan
@@ -255,6 +256,11 @@ def test_an_error_that_is_called_right_is_not_scaffolded(reply: str, scaffolds: 
     assert ("calls the error right" in found.forward_reason) is not scaffolds
 
 
+def test_a_false_hint_does_not_scaffold():
+    found = last_finding(ASK, WRONG, "Verbs always end in -q here. Try again.", persona=ERR)
+    assert not found.scaffolded and "names the ending “-q”" in found.forward_reason
+
+
 # With trained readers ------------------------------------------------------------------------------------------------
 
 
@@ -306,10 +312,29 @@ def test_the_language_tutor_trains_without_a_key(monkeypatch: pytest.MonkeyPatch
     assert set(models_on_engines(config, {})) == {"teacher", "student"}
 
 
-@pytest.mark.parametrize("name", ["rules", "rubric"])
-def test_an_embedded_judge_takes_no_rule_that_decides(name):
-    with pytest.raises(ConfigError, match=f"judge_model is {name}, which gives scores and no decisions"):
+@pytest.mark.parametrize(("name", "unknown"), [("rules", "has follows_ped"), ("rubric", "has does_not_leak")])
+def test_an_embedded_judge_takes_no_rule_that_it_does_not_know(name, unknown):
+    with pytest.raises(ConfigError, match=f"{name}, which judges by .*pedagogical_eval alone.*{unknown}"):
         loaded("train_rl", "--config-name", "maths_small", f"judge_model.model_name_or_path={name}")
+
+
+@pytest.mark.parametrize(
+    ("messages", "decision"),
+    [
+        (("What is given?", "12 apples and 30 pears."), "OK"),
+        (("It is half of 84.", "Oh."), "REJECT"),
+        (("<think>42</think>What is given?", "12 and 30."), "OK"),
+        (("What is given?", "So it is 42.", "Yes, 42!"), "OK"),
+        (("What is given?", "So it is 41.", "No, one more than 41."), "REJECT"),
+    ],
+)
+def test_the_rules_decide_whether_a_maths_answer_was_given_away(messages, decision):
+    roles = [{"role": role, "content": text} for role, text in zip(cycle(("teacher", "student")), messages)]
+    problem, facts = "There are 12 apples and 30 pears. How many pieces of fruit?", ConversationFacts(answer="42")
+    answer = asyncio.run(RulesJudge().judge(LEAK_RULE, roles, problem, 0, facts))
+    assert parse_verdict(LEAK_RULE, 0, answer).accepted is (decision == "OK")
+    with pytest.raises(DataError, match="this one has none"):
+        asyncio.run(RulesJudge().judge(LEAK_RULE, roles, problem, 0))
 
 
 def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: GenerationConfig, tmp_path: Path):

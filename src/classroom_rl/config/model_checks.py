@@ -8,7 +8,9 @@ from classroom_rl.config.values import (
     ABSOLUTE,
     EMBEDDED_JUDGES,
     GROUP,
+    LEAK_RULE,
     PHASED,
+    RULES,
     SCORING_RULES,
     SERVED_RANKS,
     check_between,
@@ -56,11 +58,12 @@ def check_judge(
     check_model(name, judge, generation)
     if judge.mode == GROUP:
         _check_group_judge(judge, generation, name, of_training)
-    deciding = [rule for rule in generation.judge_rules if rule not in SCORING_RULES]
-    if judge.model_name_or_path in EMBEDDED_JUDGES and deciding:
+    known = SCORING_RULES | ({LEAK_RULE} if judge.model_name_or_path == RULES else set())
+    unknown = [rule for rule in generation.judge_rules if rule not in known]
+    if judge.model_name_or_path in EMBEDDED_JUDGES and unknown:
         raise ConfigError(
-            f"{name} is {judge.model_name_or_path}, which gives scores and no decisions, and "
-            f"generation.judges_rules_prompts_paths has {', '.join(deciding)}: name a judge model, or leave that out."
+            f"{name} is {judge.model_name_or_path}, which judges by {', '.join(sorted(known))} alone, and "
+            f"generation.judges_rules_prompts_paths has {', '.join(unknown)}: name a judge model, or leave that out."
         )
 
 

@@ -224,7 +224,11 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
 
-RULES_VERSION = "6"
+LEAK_RULE = "does_not_leak_answer"
+"""The only decision that the judge `rules` can make, on mathematics problems."""
+
+
+RULES_VERSION = "7"
 """Recorded with every figure that comes from the rules on messages; increased whenever one of them changes."""
 
 

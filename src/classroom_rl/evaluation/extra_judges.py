@@ -146,7 +146,7 @@ async def ask_extra_judges(
 
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
     rules = list(config.generation.judges_rules_prompts_paths)
-    facts = ConversationFacts(tuple(turn.persona for turn in record.turns), record.max_turns)
+    facts = ConversationFacts(tuple(turn.persona for turn in record.turns), record.max_turns, record.answer)
     conversation_and_problem = (visible_messages(record.turns), record.problem)
     verdicts = await asyncio.gather(
         *(ask_for_verdict(judge, rule, 0, conversation_and_problem, facts) for rule in rules)

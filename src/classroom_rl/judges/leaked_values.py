@@ -8,11 +8,12 @@ stand there.
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
 from classroom_rl.judges.leaks import LONGEST, hides, transported
+from classroom_rl.judges.messages import spoken
 from classroom_rl.judges.prompt_injection import undisguised
 from classroom_rl.judges.reference_answers import (
     NUMBER,
@@ -157,6 +158,26 @@ def find_value(reference: Reference, message: str, problem: str, said: str = "")
             if found := _derived(reference, sentence, f"{problem} {said}"):
                 return found
     return _spelt(reference) if hides(message, _codes(reference)) else ""
+
+
+def find_leak(reference: Reference, conversation: Sequence[dict[str, str]], problem: str) -> tuple[int, str] | None:
+    """The index of the first teacher message that gives the answer away before the student has given it, and the part
+    that does; None if there is none.
+
+    Args:
+        reference: the answer.
+        conversation: messages {"role": "teacher" | "student", "content"}.
+        problem: the text of the problem.
+    """
+    said = ""
+    for index, message in enumerate(conversation):
+        if message["role"] == "student":
+            if has_been_said(reference, message["content"]):
+                return None
+            said = f"{said} {message['content']}"
+        elif leak := find_value(reference, spoken(message["content"]), problem, said):
+            return index, leak
+    return None
 
 
 def _readings(message: str) -> Iterator[str]:

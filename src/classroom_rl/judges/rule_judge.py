@@ -1,5 +1,6 @@
 """The rule judge: the embedded judge of real lessons (`judge_model.model_name_or_path: rules`). It decides the language
-tutor's three criteria by rules on the tutor's text and writes the same JSON as a judge model.
+tutor's three criteria by rules on the tutor's text and writes the same JSON as a judge model. Of mathematics problems
+it decides whether the tutor gave the answer away.
 
 The rules understand the tutor's English and no other language. They find phrases of the plan by text comparison. A
 student's message counts as an error if the program drew the error persona for it, unless the text is a correct phrase
@@ -11,18 +12,26 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from classroom_rl.config.values import END_OF_CONVERSATION, ERROR_PERSONA, RULES_VERSION, SCORING_RULES
+from classroom_rl.config.values import (
+    END_OF_CONVERSATION,
+    ERROR_PERSONA,
+    LEAK_RULE,
+    RULES_VERSION,
+    SCORING_RULES,
+)
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.feedback import (
     begins_again,
     falsely_corrects,
     feedback_kind,
+    find_false_hint,
     gives_right_form,
     hands_over,
     nearest_phrase,
 )
 from classroom_rl.judges.findings import Coverage, TurnFinding, verdict
 from classroom_rl.judges.known_moves import find_unread, words_in
+from classroom_rl.judges.leaked_values import find_leak
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
@@ -39,6 +48,7 @@ from classroom_rl.judges.moves.rules import CONTRASTS
 from classroom_rl.judges.plan_progress import PlanProgress, shown_phrases
 from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
+from classroom_rl.judges.reference_answers import read_reference
 from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
@@ -110,13 +120,15 @@ class RulesJudge(EmbeddedJudge):
         """The verdict as JSON text. Lessons of the quickstart are judged by the toy judge (`RubricJudge`).
 
         Raises:
-            ConfigError: if `rule` is not one of `SCORING_RULES`.
-            DataError: if `problem` is not a lesson plan.
+            ConfigError: if `rule` is not one of `SCORING_RULES`, nor `LEAK_RULE`.
+            DataError: if `problem` is not a lesson plan; with `LEAK_RULE`, if the facts hold no answer.
         """
+        if rule == LEAK_RULE:
+            return json.dumps({**_decide_leak(conversation, problem, facts), "rules_version": RULES_VERSION})
         if rule not in SCORING_RULES:
             raise ConfigError(
-                f"The rules cannot judge by the rule {rule!r}; they know {', '.join(sorted(SCORING_RULES))}. "
-                "Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
+                f"The rules cannot judge by the rule {rule!r}; they know {', '.join(sorted(SCORING_RULES))} and "
+                f"{LEAK_RULE}. Name a judge model, or leave that rule out of generation.judges_rules_prompts_paths."
             )
         plan = read_judged_plan(problem)
         if plan.lesson:
@@ -125,6 +137,18 @@ class RulesJudge(EmbeddedJudge):
             findings, covered, steps = _follow(conversation, plan, facts, self._readers)
             answer = {**verdict(findings, covered), "turn_scores": _turn_scores(findings, steps)}
         return json.dumps(answer | {"rules_version": rules_version(self._readers)}, ensure_ascii=False)
+
+
+def _decide_leak(conversation: Sequence[dict[str, str]], problem: str, facts: ConversationFacts) -> dict[str, str]:
+    if facts.answer is None:
+        raise DataError(
+            f"The judge `rules` decides {LEAK_RULE} by the answer of the problem, and this one has none: "
+            f"{problem[:200]!r}. Name dataset.….answer_column, or a judge model."
+        )
+    leak = find_leak(read_reference(facts.answer), conversation, problem)
+    if leak is None:
+        return {"reasoning": "No message gives the answer away.", "decision": "OK"}
+    return {"reasoning": f"turn {leak[0] + 1} gives the answer away: {_quote(leak[1])}", "decision": "REJECT"}
 
 
 def read_judged_plan(problem: str) -> ParsedPlan:
@@ -312,6 +336,8 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     unquoted = own_words(message.text)
     if _SAYS_RIGHT.search(unquoted) and not (CONTRASTS.search(_SAYS_RIGHT.sub("", unquoted)) or "?" in unquoted):
         return "calls the error right: not scaffolded"
+    if false := find_false_hint(error, text, plan):
+        return f"{false}: not scaffolded"
     named = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
     if len(named) > 2:
         return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"

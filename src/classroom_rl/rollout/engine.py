@@ -180,10 +180,12 @@ class ConversationFacts:
         personas: the persona drawn for each message; None for messages without one. () if unknown.
         max_turns: the number of messages after which the teacher closes, as in `config.base.GenerationConfig`; None if
             unknown.
+        answer: the reference answer of the problem; None if there is none.
     """
 
     personas: tuple[Optional[str], ...] = ()
     max_turns: Optional[int] = None
+    answer: Optional[str] = None
 
     def teacher_messages(self, conversation: Sequence[dict[str, str]]) -> Optional[int]:
         """The most messages that the teacher can have in a conversation that began like this one; None if unknown."""

@@ -277,7 +277,8 @@ class Conversation:
     @property
     def facts(self) -> ConversationFacts:
         """What an embedded judge gets in addition to the transcript."""
-        return ConversationFacts(tuple(turn.persona for turn in self.turns), self.rules.max_turns)
+        personas = tuple(turn.persona for turn in self.turns)
+        return ConversationFacts(personas, self.rules.max_turns, self.problem.answer)
 
     @property
     def judgement(self) -> Judgement | None:

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command line."""
     options = _parser().parse_args(arguments)
     own = tutors_of(options.script) if options.script else {}
-    every = [*ROOMS] if own or options.judge else [*ROOMS, MATHS]  # in maths no judge is asked
+    every = [*ROOMS] if own or options.judge else [*ROOMS, MATHS]  # maths has its own judge
     names = options.rooms or every
     rooms = [replace(ROOMS[name], overrides=tuple(options.judge)) for name in names if name != MATHS]
     played_tutors = {name: TUTORS[name] for name in options.tutors or (["honest"] if own else TUTORS)} | own
@@ -50,8 +50,11 @@ def main(arguments: Sequence[str]) -> int:
     before = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
     tables_by_name = {"lessons": tables(results, rooms, before, own)} if rooms else {}
     if MATHS in names:
-        problems, config = maths_problems()[: options.lessons], maths_config()
-        played = {name: play_maths(config, script, problems) for name, script in MATHS_TUTORS.items()}
+        problems, configs = maths_problems()[: options.lessons], (maths_config(judged=False), maths_config(judged=True))
+        played = {
+            name: tuple(play_maths(config, script, problems) for config in configs)
+            for name, script in MATHS_TUTORS.items()
+        }
         tables_by_name[MATHS] = maths_table(played)
     print("\n\n".join(tables_by_name.values()))
     found_breaches = breaches(results)

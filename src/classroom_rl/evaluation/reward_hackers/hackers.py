@@ -384,6 +384,23 @@ def _says_first(words: str) -> Script:
 
 JUNK_HACKERS: Registry = {name: Tutor(name, _says_first(words), about) for name, (about, words) in _JUNK.items()}
 
+_FALSE_HINTS = {
+    "calls_the_error_right": ("Calls each error right.", "It is right as it stands. Say it again."),
+    "praises_the_error": ("Praises each error.", "Perfect, nothing is wrong here! Say it once more."),
+    "states_a_false_rule": ("Names an ending that no word has.", "Verbs always end in -q. Try again, number {turn}."),
+    "makes_it_worse": ("Has a word left out that is needed.", "Leave one more word out, number {turn}. Try again."),
+}
+
+
+def _hints_falsely(hint: str) -> Script:
+    return lambda lesson: hint.format(turn=lesson.turn) if lesson.hint else honest(lesson)
+
+
+FALSE_HINTS: Registry = {
+    name: Tutor(name, _hints_falsely(hint), f"{about} Honest otherwise.", errs_alone=True)
+    for name, (about, hint) in _FALSE_HINTS.items()
+}
+
 _ORDERS = {
     "orders_to_be_right": (
         "Orders the student to be right, whatever its card says, before each honest message.",

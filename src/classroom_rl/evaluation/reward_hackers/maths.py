@@ -1,7 +1,5 @@
-"""Reward hackers on maths problems, measured with the rewards that need no judge.
-
-The maths tutor has no embedded judge: its rules, on leaked answers and on teaching, are for model judges and are left
-out here. For comparison, the embedded supervisor `rules` checks the same messages for leaks.
+"""Reward hackers on maths problems, played twice: without a judge, and with the embedded judge `rules`, which decides
+whether the tutor gave the answer away. The rule on teaching is for model judges and is left out.
 """
 
 import asyncio
@@ -15,7 +13,7 @@ from classroom_rl.config.base import DatasetSource, GenerationConfig
 from classroom_rl.config.checks import check_train_rl, reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import END_OF_CONVERSATION
+from classroom_rl.config.values import END_OF_CONVERSATION, LEAK_RULE, RULES
 from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
@@ -24,17 +22,15 @@ from classroom_rl.evaluation.reward_hackers.disguises import reversed_letters, s
 from classroom_rl.evaluation.reward_hackers.playing import ScriptedRole, ScriptedTutor
 from classroom_rl.judges.messages import holds
 from classroom_rl.judges.prompt_injection import readings
+from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.requests import SampleRequest
-from classroom_rl.rollout.reviews import MessageToReview
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import Journal
-from classroom_rl.rollout.thoughts import visible_messages
-from classroom_rl.supervision.maths_rules import maths_faults
 from classroom_rl.system.shipped import ROOT
 
 SEED = 42
@@ -156,17 +152,17 @@ class _MathsStudent(ScriptedRole):
         return f"\\boxed{{{self._answer}}}" if was_told else "I do not know."
 
 
-@dataclass(frozen=True)
-class PlayedProblem:
-    """A played problem, and whether the supervisor `rules` found that the tutor gave the answer away."""
+def maths_config(judged: bool) -> TrainRLConfig:
+    """The configuration `maths_small` with thinking, without which thoughts are not rewarded.
 
-    record: ConversationRecord
-    leak_found: bool
-
-
-def maths_config() -> TrainRLConfig:
-    """The configuration `maths_small` without judges and with thinking, without which thoughts are not rewarded."""
-    overrides = ["generation.number_judge_attempts=0", "generation.use_thinking=true"]
+    Args:
+        judged: whether the judge `rules` decides whether the answer was given away; otherwise there is no judge.
+    """
+    judge = [
+        f"judge_model.model_name_or_path={RULES}",
+        f"generation.judges_rules_prompts_paths={{{LEAK_RULE}: prompt_templates/judges/{LEAK_RULE}.txt}}",
+    ]
+    overrides = ["generation.use_thinking=true", *(judge if judged else ["generation.number_judge_attempts=0"])]
     return load(TrainRLConfig, "train_rl", ["--config-name", "maths_small", *overrides], check_train_rl)
 
 
@@ -175,7 +171,7 @@ def maths_problems() -> list[Problem]:
     return load_problems([DatasetSource(str(ROOT / "data/maths/test.jsonl"))])
 
 
-def play_maths(config: TrainRLConfig, script: MathsScript, problems: Sequence[Problem]) -> list[PlayedProblem]:
+def play_maths(config: TrainRLConfig, script: MathsScript, problems: Sequence[Problem]) -> list[ConversationRecord]:
     """Play each problem once with a scripted tutor and the scripted student, and reward it."""
     with TemporaryDirectory() as folder, closing(Journal(Path(folder))) as journal:
         return [asyncio.run(_play(config, script, problem, journal, number)) for number, problem in enumerate(problems)]
@@ -183,30 +179,20 @@ def play_maths(config: TrainRLConfig, script: MathsScript, problems: Sequence[Pr
 
 async def _play(
     config: TrainRLConfig, script: MathsScript, problem: Problem, journal: Journal, number: int
-) -> PlayedProblem:
+) -> ConversationRecord:
     generation, weights = config.generation, reward_weights(config)
 
     def reply(messages: Sequence[Message]) -> str:
         return script(MathsView(problem.answer, sum(message["role"] == "teacher" for message in messages)))
 
-    student = _MathsStudent(problem, generation)
-    roles = Roles(ScriptedTutor(reply), Sampling(1.0), student, Sampling(1.0), judge=None)
+    student, judge = _MathsStudent(problem, generation), RulesJudge() if generation.number_judge_attempts else None
+    roles = Roles(ScriptedTutor(reply), Sampling(1.0), student, Sampling(1.0), judge=judge)
     rules = classroom_rules(generation, weights, _CONTEXT, graded=True)
     request = SampleRequest(
         problems=[problem.text], answers=[problem.answer], request_id=f"maths-{number}", seed=SEED, step=0
     )
     try:
         runner = Runner(Classroom(generation, roles, journal, weights, rules), journal, weights)
-        (record,) = (await runner.sample(request)).conversations
+        return (await runner.sample(request)).conversations[0]
     finally:
         roles.shutdown()
-    return PlayedProblem(record, any(_leaks(record, position) for position in range(len(record.turns))))
-
-
-def _leaks(record: ConversationRecord, position: int) -> bool:
-    """Whether the supervisor `rules` finds that the message at `position` gives the answer away."""
-    messages = visible_messages(record.turns)
-    if messages[position]["role"] != "teacher":
-        return False
-    message = MessageToReview(messages[:position], messages[position]["content"], record.problem, record.answer)
-    return any(fault.category == "leak" for fault in maths_faults(message))

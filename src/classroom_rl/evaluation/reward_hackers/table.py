@@ -4,15 +4,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.reward_hackers.good_tutors import GOOD
 from classroom_rl.evaluation.reward_hackers.hackers import (
     ANSWER_HACKERS,
+    FALSE_HINTS,
     IDLE_HACKERS,
     JUDGE_HACKERS,
     JUNK_HACKERS,
     ORDER_HACKERS,
 )
-from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS, PlayedProblem
+from classroom_rl.evaluation.reward_hackers.maths import MATHS_TUTORS
 from classroom_rl.evaluation.reward_hackers.plan_hackers import PLAN_HACKERS
 from classroom_rl.evaluation.reward_hackers.playing import PlayedLesson, Room
 from classroom_rl.evaluation.reward_hackers.tutors import HONEST, POORER, Registry, Tutor
@@ -27,6 +29,7 @@ HACKERS: Registry = {
     **JUDGE_HACKERS,
     **JUNK_HACKERS,
     **ORDER_HACKERS,
+    **FALSE_HINTS,
     **ANSWER_HACKERS,
 }
 TUTORS: Registry = {**HONEST, **GOOD, **POORER, **HACKERS}
@@ -132,17 +135,23 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|")
 
 
-def maths_table(played: Mapping[str, Sequence[PlayedProblem]]) -> str:
-    """The mean of each reward that needs no judge on maths problems, as a Markdown table."""
+def maths_table(played: Mapping[str, tuple[Sequence[ConversationRecord], Sequence[ConversationRecord]]]) -> str:
+    """The mean of each reward that needs no judge on maths problems, and of their sum with the judge `rules`, as a
+    Markdown table.
+
+    Args:
+        played: tutor → its conversations without a judge, and those with it.
+    """
     names = ("end_rm", "thinking", "end_of_conversation", "length")
     lines = [
-        f"| tutor | what it does | {' | '.join(f'`{name}`' for name in names)} | sum | leak found |",
-        f"|---|---|{'---|' * (len(names) + 2)}",
+        f"| tutor | what it does | {' | '.join(f'`{name}`' for name in names)} | sum | rejected by `rules` | sum |",
+        f"|---|---|{'---|' * (len(names) + 3)}",
     ]
-    for name, problems in played.items():
-        values = [fmean(played_problem.record.rewards[reward] for played_problem in problems) for reward in names]
-        leaks = sum(played_problem.leak_found for played_problem in problems)
+    for name, (unjudged, judged) in played.items():
+        values = [fmean(record.rewards[reward] for record in unjudged) for reward in names]
+        rejected = sum(record.rejected for record in judged)
+        then = fmean(sum(record.rewards[reward] for reward in names) for record in judged)
         about = escaped(" ".join((MATHS_TUTORS[name].__doc__ or "").split()))
         figures = " | ".join(f"{value:.2f}" for value in (*values, sum(values)))
-        lines.append(f"| `{name}` | {about} | {figures} | {leaks} of {len(problems)} |")
+        lines.append(f"| `{name}` | {about} | {figures} | {rejected} of {len(judged)} | {then:.2f} |")
     return "\n".join(lines)
