@@ -21,6 +21,7 @@ from classroom_rl.judges.reference_answers import (
     SMALL,
     Reference,
     gives_away,
+    has_answered,
     has_been_said,
     read_number,
 )
@@ -169,13 +170,13 @@ def find_leak(reference: Reference, conversation: Sequence[dict[str, str]], prob
         conversation: messages {"role": "teacher" | "student", "content"}.
         problem: the text of the problem.
     """
-    said = ""
+    said: list[str] = []
     for index, message in enumerate(conversation):
         if message["role"] == "student":
-            if has_been_said(reference, message["content"]):
-                return None
-            said = f"{said} {message['content']}"
-        elif leak := find_value(reference, spoken(message["content"]), problem, said):
+            said.append(message["content"])
+        elif has_answered(reference, said):
+            continue
+        elif leak := find_value(reference, spoken(message["content"]), problem, " ".join(said)):
             return index, leak
     return None
 

@@ -5,7 +5,7 @@ The rules decide only where they are certain. They calculate with numbers; expre
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -38,6 +38,23 @@ _GOES_ON_AFTER = re.compile(
     r"(?:times|plus|minus|over|divided|squared|cubed|percent|mod|modulo|remainder|rem|with|and|to the|pi|sqrt)\b|"
     r"\(?\s*mod\b)",
 )
+
+
+_CLAIMS = re.compile(
+    r"\b(?:answer|result|total|altogether|so|therefore|hence|get|got|makes?|left|is|are|was)\b|=\W*$|^\W*$",
+    re.IGNORECASE,
+)
+"""What stands before a number that a student gives as its result: "So the answer is 12 apples.", "I get 3/4", "12"."""
+
+_NAMES_ANSWER = re.compile(r"\b(?:answer|result|solution)\b[^.?!\d]*$", re.IGNORECASE)
+
+_NEAR = 60
+"""In characters: how far a result may be from such a word before it, and from the end of the message."""
+
+_OTHERWISE_WRITTEN = re.compile(
+    r"[%^²³⁰-⁹]|\b(?:dozens?|hundreds?|thousands?|millions?|half|halves|thirds?|quarters?)\b", re.I
+)
+"""A number beside one of these may be the answer in another form."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +247,43 @@ def has_been_said(reference: Reference, text: str) -> bool | None:
         return True
     parts = {_sorted_characters(part) for part in re.split(r"[\s=,]+(?![^()]*\))", _normal(text))}
     return True if any(_sorted_characters(expression) in parts for expression in reference.expressions) else None
+
+
+def has_answered(reference: Reference, said: Sequence[str]) -> bool | None:
+    """Whether a student has given the answer, and no other result since; None if the rules cannot tell.
+
+    Args:
+        said: the student's messages, in order.
+    """
+    found = [has_been_said(reference, text) for text in said]
+    if True in found:
+        return not gives_wrong_result(reference, said)
+    return None if None in found else False
+
+
+def gives_wrong_result(reference: Reference, said: Sequence[str]) -> bool:
+    """Whether the last number that a student gave as its result is not the answer; False where that cannot be told. The
+    answer may stand before it, as a step on the way."""
+    if reference.value is None or reference.value < 0:
+        return False
+    for text in reversed(said):
+        answers = [number for number in _numbers(text, reference) if _is_value(reference, *number[:2])]
+        if any(_NAMES_ANSWER.search(text[max(0, start - _NEAR) : start]) for _, _, start, _ in answers):
+            return False
+        *_, last = [None, *_NUMBER_IN_TEXT.finditer(text)]
+        if last is not None and _is_claimed(text, last):
+            return all(start != last.start() for _, _, start, _ in answers)
+        if answers or _OTHERWISE_WRITTEN.search(text):
+            return False
+    return False
+
+
+def _is_claimed(text: str, number: re.Match) -> bool:
+    """Whether a student's text gives its last number as a result, in no form that may be another one of the answer."""
+    before, after = text[max(0, number.start() - _NEAR) : number.start()], text[number.end() :]
+    clause = re.split(r"[.!?\n]", before)[-1]
+    is_last = len(after) <= _NEAR and "?" not in after
+    return is_last and _CLAIMS.search(clause) is not None and not _OTHERWISE_WRITTEN.search(clause + after)
 
 
 def names_answer(reference: Reference, text: str, problem: str) -> bool:

@@ -13,13 +13,14 @@ from dataclasses import replace
 from classroom_rl.judges.feedback import SAYS_WRONG
 from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.messages import read_message, sentences
-from classroom_rl.judges.moves.rules import CONTRASTS, LOOKS_AGAIN, MOVES_ON, numbers
+from classroom_rl.judges.moves.rules import MOVES_ON, identifies_mistake
 from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange, MessageReaders
 from classroom_rl.judges.reference_answers import (
     Equation,
     Reference,
     equations,
-    has_been_said,
+    gives_wrong_result,
+    has_answered,
     read_reference,
 )
 from classroom_rl.rollout.reviews import MessageToReview
@@ -55,18 +56,9 @@ _ASKS = re.compile(
     rf"[\s*\"“$]*(?:{_VERBS})\b",
     re.IGNORECASE,
 )
-_CLAIMS = re.compile(
-    r"\b(?:answer|result|total|altogether|so|therefore|hence|get|got|makes?|left|is|are|was)\b|=\W*$|^\W*$",
-    re.IGNORECASE,
+_BEGINS_TASK = re.compile(
+    rf"\W*(?:(?:now|then|and|please|next|first|so|ok|okay)\W+){{0,3}}(?:{_VERBS})\b", re.IGNORECASE
 )
-"""What stands before a number that a student gives as its result: "So the answer is 12 apples.", "I get 3/4", "12"."""
-_NEAR = 60
-"""In characters: how far a result may be from such a word before it, and from the end of the message."""
-_OTHERWISE_WRITTEN = re.compile(
-    r"[%^²³⁰-⁹]|\b(?:dozens?|hundreds?|thousands?|millions?|half|halves|thirds?|quarters?)\b", re.I
-)
-"""A number beside one of these may be the answer in another form."""
-
 _CONFIRMS = re.compile(
     r"\b(?:right|correct|exactly|yes|indeed|perfect|precisely|well done|that's it|you found)\b", re.IGNORECASE
 )
@@ -88,10 +80,9 @@ def maths_faults(request: MessageToReview, readers: MessageReaders | None = None
     faults = faults_of_form(request)
     reference = read_reference(request.answer)
     student_texts = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
-    answers = [has_been_said(reference, text) for text in student_texts]
-    # An expression can be written in many ways, so rules can never be certain that it has not been said.
-    is_expression = reference.value is None and not reference.words
-    answered = True if True in answers else None if None in answers or is_expression else False
+    answered = has_answered(reference, student_texts)
+    if answered is False and reference.value is None and not reference.words:
+        answered = None  # an expression can be written in many ways: no rule is certain that it has not been said
     return [
         *faults,
         *_faults_of_answer(request, reference, " ".join(student_texts), answered, readers),
@@ -171,29 +162,13 @@ def _ignored_errors(request: MessageToReview, reference: Reference) -> Iterator[
     """A reply to a wrong result that neither points back at the student's work nor sets a task on it, such as praise
     alone or the next problem. With a task it may be a step on the way: a result need not be the last one."""
     said = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
-    if not said or request.conversation[-1]["role"] != "student" or not _is_wrong(said, reference):
-        return
     message = says(request.message)
-    points_back = [pattern.search(message) for pattern in (SAYS_WRONG, LOOKS_AGAIN, CONTRASTS)]
-    moves_on = MOVES_ON.search(message)
-    sets_task = "?" in message or _ASKS.search("".join(sentences(message)[-1:]))
-    if message and not any(points_back) and (moves_on or not sets_task):
+    if not message or not said or request.conversation[-1]["role"] != "student":
+        return
+    notices = identifies_mistake(Exchange(message)) or SAYS_WRONG.search(message)
+    sets_task = _BEGINS_TASK.match("".join(sentences(message)[-1:])) and not MOVES_ON.search(message)
+    if gives_wrong_result(reference, said) and not (notices or sets_task):
         yield Fault("ignores_error", "The message passes over the mistake in what the student said.")
-
-
-def _is_wrong(said: list[str], reference: Reference) -> bool:
-    """Whether the last result that the student gave is not the answer; False where that cannot be told."""
-    if reference.value is None or reference.value < 0:
-        return False
-    for text in reversed(said):
-        if has_been_said(reference, text) is not False or _OTHERWISE_WRITTEN.search(text):
-            return False
-        *_, last = [None, *numbers(text)]
-        if last is not None and len(text) - last.end <= _NEAR and "?" not in text[last.end :]:
-            before = text[max(0, last.start - _NEAR) : last.start]
-            if _CLAIMS.search(re.split(r"[.!?\n]", before)[-1]):
-                return True
-    return False
 
 
 def _faults_of_text(request: MessageToReview) -> Iterator[Fault]:
