@@ -8,7 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from classroom_rl.config.load import ROOT
-from classroom_rl.judges.reference_answers import equations, gives_away, has_been_said, read_number, read_reference
+from classroom_rl.judges.reference_answers import (
+    equations,
+    gives_away,
+    gives_wrong_result,
+    has_answered,
+    has_been_said,
+    read_number,
+    read_reference,
+)
 
 CINEMA = "A cinema has 18 rows of 24 roles each. 57 roles stay empty. How many people watch the film?"
 ROWS = [
@@ -177,6 +185,29 @@ def test_what_does_not(answer, message, problem):
 )
 def test_what_the_student_has_said(answer, text, found):
     assert has_been_said(read_reference(answer), text) is found
+
+
+@pytest.mark.parametrize(
+    ("said", "answered", "wrong"),
+    [
+        ([], False, False),
+        (["I get 3000."], True, False),
+        (["I get 3000.", "No, it makes 4000."], False, True),
+        (["First 5000 - 2000 = 3000, so he has 4000 left."], False, True),
+        (["The answer is 3000, because 4000 is too much by 1000."], True, False),
+        (["I get 4000.", "Is it 3000?"], True, False),
+        (["I get 4000.", "I do not know."], False, True),
+        (
+            ["He walks 4000 steps before he sits down in the park to rest and look at all of the small ducks."],
+            False,
+            False,
+        ),
+        (["That is half of 6000."], False, False),
+    ],
+)
+def test_a_later_result_of_the_student_counts(said, answered, wrong):
+    reference = read_reference("3000")
+    assert (has_answered(reference, said), gives_wrong_result(reference, said)) == (answered, wrong)
 
 
 def test_every_shipped_answer_is_found_where_it_is_stated():
