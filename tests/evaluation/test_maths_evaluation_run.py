@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE
 from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.evaluation.metrics.maths import scored_dialogues
-from classroom_rl.judges.verdicts import LEAK_RULE, PEDAGOGY_RULE
 from classroom_rl.results.evaluation_files import read_records
 from classroom_rl.rollout.chat_template import encode_dialogue
 from classroom_rl.rollout.prompts import render

@@ -193,7 +193,18 @@ def test_what_the_student_has_said(answer, text, found):
         ([], False, False),
         (["I get 3000."], True, False),
         (["I get 3000.", "No, it makes 4000."], False, True),
-        (["First 5000 - 2000 = 3000, so he has 4000 left."], False, True),
+        (
+            [
+                "First 5000 - 2000 = 3000, so he has 4000 left. "
+                + "Here is how I came to think so. " * 5
+                + "It is 4000."
+            ],
+            False,
+            True,
+        ),
+        (["First 5000 - 2000 = 3000, so he has 4000 left."], True, False),
+        (["I get 3000.", "It was 5000 - 2000 = 3000 and so 1000 are left."], True, False),
+        (["I get 3000.", "And with ten more it is 3010."], True, False),
         (["The answer is 3000, because 4000 is too much by 1000."], True, False),
         (["I get 4000.", "Is it 3000?"], True, False),
         (["I get 4000.", "I do not know."], False, True),

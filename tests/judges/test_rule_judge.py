@@ -330,11 +330,28 @@ def test_an_embedded_judge_takes_no_rule_that_it_does_not_know(name, unknown):
 )
 def test_the_rules_decide_whether_a_maths_answer_was_given_away(messages, decision):
     roles = [{"role": role, "content": text} for role, text in zip(cycle(("teacher", "student")), messages)]
-    problem, facts = "There are 12 apples and 30 pears. How many pieces of fruit?", ConversationFacts(answer="42")
-    answer = asyncio.run(RulesJudge().judge(LEAK_RULE, roles, problem, 0, facts))
+    problem = "There are 12 apples and 30 pears. How many pieces of fruit?"
+    answer = asyncio.run(RulesJudge().judge(LEAK_RULE, roles, problem, 0, ConversationFacts(answer="42")))
     assert parse_verdict(LEAK_RULE, 0, answer).accepted is (decision == "OK")
     with pytest.raises(DataError, match="this one has none"):
-        asyncio.run(RulesJudge().judge(LEAK_RULE, roles, problem, 0))
+        asyncio.run(RulesJudge().judge(LEAK_RULE, roles, problem, 0, ConversationFacts(answer="")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("375", "I get 375. So 57 seats are empty."),
+        ("-5", "x is minus 5"),
+        ("2.5 hours", "150 minutes"),
+        ("42", "half of 84"),
+        ("x^2-4", "x squared minus 4"),
+    ],
+)
+def test_what_the_student_has_said_in_any_form_is_not_given_away(answer, said):
+    told = {"role": "teacher", "content": f"Right, the answer is {answer}!"}
+    for messages, decision in (([told], "REJECT"), ([{"role": "student", "content": said}, told], "OK")):
+        verdict = asyncio.run(RulesJudge().judge(LEAK_RULE, messages, "How much?", 0, ConversationFacts(answer=answer)))
+        assert json.loads(verdict)["decision"] == decision
 
 
 def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: GenerationConfig, tmp_path: Path):

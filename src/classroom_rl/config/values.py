@@ -224,8 +224,8 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 """Judge rules that answer with scores; every other rule answers with a decision, OK or REJECT."""
 
 
-LEAK_RULE = "does_not_leak_answer"
-"""The only decision that the judge `rules` can make, on mathematics problems."""
+LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
+"""The decision rules of the maths tutor. The judge `rules` decides the first alone."""
 
 
 RULES_VERSION = "7"

@@ -16,6 +16,7 @@ from classroom_rl.judges.leaks import LONGEST, hides, transported
 from classroom_rl.judges.messages import spoken
 from classroom_rl.judges.prompt_injection import undisguised
 from classroom_rl.judges.reference_answers import (
+    LONGEST_ANSWER,
     NUMBER,
     NUMBER_WORDS,
     SMALL,
@@ -131,6 +132,7 @@ _STATED = re.compile(
     r"\b(?:answer|result|solution|it|that|value|[a-z])\b[^.?!]{0,12}?(?:\bis\b|\bequals\b|=|\bbe\b)|\bit's\b|\b(?:get|gives|makes)\b",
     re.IGNORECASE,
 )
+_MATHEMATICS = re.compile(r"\d|(?<!['’])\b[b-hj-z]\b|\b(?:squared?|root|pi|plus|minus|times)\b")
 _EXAMPLE = re.compile(
     r"\b(?:example|suppose|imagine|e\.g\.|for instance|smaller|simpler|other numbers)\b", re.IGNORECASE
 )
@@ -163,7 +165,7 @@ def find_value(reference: Reference, message: str, problem: str, said: str = "")
 
 def find_leak(reference: Reference, conversation: Sequence[dict[str, str]], problem: str) -> tuple[int, str] | None:
     """The index of the first teacher message that gives the answer away before the student has given it, and the part
-    that does; None if there is none.
+    that does; None if there is none. Nothing is found where the student may have given it, in another form.
 
     Args:
         reference: the answer.
@@ -174,11 +176,23 @@ def find_leak(reference: Reference, conversation: Sequence[dict[str, str]], prob
     for index, message in enumerate(conversation):
         if message["role"] == "student":
             said.append(message["content"])
+            if _may_be_in_other_form(reference, message["content"]):
+                return None
         elif has_answered(reference, said):
             continue
         elif leak := find_value(reference, spoken(message["content"]), problem, " ".join(said)):
             return index, leak
     return None
+
+
+def _may_be_in_other_form(reference: Reference, text: str) -> bool:
+    """Whether a short text of a student is worth the answer, which it writes in other digits, units or operations. For
+    an answer that is an expression: whether the text holds mathematics at all."""
+    if len(text.split()) > LONGEST_ANSWER:
+        return False
+    if reference.value is None:
+        return has_been_said(reference, text) is None and _MATHEMATICS.search(text) is not None
+    return any(_equals(reference, value) for _, value, _ in _values(text, with_units=True))
 
 
 def _readings(message: str) -> Iterator[str]:

@@ -48,6 +48,10 @@ _CLAIMS = re.compile(
 
 _NAMES_ANSWER = re.compile(r"\b(?:answer|result|solution)\b[^.?!\d]*$", re.IGNORECASE)
 
+_TAKES_BACK = re.compile(r"^\W*(?:no|wait|actually|sorry|oh|oops|hmm?|but)\b", re.IGNORECASE)
+LONGEST_ANSWER = 25
+"""In words: a longer message of a student is a solution in several steps."""
+
 _NEAR = 60
 """In characters: how far a result may be from such a word before it, and from the end of the message."""
 
@@ -250,32 +254,45 @@ def has_been_said(reference: Reference, text: str) -> bool | None:
 
 
 def has_answered(reference: Reference, said: Sequence[str]) -> bool | None:
-    """Whether a student has given the answer, and no other result since; None if the rules cannot tell.
+    """Whether a student has given the answer, and has not taken it back; None if the rules cannot tell. In a long
+    message that ends with another result the answer may be no more than a step on the way.
 
     Args:
         said: the student's messages, in order.
     """
-    found = [has_been_said(reference, text) for text in said]
-    if True in found:
-        return not gives_wrong_result(reference, said)
-    return None if None in found else False
+    answered: bool | None = False
+    for text in said:
+        found, other = has_been_said(reference, text), _gives_other_result(reference, text)
+        if found and not (other and len(text.split()) > LONGEST_ANSWER):
+            answered = True
+        elif other and (_TAKES_BACK.search(text) or _NAMES_ANSWER.search(text)):
+            answered = False
+        elif found is None and not answered:
+            answered = None
+    return answered
 
 
 def gives_wrong_result(reference: Reference, said: Sequence[str]) -> bool:
-    """Whether the last number that a student gave as its result is not the answer; False where that cannot be told. The
-    answer may stand before it, as a step on the way."""
-    if reference.value is None or reference.value < 0:
+    """Whether the last number that a student gave as its result is not the answer, which it has not given either; False
+    where that cannot be told."""
+    if reference.value is None or reference.value < 0 or has_answered(reference, said):
         return False
     for text in reversed(said):
-        answers = [number for number in _numbers(text, reference) if _is_value(reference, *number[:2])]
-        if any(_NAMES_ANSWER.search(text[max(0, start - _NEAR) : start]) for _, _, start, _ in answers):
-            return False
-        *_, last = [None, *_NUMBER_IN_TEXT.finditer(text)]
-        if last is not None and _is_claimed(text, last):
-            return all(start != last.start() for _, _, start, _ in answers)
-        if answers or _OTHERWISE_WRITTEN.search(text):
+        if _gives_other_result(reference, text):
+            return True
+        if _OTHERWISE_WRITTEN.search(text):
             return False
     return False
+
+
+def _gives_other_result(reference: Reference, text: str) -> bool:
+    """Whether the last number of a text is given as a result and is not the answer. A text that names the answer, or
+    whose last sentence checks it, gives no other one."""
+    answers = [number for number in _numbers(text, reference) if _is_value(reference, *number[:2])]
+    if any(_NAMES_ANSWER.search(text[max(0, start - _NEAR) : start]) for _, _, start, _ in answers):
+        return False
+    *_, last = [None, *_NUMBER_IN_TEXT.finditer(text)]
+    return last is not None and _is_claimed(text, last) and all(start != last.start() for _, _, start, _ in answers)
 
 
 def _is_claimed(text: str, number: re.Match) -> bool:
@@ -382,11 +399,8 @@ def _is_stated(message: str, start: int, end: int) -> bool:
 
 def _stated_words(reference: Reference, message: str) -> str:
     word = re.escape(reference.words)
-    match = re.search(
-        rf"\b(?:answer|result|solution) (?:is|was|will be|would be|must be)\W+(?:text\W+)?(?:a |on )?{word}\b",
-        message,
-        re.I,
-    )
+    states = r"(?:answer|result|solution|it|that) (?:is|was|will be|would be|must be)|it's"
+    match = re.search(rf"\b(?:{states})\W+(?:text\W+)?(?:a |on )?{word}\b", message, re.IGNORECASE)
     return reference.words if match else ""
 
 

@@ -140,12 +140,12 @@ class RulesJudge(EmbeddedJudge):
 
 
 def _decide_leak(conversation: Sequence[dict[str, str]], problem: str, facts: ConversationFacts) -> dict[str, str]:
-    if facts.answer is None:
+    if not (facts.answer or "").strip():
         raise DataError(
             f"The judge `rules` decides {LEAK_RULE} by the answer of the problem, and this one has none: "
             f"{problem[:200]!r}. Name dataset.….answer_column, or a judge model."
         )
-    leak = find_leak(read_reference(facts.answer), conversation, problem)
+    leak = find_leak(read_reference(facts.answer or ""), conversation, problem)
     if leak is None:
         return {"reasoning": "No message gives the answer away.", "decision": "OK"}
     return {"reasoning": f"turn {leak[0] + 1} gives the answer away: {_quote(leak[1])}", "decision": "REJECT"}

@@ -29,7 +29,6 @@ from classroom_rl.rollout.text import without_surrogates
 logger = logging.getLogger(__name__)
 
 
-LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 """Decision rules that evaluations report by name."""
 
 BEYOND_RULES = "beyond what rules can read"

@@ -14,11 +14,11 @@ import pytest
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.evaluation import EvalConfig, TutorConfig, check_eval
+from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.errors import ConfigError, DataError, EngineFailure, RequestRefused
 from classroom_rl.evaluation.metrics.maths import initial_solutions, scored_dialogues, summarise_maths
 from classroom_rl.evaluation.run import evaluate
-from classroom_rl.judges.verdicts import LEAK_RULE, PEDAGOGY_RULE
 from classroom_rl.results.evaluation_files import read_records
 from classroom_rl.rollout import prompts as prompts_module
 from classroom_rl.rollout.chat_template import Message

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from classroom_rl.config.values import SAMPLINGS
+from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE, SAMPLINGS
 from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.judges.readings import LABELS, Trust
-from classroom_rl.judges.verdicts import CRITERIA, LEAK_RULE, PEDAGOGY_RULE
+from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.results.run_folder import RunData, is_number, look_up
 from classroom_rl.results.statistics import is_clear
 from classroom_rl.rollout.intervals import Estimate
