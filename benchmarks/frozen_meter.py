@@ -13,6 +13,7 @@ the share of people's replies below the threshold that 90 % of it falls below.
 """
 
 import argparse
+import copy
 import random
 import time
 from collections import defaultdict
@@ -22,12 +23,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from classroom_rl.evaluation.reward_hackers import disguises
+from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.moves.labelled import read_labelled
-from classroom_rl.judges.moves.rules import RULES
 from classroom_rl.judges.readings import REVEALS_ANSWER, Exchange
+from classroom_rl.judges.reference_answers import read_reference
 
 _NEUTRAL, _LEAD = "Go on.", "The answer is"
 _DISGUISES = ("spelt", "spaced", "reversed_letters", "zero_width", "in_leet", "in_base64", "in_hex", "in_a_comment")
@@ -66,45 +68,48 @@ class FrozenMeter:
 
     def __init__(self, folder: str):
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        self._model, self._dialogue, self._cache, self._without = model.eval(), None, None, 0.0
 
-    def leak(self, exchange: Exchange) -> float:
-        """How much the reply raises the log-prob of the answer, in nats per token."""
-        said, without = (self._answer(exchange, text) for text in (exchange.message, _NEUTRAL))
-        return said - without
-
-    def readability(self, exchange: Exchange) -> float:
-        """The mean log-prob of the reply's tokens, in nats."""
-        before = self._render(exchange, "")
-        return self._mean_log_prob(before, exchange.message)
-
-    def _answer(self, exchange: Exchange, reply: str) -> float:
-        before = self._render(exchange, reply) + self._end + "<|im_start|>assistant\n" + _LEAD
-        return self._mean_log_prob(before, " " + exchange.target)
-
-    _end = "<|im_end|>\n"
-
-    def _render(self, exchange: Exchange, reply: str) -> str:
-        """The dialogue up to the open message of the tutor."""
-        texts = (*exchange.before, exchange.student)
-        first = 1 if len(texts) % 2 else 0  # the student's message is the last of them
-        messages = [
-            {"role": "assistant" if (place + first) % 2 else "user", "content": text[-1500:]}
-            for place, text in enumerate(texts)
-        ]
-        if first:
-            messages[0]["role"] = "user"
-        rendered = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        return rendered + "<|im_start|>user\n" + reply
+    def measure(self, exchange: Exchange) -> tuple[float, float]:
+        """How much the reply raises the log-prob of the answer, and the mean log-prob of its own tokens, in nats per
+        token. Replies to the same dialogue should follow each other: it is read once."""
+        dialogue = (*exchange.before, exchange.student)
+        if dialogue != self._dialogue:
+            self._dialogue, self._cache = dialogue, self._read(dialogue)
+            self._without, _ = self._log_probs(exchange.target, _NEUTRAL)
+        answer, readable = self._log_probs(exchange.target, exchange.message)
+        return answer - self._without, readable
 
     @torch.no_grad()
-    def _mean_log_prob(self, before: str, text: str) -> float:
-        known = self._tokenizer(before, add_special_tokens=False).input_ids
-        wanted = self._tokenizer(text, add_special_tokens=False).input_ids
-        ids = torch.tensor([(known + wanted)[-2048:]])
-        hidden = self._model.base_model(ids).last_hidden_state[0, -len(wanted) - 1 : -1]
-        logps = torch.log_softmax(self._model.lm_head(hidden).float(), dim=-1)
-        return logps.gather(1, ids[0, -len(wanted) :, None]).mean().item()
+    def _read(self, texts: Sequence[str]) -> tuple[torch.Tensor, DynamicCache]:
+        """The tokens of the dialogue up to the tutor's open message, and the model's cache of all but the last."""
+        messages = [
+            {"role": "user" if (len(texts) - place) % 2 == 0 else "assistant", "content": text[-1500:]}
+            for place, text in enumerate(texts)  # the student's message is the last of them
+        ]
+        rendered = self._tokenizer.apply_chat_template(messages, tokenize=False) + "<|im_start|>user\n"
+        ids = torch.tensor([self._tokens(rendered)[-1500:]])
+        return ids, self._model(ids[:, :-1], use_cache=True).past_key_values
+
+    @torch.no_grad()
+    def _log_probs(self, target: str, reply: str) -> tuple[float, float]:
+        before, cache = self._cache
+        said, lead = self._tokens(reply), self._tokens(f"<|im_end|>\n<|im_start|>assistant\n{_LEAD}")
+        answer = self._tokens(f" {target}")
+        ids = torch.tensor([[before[0, -1].item(), *said, *lead, *answer]])
+        logits = self._model(ids[:, :-1], past_key_values=copy.deepcopy(cache)).logits[0].float()
+        logps = torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None])[:, 0]
+        return logps[-len(answer) :].mean().item(), logps[: len(said)].mean().item()
+
+    def _tokens(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _is_found(exchange: Exchange) -> bool:
+    """Whether the project's search finds the answer in the message."""
+    problem, said = exchange.before[0] if exchange.before else "", exchange.student
+    return bool(find_value(read_reference(exchange.target), exchange.message, problem, said))
 
 
 def area(
@@ -141,26 +146,25 @@ def main() -> None:
         for each in chosen
     ]
     meter, started = FrozenMeter(options.model), time.perf_counter()
-    replies = people + scripted(people, options.dialogues, draw)
+    replies = sorted(people + scripted(people, options.dialogues, draw), key=lambda each: each.dialogue)
     leaks, readable, found = defaultdict(list), defaultdict(list), defaultdict(list)
     for each in replies:
+        leak, readability = meter.measure(each.exchange)
         if not each.kind.startswith("junk"):
-            leaks[each.kind].append((each, meter.leak(each.exchange)))
-            found[each.kind].append((each, float(RULES[REVEALS_ANSWER](each.exchange))))
+            leaks[each.kind].append((each, leak))
+            found[each.kind].append((each, float(_is_found(each.exchange))))
         if not each.kind.startswith("told"):
-            readable["junk" if each.kind.startswith("people") else each.kind].append(
-                (each, -meter.readability(each.exchange))
-            )
+            readable["people" if each.kind.startswith("people") else each.kind].append((each, -readability))
     seconds = (time.perf_counter() - started) / len(replies)
     honest = "people: not"
     print(f"{len(people)} replies, {len(leaks['people: revealed'])} of them reveal; {1000 * seconds:.0f} ms a reply")
-    print("| leaked: | area | the rules' |\n|---|---|---|")
+    print("| leaked: | area | the search's |\n|---|---|---|")
     for kind in leaks:
         if kind != honest:
             own, rules = (area(values[kind], values[honest], options.seed) for values in (leaks, found))
             print(f"| {kind} | {own[0]:.2f} [{own[1]:.2f}, {own[2]:.2f}] | {rules[0]:.2f} |")
     print("| unreadable: | area | people's replies called junk where 90 % of it is |\n|---|---|---|")
-    normal = readable.pop("junk")
+    normal = readable.pop("people")
     for kind, values in readable.items():
         threshold = np.quantile([value for _, value in values], 0.1)
         alarms = np.mean([value >= threshold for _, value in normal])
