@@ -19,7 +19,8 @@ from classroom_rl.judges.readings import Exchange, MessageReaders
 from classroom_rl.judges.rule_judge import RulesJudge, analyse, holds_error
 from classroom_rl.judges.verdicts import Scores, parse_judge_output, parse_verdict
 from classroom_rl.rollout.engine import ConversationFacts
-from classroom_rl.rollout.environment import models_on_engines
+from classroom_rl.rollout.environment import environment_of, models_on_engines
+from classroom_rl.rollout.problem import Problem
 from classroom_rl.server.open_models import embedded_judge
 from tests.support.configs import loaded
 from tests.support.dutch_lesson import ASK, DRAWS, ERR, OTHER, PLAN, PLANS, RIGHT, SAID, WRONG, dialogue
@@ -352,6 +353,17 @@ def test_what_the_student_has_said_in_any_form_is_not_given_away(answer, said):
     for messages, decision in (([told], "REJECT"), ([{"role": "student", "content": said}, told], "OK")):
         verdict = asyncio.run(RulesJudge().judge(LEAK_RULE, messages, "How much?", 0, ConversationFacts(answer=answer)))
         assert json.loads(verdict)["decision"] == decision
+
+
+def test_problems_are_refused_that_the_rules_cannot_judge(tokenizer):
+    rule = f"generation.judges_rules_prompts_paths={{{LEAK_RULE}: prompt_templates/judges/{LEAK_RULE}.txt}}"
+    maths = loaded("train_rl", "--config-name", "maths_small", "judge_model.model_name_or_path=rules", rule)
+    lessons = loaded("train_rl", "--config-name", "language_tutor", "judge_model.model_name_or_path=rules")
+    sum_of_fruit, plan = Problem.of("12 and 30 pieces of fruit. How many?", "42"), Problem.of(PLAN, "")
+    for config, read, refused in ((maths, sum_of_fruit, plan), (lessons, plan, sum_of_fruit)):
+        environment_of(config).check_problems(config, [read], tokenizer, 10**6)
+        with pytest.raises(DataError, match="The judge `rules`"):
+            environment_of(config).check_problems(config, [refused], tokenizer, 10**6)
 
 
 def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: GenerationConfig, tmp_path: Path):

@@ -48,7 +48,7 @@ from classroom_rl.judges.moves.rules import CONTRASTS
 from classroom_rl.judges.plan_progress import PlanProgress, shown_phrases
 from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
-from classroom_rl.judges.reference_answers import read_reference
+from classroom_rl.judges.reference_answers import Reference, read_reference
 from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
@@ -140,15 +140,24 @@ class RulesJudge(EmbeddedJudge):
 
 
 def _decide_leak(conversation: Sequence[dict[str, str]], problem: str, facts: ConversationFacts) -> dict[str, str]:
-    if not (facts.answer or "").strip():
-        raise DataError(
-            f"The judge `rules` decides {LEAK_RULE} by the answer of the problem, and this one has none: "
-            f"{problem[:200]!r}. Name dataset.….answer_column, or a judge model."
-        )
-    leak = find_leak(read_reference(facts.answer or ""), conversation, problem)
+    leak = find_leak(read_judged_answer(problem, facts.answer), conversation, problem)
     if leak is None:
         return {"reasoning": "No message gives the answer away.", "decision": "OK"}
     return {"reasoning": f"turn {leak[0] + 1} gives the answer away: {_quote(leak[1])}", "decision": "REJECT"}
+
+
+def read_judged_answer(problem: str, answer: str | None) -> Reference:
+    """The answer that the judge `rules` looks for when it decides `LEAK_RULE`.
+
+    Raises:
+        DataError: if the problem has none.
+    """
+    if not (answer or "").strip():
+        raise DataError(
+            f"The judge `rules` decides {LEAK_RULE} by the answer of the problem, and this one has none: "
+            f"{problem[:200]!r}. Name the dataset's answer_column, or a judge model."
+        )
+    return read_reference(answer)
 
 
 def read_judged_plan(problem: str) -> ParsedPlan:

@@ -13,7 +13,15 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
-from classroom_rl.config.values import END_OF_CONVERSATION, GROUP, RUBRIC, RULES, SUPERVISOR_REWARD
+from classroom_rl.config.values import (
+    END_OF_CONVERSATION,
+    GROUP,
+    LEAK_RULE,
+    RUBRIC,
+    RULES,
+    SCORING_RULES,
+    SUPERVISOR_REWARD,
+)
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.judging import JudgePanel
@@ -40,7 +48,7 @@ from classroom_rl.environments.classroom.teacher import (
 )
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
-from classroom_rl.judges.rule_judge import read_judged_plan
+from classroom_rl.judges.rule_judge import read_judged_answer, read_judged_plan
 from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Completion, Sampling
@@ -176,10 +184,12 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         """Refuse problems that leave no room for a conversation in the teacher's context, or that an embedded judge
         cannot read."""
         check_lengths(problems, config.generation, tokenizer, limit)
-        read = _READ_BY_JUDGE.get(config.judge_model.model_name_or_path)
-        if read is not None and config.generation.judge_rules:
-            for problem in problems:
-                read(problem.text)
+        judge, rules = config.judge_model.model_name_or_path, config.generation.judge_rules
+        for problem in problems if judge in _READ_BY_JUDGE else ():
+            if SCORING_RULES.intersection(rules):
+                _READ_BY_JUDGE[judge](problem.text)
+            if LEAK_RULE in rules:
+                read_judged_answer(problem.text, problem.answer)
 
     @property
     def rules(self) -> ClassroomRules:
