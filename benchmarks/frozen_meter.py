@@ -68,7 +68,9 @@ class FrozenMeter:
 
     def __init__(self, folder: str):
         self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
         self._model, self._dialogue, self._cache, self._without = model.eval(), None, None, 0.0
 
     def measure(self, exchange: Exchange) -> tuple[float, float]:
