@@ -286,8 +286,8 @@ def gives_wrong_result(reference: Reference, said: Sequence[str]) -> bool:
 
 
 def _gives_other_result(reference: Reference, text: str) -> bool:
-    """Whether the last number of a text is given as a result and is not the answer. A text that names the answer, or
-    whose last sentence checks it, gives no other one."""
+    """Whether the last number of a text is given as a result and is not the answer. A text that names the answer gives
+    no other one."""
     answers = [number for number in _numbers(text, reference) if _is_value(reference, *number[:2])]
     if any(_NAMES_ANSWER.search(text[max(0, start - _NEAR) : start]) for _, _, start, _ in answers):
         return False

@@ -143,8 +143,9 @@ def maths_table(played: Mapping[str, tuple[Sequence[ConversationRecord], Sequenc
         played: tutor → its conversations without a judge, and those with it.
     """
     names = ("end_rm", "thinking", "end_of_conversation", "length")
+    heads = " | ".join(f"`{name}`" for name in names)
     lines = [
-        f"| tutor | what it does | {' | '.join(f'`{name}`' for name in names)} | sum | rejected by `rules` | sum |",
+        f"| tutor | what it does | {heads} | sum | rejected by `rules` | sum then |",
         f"|---|---|{'---|' * (len(names) + 3)}",
     ]
     for name, (unjudged, judged) in played.items():
