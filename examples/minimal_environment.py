@@ -32,7 +32,7 @@ logging: {save_dir: runs/counting, save_steps: 40}
 
 
 class Generation(EnvironmentConfig):
-    """The `generation` block of a configuration; keys of one's own would stand here."""
+    """The `generation` block of a configuration. Own keys need `@config_group` (docs/environments.md)."""
 
 
 def default_weights(generation: Generation) -> dict[str, float]:

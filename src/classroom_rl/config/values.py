@@ -225,7 +225,8 @@ SCORING_RULES = frozenset({"pedagogical_eval"})
 
 
 LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
-"""The decision rules of the maths tutor. The judge `rules` decides the first alone."""
+"""The decision rules of the maths tutor, which evaluations report by name. Of these, the judge `rules` decides the
+first."""
 
 
 RULES_VERSION = "7"

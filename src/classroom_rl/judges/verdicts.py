@@ -28,9 +28,6 @@ from classroom_rl.rollout.text import without_surrogates
 
 logger = logging.getLogger(__name__)
 
-
-"""Decision rules that evaluations report by name."""
-
 BEYOND_RULES = "beyond what rules can read"
 """How a verdict of an embedded judge names a message that it cannot read."""
 
