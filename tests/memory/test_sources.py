@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from classroom_rl.config.checks import reward_weights
-from classroom_rl.config.models import ModelConfig
+from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import GIB, Launch
+from classroom_rl.memory.report import place_on_this_machine
 from classroom_rl.memory.sources import (
     NotEstimated,
     gpu_is_there,
@@ -20,10 +21,9 @@ from classroom_rl.memory.sources import (
     machine_memory,
     memory_by_nvidia_smi,
     read_shape,
-    refuse_crowded_gpu,
     what_is_crowded,
 )
-from classroom_rl.rollout.environment import models_on_engines, phases_of
+from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.server.open_models import open_roles
 from tests.conftest import ROOT
 from tests.memory.conftest import QWEN3_SHAPE, write_config
@@ -147,12 +147,12 @@ def test_gpus_that_are_hidden_are_not_there(gpus, monkeypatch):
 
 
 def refuse_engines_of(config) -> None:
-    refuse_crowded_gpu(models_on_engines(config, reward_weights(config)), phases_of(config))
+    place_on_this_machine(config, models_on_engines(config, reward_weights(config)))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml")))
 def test_the_engines_of_every_configuration_fit_side_by_side(name, gpus):
-    gpus(1, mebibytes=8192 if name == "quickstart" else 81559)
+    gpus(4 if name == "7b" else 1, mebibytes=8192 if name == "quickstart" else 81559)
     refuse_engines_of(training("--config-name", name))
 
 
@@ -179,9 +179,12 @@ def test_a_small_gpu_beside_a_large_one_refuses_nobody(gpus, monkeypatch):
 
 
 def test_engines_that_take_turns_may_ask_for_more_together():
-    roles = {role: ModelConfig("m") for role in ("teacher", "student", "judge")}
+    roles = {role: ModelConfig("m", VllmConfig(gpu_memory_utilization=0.5)) for role in ("teacher", "student", "judge")}
     (refusal,) = what_is_crowded(roles, (), None)
     assert "ask for 1.5 of it" in refusal and refusal.endswith("or set generation.schedule=phased.")
+    roles["judge"].vllm.gpus = [1]
+    assert what_is_crowded(roles, (), None) == [], "two halves on the first GPU, one on the second"
+    roles["judge"].vllm.gpus = None
     assert what_is_crowded(roles, PHASES, None) == []
     roles["student"].vllm.gpu_memory_utilization = 0.4
     roles["judge"].vllm.gpu_memory_utilization = 0.99

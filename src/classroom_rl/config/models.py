@@ -44,16 +44,35 @@ class VllmConfig:
     """The context in tokens, of prompt and answer together (vLLM's `max_model_len`)."""
     max_num_seqs: Count = 256
     """The most messages that the engine works on at a time. Further ones wait."""
-    gpu_memory_utilization: Annotated[
-        Number,
-        Range(
-            0, 1, "it is the share of the GPU's memory that the engine may take, above 0 and at most 1", open_below=True
-        ),
-    ] = 0.5
+    gpu_memory_utilization: (
+        Annotated[
+            Number,
+            Range(
+                0,
+                1,
+                "it is the share of the GPU's memory that the engine may take, above 0 and at most 1",
+                open_below=True,
+            ),
+        ]
+        | None
+    ) = None
     """For weights, activations and KV cache. The shares of engines on the same GPU that are awake together must add up
-    to less than 1."""
+    to less than 1. Null: planned."""
     number_of_gpus_per_instance: Annotated[Whole, at_least(1, 1024)] = 1
     """How many GPUs the model is split over (vLLM's tensor-parallel size)."""
+    data_parallel_size: Annotated[Whole, at_least(1, 1024)] | None = None
+    """How many copies of the model share its requests. Null: one on CPUs, on GPUs as many as have room."""
+    gpus: list[Annotated[Whole, at_least(0, 1023)]] | None = None
+    """The engine's GPUs, counted from 0 among those that the server sees. Null: planned."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's `AsyncEngineArgs`, such as {kv_cache_dtype: fp8}. Those that this project sets are
+    refused."""
+
+    @property
+    def gpu_share(self) -> float:
+        """The share of the GPU that the engine takes: half of it where nothing is configured or planned."""
+        return 0.5 if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+
     enforce_eager: Flag = False
     """Whether vLLM neither compiles the model nor captures CUDA graphs: it starts faster and generates more slowly."""
     dtype: EngineDtype = "auto"

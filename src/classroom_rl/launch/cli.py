@@ -5,9 +5,12 @@
     ./start_rl_training.sh --config-name quickstart train.mu=2       server and trainer, on this machine's GPU or CPU
     ./start_rl_training.sh --config_file config/deepspeed/zero3_4GPU.yaml --config-dir my_configs --config-name mine \\
         --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 train.learning_rate=1e-6
+    ./start_rl_training.sh --config-name mine --server-gpus 0-3 --trainer-gpus 4-7 train.max_staleness=1
 
 --config-name and --config-dir go to Hydra: they choose the YAML file that configures both programs (config/train_rl/…).
-All other flags go to accelerate. Without --config_file it uses config/deepspeed/1GPU.yaml, or without a GPU
+--server-gpus and --trainer-gpus give each program GPUs of its own. Without them both use all GPUs in turns; with
+train.max_staleness=1 the server gets the first half. All other flags go to accelerate. Without --config_file it uses
+config/deepspeed/1GPU.yaml, with several GPUs zero2_4GPU.yaml or zero3_4GPU.yaml and a process for each, without a GPU
 config/accelerate/1CPU.yaml. Overrides (key=value) apply to both programs. On several machines, run this command on
 each: every machine has its own server, and generation.server_urls lists the servers in the order of --machine_rank.
 dry_run=true starts nothing. It renders the prompts, and shows the configuration, the length of the training, the GPU
@@ -24,8 +27,12 @@ from classroom_rl.config.load import USER_ERRORS, command_line, load, read_keys,
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.launch.before_start import check_prompts_fit, check_start, show_before_start
 from classroom_rl.launch.commands import (
+    FLAGS_WITH_DEEPSPEED,
     OVERRIDE,
+    Arguments,
+    GpuSplit,
     check_accelerate_flags,
+    gpu_split,
     logged_steps,
     server_command,
     split_arguments,
@@ -34,19 +41,28 @@ from classroom_rl.launch.commands import (
     with_precision,
 )
 from classroom_rl.launch.server_process import ServerProcess, SupervisedServer
-from classroom_rl.memory.sources import gpu_is_there, launch_of_flags
+from classroom_rl.memory.sources import gpu_is_there, launch_of_flags, like_gpus
 from classroom_rl.results.hub import check_push
 from classroom_rl.system.keys import print_error
 from classroom_rl.system.processes import Child, Interrupted, Signals
+from classroom_rl.system.shipped import find_shipped
 from classroom_rl.trainer.resume import check_resume
 
 
-def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str], rank: str, signals: Signals) -> int:
+def launch(
+    config: TrainRLConfig,
+    server: Sequence[str],
+    trainer: Sequence[str],
+    rank: str,
+    signals: Signals,
+    split: GpuSplit | None = None,
+) -> int:
     """Run the server, and the trainer once the server is ready. Stop the server when the trainer has ended.
 
     Args:
         server, trainer: the commands of both programs.
         rank: this machine's rank; "0" if there is only one machine.
+        split: the GPUs of both programs; None if they see the same.
 
     Returns:
         The trainer's exit status.
@@ -60,12 +76,18 @@ def launch(config: TrainRLConfig, server: Sequence[str], trainer: Sequence[str],
     folder = Path(config.logging.save_dir)
     suffix = "" if rank == "0" else f".{rank}"
     log = folder / f"server{suffix}.log"
+    server_environment, trainer_environment = (
+        ({}, {}) if split is None else (split.environment(split.server), split.environment(split.trainer))
+    )
     with SupervisedServer(
-        lambda: ServerProcess(server, config.generation, signals, log), logged_steps(folder)
+        lambda: ServerProcess(server, config.generation, signals, log, server_environment), logged_steps(folder)
     ) as supervised:
         supervised.process.wait_until_ready()
         print(f"the server is ready at {supervised.process.url}; the trainer starts", flush=True)
-        with Child("the trainer", trainer, signals, folder / f"trainer{suffix}.log", echo=True) as running_trainer:
+        trainer_log = folder / f"trainer{suffix}.log"
+        with Child(
+            "the trainer", trainer, signals, trainer_log, True, environment=trainer_environment
+        ) as running_trainer:
             status = running_trainer.wait(check=supervised.restart_if_ended)
     if status:
         print(f"error: the trainer ended with status {status}. Its log is {running_trainer.log}.", file=sys.stderr)
@@ -98,16 +120,18 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     file = command_line("train_rl", split.hydra).file
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
     check_push(config.huggingface)
-    flags = with_accelerate_config(split.accelerate)
+    count = 0 if config.train.gpu_memory_gib else len(like_gpus())
+    gpus = gpu_split(split.gpus, count, overlaps=config.train.max_staleness > 0)
+    flags = _accelerate_flags(split, config, gpus, count)
     check_accelerate_flags(flags)
-    flags = with_precision(flags, config.train.dtype)
     hydra_arguments = [argument for argument in split.hydra if not argument.lstrip("+").startswith("dry_run=")]
     rank = split.accelerate_value("--machine_rank")
-    rank_override = (
-        [f"generation.server_index={rank}"] if rank is not None and config.generation.server_urls is not None else []
-    )
-    server = server_command([*hydra_arguments, *rank_override])
+    if rank is not None and config.generation.server_urls is not None:
+        hydra_arguments_of_server = [*hydra_arguments, f"generation.server_index={rank}"]
+    else:
+        hydra_arguments_of_server = hydra_arguments
     trainer = trainer_command(flags, hydra_arguments)
+    server_gpus = None if gpus is None else len(gpus.server)
     if config.dry_run:
         from classroom_rl.memory.report import report, show
         from classroom_rl.trainer.run_length import report_length_before_training
@@ -117,7 +141,9 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
         show_before_start(config)
         check_prompts_fit(config)
         report_length_before_training(config).show()
-        show(report(config, lambda: launch_of_flags(flags)))
+        budget = report(config, lambda: launch_of_flags(flags), server_gpus=server_gpus)
+        show(budget)
+        server = server_command([*hydra_arguments_of_server, *(budget.placement.overrides if budget.placement else [])])
         print(f"\n{shlex.join(server)}\n{shlex.join(trainer)}")
         return 0
     print(f"configuration: {file}", flush=True)
@@ -127,11 +153,35 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     from classroom_rl.memory.report import check_budget
 
     check_start(config, loads_models=True, reports=True)
-    if gpu_is_there():  # without one, both programs report what they lack
-        check_budget(config, lambda: launch_of_flags(flags), with_engines=True)
     ensure_models(config, signals)
+    placed = []
+    if gpu_is_there():  # without one, both programs report what they lack
+        placement = check_budget(config, lambda: launch_of_flags(flags), with_engines=True, server_gpus=server_gpus)
+        placed = [] if placement is None else placement.overrides
     check_prompts_fit(config)
-    return launch(config, server, trainer, rank or "0", signals)
+    server = server_command([*hydra_arguments_of_server, *placed])
+    return launch(config, server, trainer, rank or "0", signals, gpus)
+
+
+def _accelerate_flags(split: Arguments, config: TrainRLConfig, gpus: GpuSplit | None, count: int) -> list[str]:
+    """Accelerate's flags. If they say nothing about processes, and the trainer has several GPUs, it gets a process on
+    each, or on as many as the batch can be divided among; ZeRO-3 only where ZeRO-2 does not fit."""
+    count = count if gpus is None else len(gpus.trainer)
+    if count < 2 or any(split.accelerate_value(flag) is not None for flag in ("--config_file", *FLAGS_WITH_DEEPSPEED)):
+        return with_precision(with_accelerate_config(split.accelerate), config.train.dtype)
+    from classroom_rl.memory.report import report
+
+    train = config.train
+    parts = train.number_of_problems_per_batch * train.num_samples_per_problem // train.per_device_train_batch_size
+    processes = next(number for number in range(count, 0, -1) if parts % number == 0)
+    for name in ("zero2_4GPU", "zero3_4GPU"):
+        file = find_shipped(f"config/deepspeed/{name}.yaml")
+        given = ["--config_file", file, "--num_processes", str(processes), *split.accelerate]
+        flags = with_precision(given, train.dtype)
+        server_gpus = None if gpus is None else len(gpus.server)
+        if not report(config, lambda flags=flags: launch_of_flags(flags), server_gpus=server_gpus).refusals:
+            break
+    return flags
 
 
 def _report_checkpoints(folder: Path) -> None:

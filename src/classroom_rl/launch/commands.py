@@ -1,10 +1,11 @@
 """Splits the launcher's command line into arguments for accelerate and for Hydra, and builds the commands of server and
 trainer."""
 
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,12 +30,16 @@ _FLAGS_WITH_EQUALS_IN_VALUE = ("--rdzv_conf", "--env")
 OVERRIDE = re.compile(r"~[\w.@/]+$|(~|\+{0,2})[A-Za-z_][\w.@/:-]*=")
 
 
+_SERVER_GPUS, _TRAINER_GPUS = _GPU_FLAGS = ("--server-gpus", "--trainer-gpus")
+
+
 @dataclass
 class Arguments:
-    """A split command line: flags for accelerate, and flags and overrides for Hydra."""
+    """A split command line: flags for accelerate, flags and overrides for Hydra, and the launcher's own flags."""
 
     accelerate: list[str] = field(default_factory=list)
     hydra: list[str] = field(default_factory=list)
+    gpus: dict[str, str] = field(default_factory=dict)
 
     def accelerate_value(self, name: str) -> str | None:
         """The value of an accelerate flag, such as `--machine_rank`; None if the flag is not given."""
@@ -69,6 +74,8 @@ def split_arguments(arguments: Sequence[str]) -> Arguments:
                     example = "quickstart" if flag in ("--config-name", "-cn") else "my_configs"
                     raise ConfigError(f"{flag} needs a value, for example {flag} {example}.")
                 split.hydra.append(remaining.pop(0))
+        elif flag in _GPU_FLAGS:
+            split.gpus[flag] = argument.partition("=")[2] if equals else (remaining.pop(0) if remaining else "")
         elif OVERRIDE.match(argument):
             split.hydra.append(argument)
         elif flag.startswith("-"):
@@ -78,6 +85,60 @@ def split_arguments(arguments: Sequence[str]) -> Arguments:
         else:
             raise ConfigError(f"{argument} is neither a flag nor an override like train.learning_rate=1e-6.")
     return split
+
+
+@dataclass(frozen=True)
+class GpuSplit:
+    """The GPUs that server and trainer have for themselves, counted from 0 among those that the launcher sees."""
+
+    server: tuple[int, ...]
+    trainer: tuple[int, ...]
+
+    def environment(self, gpus: Sequence[int]) -> dict[str, str]:
+        """The variable that leaves a program these GPUs."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        ids = visible.split(",") if visible else [str(gpu) for gpu in range(max(gpus) + 1)]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(ids[gpu] for gpu in gpus)}
+
+
+def gpu_split(named: Mapping[str, str], count: int, overlaps: bool) -> GpuSplit | None:
+    """How the GPUs are divided between server and trainer; None if both see all of them.
+
+    Args:
+        named: the values of --server-gpus and --trainer-gpus, such as "0-3". The other program gets the rest.
+        count: the number of GPUs; 0 if it is not known.
+        overlaps: whether server and trainer work at the same time (`train.max_staleness`). Then the first half is the
+            server's if nothing is named.
+
+    Raises:
+        ConfigError: if a value is no list of GPUs, or both programs would share one, or one would have none.
+    """
+    if not named and not (overlaps and count > 1):
+        return None
+    parts = {flag: _gpu_list(flag, value) for flag, value in named.items()} or {_SERVER_GPUS: range(count // 2)}
+    everything = range(count or max(max(part, default=0) for part in parts.values()) + 1)
+    for flag, other in ((_SERVER_GPUS, _TRAINER_GPUS), (_TRAINER_GPUS, _SERVER_GPUS)):
+        parts.setdefault(flag, [gpu for gpu in everything if gpu not in parts.get(other, ())])
+    server, trainer = tuple(parts[_SERVER_GPUS]), tuple(parts[_TRAINER_GPUS])
+    missing = sorted({*server, *trainer} - set(everything))
+    if not server or not trainer or set(server) & set(trainer) or missing:
+        raise ConfigError(
+            f"{_SERVER_GPUS} {_ranges(server)} and {_TRAINER_GPUS} {_ranges(trainer)}: each needs GPUs of its own"
+            f"{f', and this machine has {count}' if count else ''}, for example {_SERVER_GPUS} 0-3 {_TRAINER_GPUS} "
+            "4-7. Without these flags both use all GPUs in turns."
+        )
+    return GpuSplit(server, trainer)
+
+
+def _gpu_list(flag: str, value: str) -> list[int]:
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", value):
+        raise ConfigError(f"{flag} {value or 'without a value'}: it is a list of GPUs, such as 0-3 or 0,2.")
+    bounds = [part.partition("-") for part in value.split(",")]
+    return [gpu for first, _, last in bounds for gpu in range(int(first), int(last or first) + 1)]
+
+
+def _ranges(gpus: Sequence[int]) -> str:
+    return ",".join(map(str, gpus)) or "none"
 
 
 def _is_value(argument: str, flag: str) -> bool:
@@ -92,7 +153,7 @@ def _same_flag(flag: str, name: str) -> bool:
 
 ACCELERATE_CONFIGS = ("accelerate", "deepspeed", "fsdp")
 """The folders in config/ with accelerate's config files."""
-_FLAGS_WITH_DEEPSPEED = ("--num_processes", "--num_machines", "--zero_stage", "--deepspeed_config_file")
+FLAGS_WITH_DEEPSPEED = ("--num_processes", "--num_machines", "--zero_stage", "--deepspeed_config_file")
 _FLAG_CHECK = (
     "import sys; from accelerate.commands.launch import launch_command_parser as p; p().parse_args(sys.argv[1:])"
 )
@@ -115,7 +176,7 @@ def default_accelerate_config(flags: Sequence[str]) -> str:
     if gpu_is_there():
         return find_shipped("config/deepspeed/1GPU.yaml")
     arguments = Arguments(accelerate=list(flags))
-    with_deepspeed = any(arguments.accelerate_value(flag) is not None for flag in _FLAGS_WITH_DEEPSPEED)
+    with_deepspeed = any(arguments.accelerate_value(flag) is not None for flag in FLAGS_WITH_DEEPSPEED)
     return find_shipped(f"config/{'deepspeed' if with_deepspeed else 'accelerate'}/1CPU.yaml")
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -26,16 +26,24 @@ class ServerProcess(Child):
         generation: contains the server's address, and how long it may take to load.
         signals: checked while waiting.
         log: the file to which its output is appended.
+        environment: variables added to this program's environment.
 
     Raises:
         ConfigError: if its port is taken; the message names the process that uses it.
     """
 
-    def __init__(self, command: Sequence[str], generation: GenerationConfig, signals: Signals, log: Path):
+    def __init__(
+        self,
+        command: Sequence[str],
+        generation: GenerationConfig,
+        signals: Signals,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ):
         refuse_taken_port(generation.server_host, generation.server_port)
         self.url = server_url(generation)
         self._limit_s = generation.server_start_timeout_s
-        super().__init__("the server", command, signals, log, grace_s=_GRACE_WHILE_LOADING_S)
+        super().__init__("the server", command, signals, log, grace_s=_GRACE_WHILE_LOADING_S, environment=environment)
 
     def wait_until_ready(self) -> Health:
         """Wait until the server has loaded its models.

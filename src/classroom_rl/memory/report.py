@@ -1,63 +1,63 @@
 """The memory budget of a configuration: how much GPU memory the trainer and each engine need, and whether it fits.
 
-`dry_run=true` prints it below the configuration, and each start checks it. All engines of a server use its first
-visible GPUs, so those fill up first.
+`dry_run=true` prints it below the configuration, and each start checks it.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from classroom_rl.config.checks import check_machines, reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
 from classroom_rl.config.models import ModelConfig, VllmConfig
-from classroom_rl.config.train_rl import TrainRLConfig, pass_batch_size
-from classroom_rl.config.values import MEMORY, MLP, PASS, PHASED, PPO, SAME_STEP
-from classroom_rl.engines.vllm.engine_start import SLOTS, served_rank
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import MEMORY, PHASED
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import (
     CUDA_CONTEXT,
     GIB,
     OPTIMIZER_STATES,
     PROCESS,
-    AdapterJob,
-    EngineJob,
     EngineMemory,
     Launch,
     Part,
     TrainerJob,
     TrainerMemory,
-    critic_parameters,
     engine_memory,
     gib,
     largest,
     refuse_host,
-    state_bytes,
     total,
     trainer_memory,
     trainer_on_host,
 )
+from classroom_rl.memory.placement import Gpus, Placement, engine_job, idle_gpus, place_engines
 from classroom_rl.memory.sources import (
     NotEstimated,
     awake_together,
     gpu_memory,
+    like_gpus,
     machine_memory,
-    memory_by_nvidia_smi,
     named_shares,
-    read_shape,
     refuse_context,
     share_of,
     what_is_crowded,
 )
-from classroom_rl.models.lora import adapter_shape
+from classroom_rl.memory.trainer_job import (
+    longest_row,
+    mixes_corrections,
+    rows_of_micro_batch,
+    rows_of_pass,
+    trainer_job,
+)
 from classroom_rl.models.pretrained import why_unfit
-from classroom_rl.rollout.environment import models_on_engines, most_rows, phases_of
+from classroom_rl.rollout.environment import models_on_engines, phases_of
 
 logger = logging.getLogger(__name__)
 
 _WARNING = "warning: "
-_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # vLLM's auto is a 16-bit type, even for float32 models
 
 
 @dataclass
@@ -68,11 +68,13 @@ class Report:
         refusals: messages about what does not fit.
         moments: peak bytes on a GPU by phase of a training step (rollout, backward pass, …); empty if the GPU's size is
             unknown.
+        placement: where the engines are; None without engines, and if the GPU's size is unknown.
     """
 
     lines: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     moments: dict[str, int] = field(default_factory=dict)
+    placement: Placement | None = None
 
     def add(self, parts: Sequence[Part], label: str = "") -> None:
         """Add one line for each part."""
@@ -80,25 +82,35 @@ class Report:
             self.lines.append(f"  {label:<10}{part.name:<34}{gib(part.size):>12}")
 
 
-def check_budget(config: TrainRLConfig, find_launch: Callable[[], Launch] | None, with_engines: bool) -> None:
+def check_budget(
+    config: TrainRLConfig,
+    find_launch: Callable[[], Launch] | None,
+    with_engines: bool,
+    server_gpus: int | None = None,
+) -> Placement | None:
     """Check the budget before a program loads anything, for this machine's GPU and not for a planned one. What may not
     fit into host memory on a machine without a GPU is logged as a warning.
 
     Args:
-        find_launch: as for `report`.
+        find_launch, server_gpus: as for `report`.
         with_engines: whether this program, or one that it starts, loads the engines.
+
+    Returns:
+        Where the engines are placed; None without engines or without a GPU.
 
     Raises:
         ConfigError: if something does not fit.
     """
-    sizes = memory_by_nvidia_smi()  # the largest, because CUDA decides which of several GPUs the engines get
-    gpu = (max(sizes), "by nvidia-smi") if sizes else (None, "there is no GPU here")
-    budget = report(replace(config, train=replace(config.train, gpu_memory_gib=None)), find_launch, gpu, with_engines)
+    sizes = like_gpus()
+    gpu = (min(sizes), "by nvidia-smi") if sizes else (None, "there is no GPU here")
+    here = replace(config, train=replace(config.train, gpu_memory_gib=None))
+    budget = report(here, find_launch, gpu, with_engines, server_gpus)
     for line in budget.lines:
         if line.startswith(_WARNING):
             logger.warning("%s", line.removeprefix(_WARNING))
     if budget.refusals:
         raise ConfigError("\n".join(budget.refusals))
+    return budget.placement
 
 
 def show_evaluation_shares(config: EvalConfig) -> None:
@@ -107,7 +119,8 @@ def show_evaluation_shares(config: EvalConfig) -> None:
     if config.server_url is None:
         roles, phases = models_on_engines(config, rewards_of_evaluation(config)), phases_of(config)
         for name, group in awake_together(list(roles), phases).items():
-            budget.lines.append(f"{name}: {share_of(roles, group):g} of a GPU ({named_shares(roles, group)})")
+            shares = named_shares(roles, group) or "shares are planned"
+            budget.lines.append(f"{name}: {share_of(roles, group):g} of a GPU ({shares})")
         budget.refusals += what_is_crowded(roles, phases, gpu_memory(None)[0])
         for role, model in roles.items():
             unfit = why_unfit(f"{role}_model.model_name_or_path", model.model_name_or_path)
@@ -132,6 +145,7 @@ def report(
     find_launch: Callable[[], Launch] | None,
     gpu: tuple[int | None, str] | None = None,
     with_engines: bool = True,
+    server_gpus: int | None = None,
 ) -> Report:
     """The budget of a configuration.
 
@@ -140,6 +154,7 @@ def report(
         gpu: a GPU's bytes (None if there is no GPU) and the source of that number. By default the planned GPU, or what
             torch sees.
         with_engines: whether the engines are on the same machine.
+        server_gpus: how many GPUs are the server's alone; None if it sees the same GPUs as the trainer.
     """
     limit, source = gpu or gpu_memory(config.train.gpu_memory_gib)
     budget = Report()
@@ -153,37 +168,140 @@ def report(
     else:
         trainer = _add_trainer(budget, config, find_launch)
     roles = models_on_engines(config, reward_weights(config)) if with_engines else {}
+    memory = None if trainer is None else trainer_memory(trainer)
+    gpus = None if limit is None else _gpus_of_server(config, limit, trainer, server_gpus)
+    if roles and gpus is not None:
+        roles = _add_placement(budget, config, roles, gpus, trainer)
     weights = {role: _add_engine(budget, role, model, limit) for role, model in roles.items()}
-    groups = awake_together(list(roles), phases_of(config))
     if limit is None:
         budget.refusals += what_is_crowded(roles, phases_of(config), None)
-    else:
-        shares = [share_of(roles, group) for group in groups.values()]
-        share, name = max(zip(shares, groups, strict=True), default=(0.0, "engines"))
-        engines = [
-            Part(f"{name} ({share:g} of the GPU)", int(share * limit)),
-            Part("CUDA contexts of the engines", len(roles) * CUDA_CONTEXT),
-        ]
-        memory = None if trainer is None else trainer_memory(trainer)
-        colocate = config.generation.colocate if with_engines else False
-        _add_moments(budget, config, moments(memory, engines, colocate), limit)
-    _add_host(budget, config, trainer, weights, limit)
+    elif gpus is not None:
+        _add_moments(budget, config, _peaks(config, roles, gpus, memory), limit)
+    _add_host(budget, config, trainer, roles, weights, limit)
     return budget
 
 
+def place_on_this_machine(config: TrainRLConfig | EvalConfig, models: Mapping[str, ModelConfig]) -> Placement:
+    """Place the engines of a server or an evaluation on the GPUs that this program sees. A server leaves room for a
+    trainer on the same GPUs, unless `generation.colocate` is false or nothing would fit beside it.
+
+    Returns:
+        The placement; without a GPU the models as they are.
+
+    Raises:
+        ConfigError: if an engine needs more GPUs than there are, or engines that must be awake together do not fit.
+    """
+    sizes, phases = like_gpus(), phases_of(config)
+    if not sizes or not models:
+        return Placement(models)
+    held = _held_by_default(config, len(sizes)) if isinstance(config, TrainRLConfig) else 0
+    beside, alone = (
+        place_engines(models, phases, Gpus(min(sizes), (bytes_held,) * len(sizes))) for bytes_held in (held, 0)
+    )
+    placement = alone if _lacks_cache(beside, min(sizes)) else beside
+    for line in placement.describe(Gpus(min(sizes), (held if placement is beside else 0,) * len(sizes))):
+        logger.info("%s", line)
+    crowded = what_is_crowded(placement.models, phases, min(sizes))
+    if crowded:
+        raise ConfigError("\n".join(crowded))
+    return placement
+
+
+def _held_by_default(config: TrainRLConfig, count: int) -> int:
+    """The bytes that a trainer would always hold on each of the server's GPUs: with ZeRO-2 on all of them."""
+    if config.generation.colocate is False:
+        return 0
+    try:
+        return total(trainer_memory(trainer_job(config, Launch(processes=count, zero_stage=2))).held)
+    except (NotEstimated, ConfigError):
+        return 0
+
+
+def _lacks_cache(placement: Placement, limit: int) -> bool:
+    """Whether an engine's share does not hold a conversation."""
+    for model in placement.models.values():
+        with suppress(NotEstimated):
+            memory = engine_memory(engine_job(model))
+            if memory.cache(int(limit * model.vllm.gpu_share)) < memory.conversation:
+                return True
+    return False
+
+
+def _gpus_of_server(config: TrainRLConfig, limit: int, trainer: TrainerJob | None, server_gpus: int | None) -> Gpus:
+    """The GPUs that the server sees, with what the trainer always holds there. On a planned machine they are as many
+    as the trainer's processes, or as the configuration of the engines names."""
+    is_shared = server_gpus is None and config.generation.colocate is not False and trainer is not None
+    processes = 0 if trainer is None else -(-trainer.launch.processes // trainer.launch.machines)
+    visible = len(like_gpus()) if config.train.gpu_memory_gib is None else 0
+    named = [1, processes * is_shared]
+    for model in models_on_engines(config, reward_weights(config)).values():
+        options = model.vllm
+        named.append(max(options.gpus or [0]) + 1)
+        named.append((options.data_parallel_size or 1) * options.number_of_gpus_per_instance)
+    held = 0 if trainer is None or not is_shared else total(trainer_memory(trainer).held)
+    count = server_gpus or visible or max(named)
+    return Gpus(limit, tuple(held if gpu < processes else 0 for gpu in range(count)))
+
+
+def _add_placement(
+    budget: Report,
+    config: TrainRLConfig,
+    roles: Mapping[str, ModelConfig],
+    gpus: Gpus,
+    trainer: TrainerJob | None,
+) -> Mapping[str, ModelConfig]:
+    """Add where the engines are, and which GPUs idle. Returns the placed models; as they are, if they have no place."""
+    try:
+        placement = place_engines(roles, phases_of(config), gpus)
+    except ConfigError as refusal:
+        budget.refusals.append(str(refusal))
+        return roles
+    budget.placement = placement
+    budget.lines += placement.describe(gpus)
+    budget.lines += [f"{_WARNING}{line}" for line in idle_gpus(config, placement, gpus, trainer is not None)]
+    return placement.models
+
+
+def _peaks(
+    config: TrainRLConfig, roles: Mapping[str, ModelConfig], gpus: Gpus, memory: TrainerMemory | None
+) -> dict[str, tuple[Part, ...]]:
+    """The contents of the fullest GPU by phase of a training step."""
+    peaks: dict[str, tuple[Part, ...]] = {}
+    if memory is not None and not any(gpus.held):  # the trainer has GPUs of its own
+        peaks |= moments(memory, [], False)
+        peaks.pop("engines")
+    for gpu in range(gpus.count):
+        here = {role: model for role, model in roles.items() if gpu in (model.vllm.gpus or (0,))}
+        groups = awake_together(list(here), phases_of(config))
+        share, name = max(((share_of(here, group), name) for name, group in groups.items()), default=(0.0, "engines"))
+        engines = [
+            Part(f"{name} ({share:g} of the GPU)", int(share * gpus.size)),
+            Part("CUDA contexts of the engines", len(here) * CUDA_CONTEXT),
+        ]
+        for moment, parts in moments(memory if gpus.held[gpu] else None, engines, None).items():
+            if moment not in peaks or total(parts) > total(peaks[moment]):
+                peaks[moment] = parts
+    return peaks
+
+
 def _add_host(
-    budget: Report, config: TrainRLConfig, trainer: TrainerJob | None, weights: Mapping[str, int], limit: int | None
+    budget: Report,
+    config: TrainRLConfig,
+    trainer: TrainerJob | None,
+    roles: Mapping[str, ModelConfig],
+    weights: Mapping[str, int],
+    limit: int | None,
 ) -> None:
     """Add the host memory at its peak. If it does not fit, a run on this machine's GPU is refused; a run on CPUs or on
     a planned GPU (`train.gpu_memory_gib`) gets a warning."""
-    roles, groups = models_on_engines(config, reward_weights(config)), awake_together(list(weights), phases_of(config))
+    groups = awake_together(list(weights), phases_of(config))
     awake = list(groups.values()) if config.generation.colocate is False else [()]
     asleep = max((sum(size for role, size in weights.items() if role not in group) for group in awake), default=0)
     train = config.train
     versions = train.keep_published_policies + 1 if train.publish_through == MEMORY else 0
     parts = [] if trainer is None else trainer_on_host(trainer, limit is None, versions)
     engines = [roles[role].vllm for role in weights]
-    workers = sum(1 + options.number_of_gpus_per_instance for options in engines)
+    workers = sum((options.data_parallel_size or 1) * (1 + options.number_of_gpus_per_instance) for options in engines)
     parts.append(Part("processes of the engines", workers * PROCESS))
     if limit is None:
         parts.append(Part("weights of the engines", sum(weights.values())))
@@ -206,83 +324,27 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
     try:
         launch = find_launch()
         check_machines(config, launch.machines)
-        shape = read_shape(model.model_name_or_path)
-        adapter = _adapter(model)
+        job = trainer_job(config, launch)
     except NotEstimated as reason:
         budget.lines.append(f"trainer: not reckoned: {reason}")
         return None
     except ConfigError as refusal:
         budget.refusals.append(str(refusal))
         return None
-    length = min(config.generation.max_tokens_in_conversation, model.vllm.max_length)
-    rows = rows_of_micro_batch(config, launch.processes)
-    job = TrainerJob(
-        shape=shape,
-        launch=launch,
-        number_bytes=_BYTES[train.dtype],
-        state_bytes=state_bytes(train.optimizer, launch.zero_stage),
-        reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
-        checkpointing=train.gradient_checkpointing,
-        tokens=max(length, train.max_tokens_per_micro_batch or rows * length),
-        adapter=adapter,
-        critic=critic_parameters(shape.hidden) if train.algorithm == PPO and train.ppo.head == MLP else 0,
-    )
     memory = trainer_memory(job)
     limit = train.max_tokens_per_micro_batch
-    size = f"{rows} × {length} tokens" if limit is None else f"{job.tokens} tokens"
+    rows = rows_of_micro_batch(config, launch.processes)
+    size = f"{rows} × {longest_row(config)} tokens" if limit is None else f"{job.tokens} tokens"
     sharding = "FSDP2" if launch.fsdp else f"ZeRO-{launch.zero_stage}" if launch.zero_stage else "without DeepSpeed"
-    adapter_note = "" if adapter is None else f", an adapter of {adapter.parameters:,} learns"
+    adapter_note = "" if job.adapter is None else f", an adapter of {job.adapter.parameters:,} learns"
     budget.lines.append(
-        f"trainer: {model.model_name_or_path}, {shape.parameters:,} parameters{adapter_note}, {train.dtype}, "
+        f"trainer: {model.model_name_or_path}, {job.shape.parameters:,} parameters{adapter_note}, {train.dtype}, "
         f"{train.optimizer}; {launch.processes} × GPU, {sharding}; micro-batches of {size}"
     )
     budget.add(memory.held, "always")
     budget.add(memory.backward, "backward")
     budget.add(memory.step, "step")
     return job
-
-
-def mixes_corrections(config: TrainRLConfig) -> bool:
-    """Whether corrections are training samples in the same steps as the conversations."""
-    corrections = config.train.corrections
-    return config.supervisor_model is not None and corrections.mode == SAME_STEP and corrections.weight > 0
-
-
-def rows_of_micro_batch(config: TrainRLConfig, processes: int) -> int:
-    """The maximum number of rows (training samples) in a micro-batch: its conversations, and its part of the
-    corrections that are mixed into a step. Drafts are left out, because their number depends on the tutor. In an
-    environment in which every message is a row, an episode counts as the maximum number of messages."""
-    train = config.train
-    batch, rows = train.number_of_problems_per_batch * train.num_samples_per_problem, train.per_device_train_batch_size
-    rows *= most_rows(config) or 1
-    batch *= most_rows(config) or 1
-    if not mixes_corrections(config):
-        return max(rows, _rows_of_pass(config))
-    conversations = max(1, batch // processes)
-    corrections = max(1, (train.corrections.rows_per_batch or batch) // processes)
-    parts = max(1, conversations // rows)
-    return -(-(conversations + corrections) // parts)
-
-
-def _rows_of_pass(config: TrainRLConfig) -> int:
-    """The number of rows in one step of a supervised pass; 0 without passes."""
-    has_passes = config.supervisor_model is not None and config.train.corrections.mode == PASS
-    return pass_batch_size(config.train) if has_passes else 0
-
-
-def _adapter(model: ModelConfig) -> AdapterJob | None:
-    if model.adapter is None:
-        return None
-    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
-    return AdapterJob(shape.parameters, shape.inputs, model.adapter.dropout > 0)
-
-
-def _adapter_slot_parameters(model: ModelConfig) -> int:
-    """The number of parameters in vLLM's adapter slots, which are as large as for the next rank that vLLM supports."""
-    if model.adapter is None:
-        return 0
-    shape = adapter_shape("teacher_model.lora", model.model_name_or_path, model.adapter)
-    return SLOTS * shape.parameters * served_rank(shape.rank) // shape.rank
 
 
 def _add_engine(budget: Report, role: str, model: ModelConfig, limit: int | None) -> int:
@@ -299,27 +361,20 @@ def _add_engine(budget: Report, role: str, model: ModelConfig, limit: int | None
     if unfit:
         return 0
     try:
-        shape = read_shape(model.model_name_or_path)
+        job = engine_job(model)
     except NotEstimated as reason:
         budget.lines.append(f"{title}: not reckoned: {reason}")
         return 0
-    job = EngineJob(
-        shape=shape,
-        number_bytes=_BYTES[options.dtype],
-        gpus=options.number_of_gpus_per_instance,
-        max_length=options.max_length,
-        max_num_seqs=options.max_num_seqs,
-        adapters=_adapter_slot_parameters(model),
-    )
-    memory = engine_memory(job)
-    budget.lines.append(f"{title}, {shape.parameters:,} parameters, {options.dtype}, {job.gpus} × GPU")
+    memory, copies = engine_memory(job), options.data_parallel_size or 1
+    count = f"{job.gpus} × GPU" if copies == 1 else f"{copies} copies × {job.gpus} GPU"
+    budget.lines.append(f"{title}, {job.shape.parameters:,} parameters, {options.dtype}, {count}")
     budget.add(
         [Part("weights (asleep: on the host)", memory.weights), Part("logits of all sequences", memory.sampling)]
     )
     budget.add([Part(f"one conversation of {options.max_length} tokens", memory.conversation)])
-    if limit is not None:
+    if limit is not None and options.gpu_memory_utilization is not None:
         _add_cache(budget, role, options, memory, limit)
-    return memory.weights * job.gpus
+    return memory.weights * job.gpus * copies
 
 
 def _add_cache(budget: Report, role: str, options: VllmConfig, memory: EngineMemory, limit: int) -> None:
@@ -385,7 +440,7 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
         suggestions.append("set train.gradient_checkpointing=true")
     if moment == "backward pass" and train.per_device_train_batch_size > 1:
         suggestions.append("lower train.per_device_train_batch_size")
-    if moment == "backward pass" and _rows_of_pass(config) > train.per_device_train_batch_size:
+    if moment == "backward pass" and rows_of_pass(config) > train.per_device_train_batch_size:
         suggestions.append("lower train.corrections.pass_batch_size")
     if moment == "backward pass" and mixes_corrections(config):
         suggestions.append("set train.corrections.mode=pass, or lower train.corrections.rows_per_batch")

@@ -1,15 +1,13 @@
 """The inputs of a memory budget: a model's shape from its config.json, accelerate's settings, and the GPU's memory.
 
 No weights are loaded, and no GPU is needed.
-
-All engines of a server use its first visible GPUs, so their shares add up on the first one.
 """
 
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import Any
 import psutil
 
 from classroom_rl.config.models import ModelConfig
-from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB, Launch, ModelShape
 from classroom_rl.models.pretrained import read_options, too_long_for, why_unreachable
 from classroom_rl.rollout.scheduler import Phase
@@ -230,6 +227,13 @@ def memory_by_nvidia_smi() -> list[int]:
     return []
 
 
+def like_gpus() -> list[int]:
+    """The memory in bytes of each visible GPU that has at least nine tenths of the largest one's: engines are not
+    placed on a small one beside it. CUDA counts the fastest first."""
+    sizes = memory_by_nvidia_smi()
+    return [size for size in sizes if size >= 0.9 * max(sizes)]
+
+
 def gpu_memory(planned_gib: float | None) -> tuple[int | None, str]:
     """The memory of one GPU in bytes (None if unknown) and the source of that number: the planned GPU, or this
     machine's smallest one."""
@@ -259,47 +263,42 @@ def awake_together(roles: Sequence[str], phases: Sequence[Phase]) -> dict[str, l
 
 
 def share_of(roles: Mapping[str, ModelConfig], group: Sequence[str]) -> float:
-    """The total share of a GPU that these engines take."""
-    return sum(roles[role].vllm.gpu_memory_utilization for role in group)
+    """The total share of a GPU that these engines take, as far as it is configured or planned."""
+    return sum(roles[role].vllm.gpu_memory_utilization or 0 for role in group)
 
 
 def named_shares(roles: Mapping[str, ModelConfig], group: Sequence[str]) -> str:
     """The config keys and values of these engines' shares, written as a sum."""
+    shares = {role: roles[role].vllm.gpu_memory_utilization for role in group}
     return " + ".join(
-        f"{role}_model.vllm.gpu_memory_utilization={roles[role].vllm.gpu_memory_utilization:g}" for role in group
+        f"{role}_model.vllm.gpu_memory_utilization={share:g}" for role, share in shares.items() if share is not None
     )
 
 
 def what_is_crowded(roles: Mapping[str, ModelConfig], phases: Sequence[Phase], gpu_bytes: int | None) -> list[str]:
-    """One message for each group of engines that cannot be awake together on one GPU.
+    """One message for each group of engines that cannot be awake together on a GPU that they share.
 
     Args:
+        roles: the models by role; an engine without `vllm.gpus` uses the first GPU.
         gpu_bytes: the GPU's memory. If it is known, the engines' CUDA contexts count in addition to their shares.
     """
+    messages: dict[str, None] = {}
+    for gpu in sorted({gpu for model in roles.values() for gpu in model.vllm.gpus or (0,)}):
+        here = {role: model for role, model in roles.items() if gpu in (model.vllm.gpus or (0,))}
+        messages |= dict.fromkeys(_crowded_groups(here, phases, gpu_bytes))
+    return list(messages)
+
+
+def _crowded_groups(roles: Mapping[str, ModelConfig], phases: Sequence[Phase], gpu_bytes: int | None) -> Iterator[str]:
     contexts = 0.0 if gpu_bytes is None else len(roles) * CUDA_CONTEXT / gpu_bytes
-    messages = []
     for name, group in awake_together(list(roles), phases).items():
         share = share_of(roles, group)
         if share + contexts <= 1 + _ROUNDING:
             continue
         context_note = f", and their CUDA contexts {contexts:.3f} more" if contexts else ""
         suggestion = "" if phases or len(group) < 3 else ", or set generation.schedule=phased"
-        messages.append(
+        yield (
             f"The {name} share one GPU, but ask for {share:g} of it{context_note}: {named_shares(roles, group)}. vLLM "
-            "refuses the engine that finds less than its share. Lower them until a few hundredths of it are "
-            f"left{suggestion}."
+            "refuses the engine that finds less than its share. Leave the keys out, so that the shares are planned, or "
+            f"lower them until a few hundredths of the GPU are left{suggestion}."
         )
-    return messages
-
-
-def refuse_crowded_gpu(roles: Mapping[str, ModelConfig], phases: Sequence[Phase]) -> None:
-    """Check the engines' shares before the first engine starts. On CPUs shares have no meaning, so nothing is checked.
-    CUDA decides which of several GPUs the engines get, so engines that fit on the largest one are accepted.
-
-    Raises:
-        ConfigError: if engines that must be awake together do not fit.
-    """
-    gpus = memory_by_nvidia_smi()
-    crowded = what_is_crowded(roles, phases, max(gpus)) if gpus else []
-    if crowded:
-        raise ConfigError("\n".join(crowded))

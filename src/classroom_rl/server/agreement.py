@@ -17,8 +17,9 @@ from classroom_rl.system.shipped import as_written
 
 _ROLES = ("teacher_model", "student_model", "judge_model", "reward_model", "supervisor_model")
 _RUNTIME_KEYS = frozenset(
-    "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance enforce_eager cpu_kvcache_gib cpu_cores "
-    "api_key_env max_concurrent_requests requests_per_minute tokens_per_minute request_timeout_s deadline_s "
+    "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance data_parallel_size gpus enforce_eager "
+    "cpu_kvcache_gib cpu_cores api_key_env max_concurrent_requests requests_per_minute tokens_per_minute "
+    "request_timeout_s deadline_s "
     "usd_per_million_prompt_tokens usd_per_million_completion_tokens max_cost_usd max_failed_share dropout".split()
 )
 """Model keys that affect where, how fast and at what cost a model answers or is trained, but not what it says."""

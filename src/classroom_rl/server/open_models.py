@@ -21,11 +21,12 @@ from classroom_rl.judges.moves.stored import load_readers
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.judges.toy_judge import RubricJudge
-from classroom_rl.memory.sources import gpu_is_there, refuse_crowded_gpu
+from classroom_rl.memory.report import place_on_this_machine
+from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
 from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
-from classroom_rl.rollout.environment import POLICY_ROLE, Roles, environment_of, models_on_engines, phases_of
+from classroom_rl.rollout.environment import POLICY_ROLE, Roles, environment_of, models_on_engines
 from classroom_rl.rollout.reviews import Supervisor
 from classroom_rl.supervision.embedded import embedded_supervisor, review_by_rules
 from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
@@ -65,7 +66,7 @@ async def open_roles(
     judge = None
     if "judge" not in engine_models:
         judge = _judge_without_engine(judge_config, generation, apis.get("judge"), readers)
-    refuse_crowded_gpu(engine_models, phases_of(config))
+    engine_models = dict(place_on_this_machine(config, engine_models).models)
     check_environment(config)
     _check_models(engine_models)
     engines = await _start_engines(engine_models, generation, config.seed)  # the phased schedule leaves them asleep

@@ -1,6 +1,7 @@
 """A vLLM engine for one role: it takes token ids or messages and returns sampled tokens."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -187,11 +188,15 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
 
 
 def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncEngineArgs":
-    """vLLM's arguments for `load_engine`."""
+    """vLLM's arguments for `load_engine`.
+
+    Raises:
+        ConfigError: if `vllm.extra` has an argument that vLLM does not know, or that is set here.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     options = model.vllm
-    return AsyncEngineArgs(
+    arguments: dict[str, Any] = dict(
         model=model.model_name_or_path,
         runner=runner,
         load_format="safetensors",  # "auto" would fall back to pickle files, which can run code
@@ -200,8 +205,10 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
         seed=seed,
         max_model_len=options.max_length,
         max_num_seqs=options.max_num_seqs,
-        gpu_memory_utilization=options.gpu_memory_utilization,
+        gpu_memory_utilization=options.gpu_share,
         tensor_parallel_size=options.number_of_gpus_per_instance,
+        data_parallel_size=options.data_parallel_size or 1,
+        device_ids=options.gpus,
         enforce_eager=options.enforce_eager,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",  # those of the sampling distribution, after temperature and truncation
@@ -212,6 +219,16 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
         **_cpu_arguments(options),
         **adapter_arguments(model),
     )
+    unknown = sorted(set(options.extra) - {field.name for field in fields(AsyncEngineArgs)})
+    if unknown:
+        raise ConfigError(f"vllm.extra has {', '.join(unknown)}, which vLLM's AsyncEngineArgs do not have.")
+    own = sorted(set(options.extra) & set(arguments))
+    if own:
+        raise ConfigError(
+            f"vllm.extra has {', '.join(own)}, which this project sets itself: use the other keys of vllm, or leave "
+            "them out."
+        )
+    return AsyncEngineArgs(**arguments, **options.extra)
 
 
 def _sleep_mode_is_available() -> bool:
@@ -238,7 +255,7 @@ def _cpu_arguments(options: VllmConfig) -> dict[str, Any]:
         "max_num_batched_tokens": max(options.max_length, 8192),
         "block_size": _CPU_BLOCK,
     }
-    if options.cpu_cores is not None and options.number_of_gpus_per_instance == 1:
+    if options.cpu_cores is not None and options.number_of_gpus_per_instance * (options.data_parallel_size or 1) == 1:
         arguments["distributed_executor_backend"] = (
             "classroom_rl.engines.vllm.single_process_executor.SingleProcessExecutor"
         )

@@ -205,8 +205,8 @@ class EngineProcess:
         try:
             engine, pids = await _end_if_cancelled(asyncio.to_thread(start_engine, model, load))
             try:
-                await engine.collective_rpc("exit_with_server", args=(os.getpid(),))
-                gpus = [gpu for gpu in await engine.collective_rpc("gpu") if gpu is not None]
+                await engine.collective_rpc("exit_with_server", args=(os.getpid(), pids))
+                gpus = [gpu for gpu in await _ask_all_copies(engine, "gpu") if gpu is not None]
                 return cls(engine, model, pids, gpus, generation)
             except BaseException:
                 _shut_down(engine)
@@ -340,6 +340,12 @@ class engine_errors:
 
         if isinstance(error, EngineDeadError | EngineGenerateError):
             raise EngineFailure(f"The engine of {self._name} failed: {error or type(error).__name__}") from error
+
+
+async def _ask_all_copies(engine: "AsyncLLM", method: str) -> list:
+    """What the workers of all copies of the model answer; `collective_rpc` returns the answers of the first copy."""
+    answers = await engine.engine_core.call_utility_all_async("collective_rpc", method, None, (), None)
+    return [answer for copy in answers for answer in copy]
 
 
 async def _end_if_cancelled(

@@ -106,8 +106,8 @@ inherited."""
 
 def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["AsyncLLM", list[int]]:
     """Call `load` with the environment variables for `model`, which stay set until vLLM has started the engine's
-    process. Several threads may start engines at once: one waits until the other's process has started, not until its
-    model is loaded.
+    processes: one, or with several copies of the model one for each and a coordinator. Several threads may start
+    engines at once: one waits until the other's processes have started, not until its model is loaded.
 
     Processes are spawned. vLLM's default on GPUs is to fork, but a fork from a server's thread would inherit locks that
     other threads hold. VLLM_WORKER_MULTIPROC_METHOD and VLLM_USE_FLASHINFER_SAMPLER are respected if they are set.
@@ -119,20 +119,20 @@ def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["A
         with _ENVIRONMENT_LOCK, _engine_environment(model):
             others = set(multiprocessing.active_children())
             loading = pool.submit(load)
-            process = _wait_for_process(others, loading)
+            copies = model.vllm.data_parallel_size or 1
+            processes = _wait_for_processes(others, loading, copies + (copies > 1))
         engine = loading.result()
-    if process is None:
-        return engine, []
-    return engine, sorted([process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))])
+    children = [child for process in processes for child in psutil.Process(process.pid).children(recursive=True)]
+    return engine, sorted(process.pid for process in (*processes, *children))
 
 
-def _wait_for_process(others: set[BaseProcess], loading: Future) -> BaseProcess | None:
-    """The process that the engine starts, as soon as it runs; None if the engine failed, or needed no process."""
+def _wait_for_processes(others: set[BaseProcess], loading: Future, count: int) -> set[BaseProcess]:
+    """The processes that the engine starts, as soon as all run; fewer if the engine failed, or needed fewer."""
     while True:
-        done = loading.done()  # before looking for the process, so that one started in between is not missed
+        done = loading.done()  # before looking for processes, so that those started in between are not missed
         started = set(multiprocessing.active_children()) - others
-        if started or done:
-            return started.pop() if started else None
+        if len(started) >= count or done:
+            return started
         wait([loading], _POLL_S)
 
 

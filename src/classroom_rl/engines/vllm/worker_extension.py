@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 if TYPE_CHECKING:
     import torch
 
@@ -18,17 +16,17 @@ if TYPE_CHECKING:
 class PolicyWorker:
     """A mixin for vLLM's worker (`worker_extension_cls`). `collective_rpc` calls its methods on every rank."""
 
-    def exit_with_server(self, server: int) -> None:
+    def exit_with_server(self, server: int, engine: list[int]) -> None:
         """Kill this worker and its engine when the server's process ends. A killed server cannot end them itself, and
         the next server would find the GPU's memory still in use.
 
         Args:
             server: the server's process id.
+            engine: the process ids of the engine, with those of the other copies of its model.
         """
-        engine_pids = [parent.pid for parent in psutil.Process().parents()]
-        engine_pids = engine_pids[: engine_pids.index(server)]
+        pids = [pid for pid in engine if pid != os.getpid()]
         pidfd = os.pidfd_open(server)
-        threading.Thread(target=_kill_after_exit_of, args=(pidfd, [*engine_pids, os.getpid()]), daemon=True).start()
+        threading.Thread(target=_kill_after_exit_of, args=(pidfd, [*pids, os.getpid()]), daemon=True).start()
 
     def gpu(self) -> str | None:
         """The id of this worker's GPU; see `gpu_id`."""
