@@ -6,7 +6,7 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from tests.support.kills import play
 _SHORT_S = 10.0
 _CUT_IN = ("publish", "rollout", "judging", "optimizer step")
 SERVER, TRAINER = "chaos-server", "chaos-trainer"
-"""The namespaces; the server's address is ADDRESS."""
-ADDRESS = "10.213.77.1"
+"""The namespaces."""
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
 
 
 def _ip(*arguments: str) -> None:
@@ -32,20 +32,20 @@ def _ip(*arguments: str) -> None:
 
 
 @contextmanager
-def two_machines(folder: Path) -> Iterator[None]:
-    """The two namespaces and the cable.
+def two_machines(_: Path | None = None, names: Sequence[str] = (SERVER, TRAINER)) -> Iterator[None]:
+    """Two namespaces of these names, with the addresses in ADDRESSES, and the cable.
 
     Raises:
         LeftOut: where they cannot be made.
     """
     made = []
     try:
-        for name in (SERVER, TRAINER):
+        for name in names:
             _ip("netns", "add", name)
             made.append(name)
             _ip("-n", name, "link", "set", "lo", "up")
-        _ip("-n", SERVER, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", TRAINER)
-        for name, address in ((SERVER, ADDRESS), (TRAINER, "10.213.77.2")):
+        _ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
             _ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
             _ip("-n", name, "link", "set", "cable", "up")
         yield
@@ -75,5 +75,5 @@ def _cuts(long: bool) -> Disturb:
 def cases(settings: Settings) -> list[Case]:
     """Short cuts in four phases, and long ones in two; the latter outlast the client's patience with a request."""
     inside = {"the server": SERVER, "the provider": SERVER, "the trainer": TRAINER}
-    options = {"around": two_machines, "inside": inside, "more": [f"generation.server_host={ADDRESS}"]}
+    options = {"around": two_machines, "inside": inside, "more": [f"generation.server_host={ADDRESSES[0]}"]}
     return [training_case("network", name, _cuts(name == "long"), **options) for name in ("short", "long")]
