@@ -107,6 +107,13 @@ def test_a_mistake_ends_a_program_with_status_2_and_a_message_without_a_tracebac
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(("level", "status", "said"), [("", 0, " INFO "), ("WARNING", 0, ""), ("loud", 2, "error: ")])
+def test_the_environment_sets_the_level_of_the_log(level: str, status: int, said: str) -> None:
+    result = run_program("train_sft.py", "dry_run=true", CLASSROOM_LOG_LEVEL=level)
+    assert result.returncode == status and said in result.stderr
+    assert (" INFO " in result.stderr) == (said == " INFO "), result.stderr
+
+
 def test_a_multirun_gives_each_run_a_folder_of_its_own(tmp_path):
     result = run_program("train_sft.py", "--multirun", "train.learning_rate=1e-3,1e-4", "dry_run=true", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -35,7 +35,7 @@ from classroom_rl.config.compose import CommandLine, compose, parse_command_line
 from classroom_rl.config.mappings import layers_of
 from classroom_rl.config.validate import Check, Config, refuse_lists_for_groups, validate
 from classroom_rl.config.values import RULES_VERSION
-from classroom_rl.errors import ClassroomError
+from classroom_rl.errors import ClassroomError, ConfigError
 from classroom_rl.system.keys import FormatterWithoutKeys, print_error
 from classroom_rl.system.shipped import IN_CHECKOUT, ROOT, find_shipped
 from classroom_rl.system.startup import short_openmp_wait
@@ -89,12 +89,12 @@ def program(
 
         @wraps(main)
         def start() -> None:
-            _log_to_terminal()
-            _quieten_libraries()
             read_keys()
+            _quieten_libraries()
             _find_users_packages()
             os.environ.update(short_openmp_wait())
             with _messages_instead_of_tracebacks():
+                _log_to_terminal()
                 command = command_line(folder, sys.argv[1:])
                 refuse_lists_for_groups(command.rest, schema)
                 _run_composed(command, partial(run, command))
@@ -138,10 +138,22 @@ def _find_users_packages() -> None:
         sys.path.append(os.getcwd())
 
 
+LOG_LEVEL_VARIABLE = "CLASSROOM_LOG_LEVEL"
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
 def _log_to_terminal() -> None:
+    """Log from the level on that the environment names, by default INFO. vLLM has VLLM_LOGGING_LEVEL.
+
+    Raises:
+        ConfigError: if there is no such level.
+    """
+    level = os.environ.get(LOG_LEVEL_VARIABLE) or "INFO"
+    if level not in _LOG_LEVELS:
+        raise ConfigError(f"{LOG_LEVEL_VARIABLE} is {level!r}; it must be one of {', '.join(_LOG_LEVELS)}.")
     handler = logging.StreamHandler()
     handler.setFormatter(FormatterWithoutKeys("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _quieten_libraries() -> None:
