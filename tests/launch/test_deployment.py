@@ -28,7 +28,6 @@ EXAMPLES = ROOT / "examples"
 PORT = GenerationConfig.server_port
 PROGRAMS = ("vllm_server.py", "train_rl.py", "./start_rl_training.sh")
 MONITORING = EXAMPLES / "monitoring"
-TOKEN_FILE = "/run/secrets/classroom_token"
 
 
 def logical_lines(path: Path) -> list[str]:
@@ -107,14 +106,15 @@ def compose() -> dict:
 def test_the_services_of_compose_are_one_run() -> None:
     services = compose()["services"]
     server, trainer = (configuration_of(services[name]["command"]) for name in ("server", "trainer"))
-    assert server.generation.server_host == "0.0.0.0" and server.generation.server_urls == [f"http://server:{PORT}"]
-    trainer.generation.server_host = server.generation.server_host
-    assert trainer == server
+    assert trainer == server and server.generation.server_host == "0.0.0.0", "a published port leads to no 127.0.0.1"
+    assert server.logging.save_dir.startswith("runs/")
     for name in ("server", "trainer"):
-        build = services[name]["build"]
+        assert services[name]["shm_size"] and services[name]["pid"] == "service:pod"
+    for service in (service for service in services.values() if "build" in service):
+        build = service["build"]
         assert (EXAMPLES / "docker" / build["context"]).resolve() == ROOT and build["target"] in stages()
-        assert services[name]["shm_size"] and (ROOT / server.logging.save_dir).is_relative_to(ROOT / "runs")
-    assert services["server"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"], "reached from this machine only"
+    assert {service.get("network_mode", "") for name, service in services.items() if name != "pod"} == {"service:pod"}
+    assert services["pod"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in (PORT, 3000)], "from this machine only"
 
 
 def test_what_compose_mounts_is_declared_and_where_the_image_has_it() -> None:
@@ -124,13 +124,14 @@ def test_what_compose_mounts_is_declared_and_where_the_image_has_it() -> None:
     for name, service in file["services"].items():
         mounts = [mount.split(":") for mount in service.get("volumes", [])]
         assert {source for source, *_ in mounts if not source.startswith(".")} <= set(file["volumes"])
-        if "build" in service:
+        if "shm_size" in service:
             assert {target for _, target in mounts} == kept
-        assert set(service.get("secrets", [])) <= set(file["secrets"]), name
+        secrets = [mount["source"] if isinstance(mount, dict) else mount for mount in service.get("secrets", [])]
+        assert set(secrets) <= set(file["secrets"]), name
         assert {config["source"] for config in service.get("configs", [])} <= set(file["configs"]), name
     assert file["secrets"] == {"classroom_token": {"environment": TOKEN_VARIABLE}}
     provisioned = {name: yaml.safe_load(config["content"]) for name, config in file["configs"].items()}
-    assert provisioned["datasource"]["datasources"][0]["url"] == "http://prometheus:9090"
+    assert provisioned["datasource"]["datasources"][0]["url"] == "http://127.0.0.1:9090"
     folder = Path(provisioned["dashboards"]["providers"][0]["options"]["path"])
     assert any(
         mount.split(":")[1] == str(folder / "dashboard.json") for mount in file["services"]["grafana"]["volumes"]
@@ -143,10 +144,13 @@ def test_prometheus_and_grafana_find_their_files_and_the_services() -> None:
     for name, source in (("prometheus", "prometheus.yml"), ("grafana", "dashboard.json")):
         mounted = services[name]["volumes"][0].split(":")[0]
         assert (EXAMPLES / "docker" / mounted).resolve() == MONITORING / source and (MONITORING / source).is_file()
+    (token,) = services["prometheus"]["secrets"]
+    targets = []
     for scrape in yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]:
-        assert scrape["authorization"]["credentials_file"] == TOKEN_FILE
-        targets = [target for static in scrape["static_configs"] for target in static["targets"]]
-        assert {target.partition(":")[0] for target in targets} <= {"server", "trainer"}
+        assert f"/etc/prometheus/{scrape['authorization']['credentials_file']}" == token["target"]
+        targets += [target for static in scrape["static_configs"] for target in static["targets"]]
+    trainer = next(target for target in targets if target != f"127.0.0.1:{PORT}")
+    assert len(targets) == 2 and f"logging.metrics_port={trainer.rpartition(':')[2]}" in services["trainer"]["command"]
 
 
 # Kubernetes -----------------------------------------------------------------------------------------------------------
