@@ -1,8 +1,8 @@
 """Stand-ins for SLURM's `srun` and `scontrol`, and a checkout in which the sbatch scripts find them.
 
 A node is an address, alone or with a network namespace. `srun` starts the same command on each of its nodes, as SLURM
-does: with its rank, with the whole step ended where one task fails, and with signals passed on. Unknown options are
-errors.
+does: with its rank, with the whole step ended where one task fails, with signals passed on, and with nothing left
+behind. Unknown options are errors.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from classroom_rl.system.shipped import ROOT
@@ -95,6 +96,9 @@ def _srun(arguments: Sequence[str]) -> int:
         elif deadline is not None and time.monotonic() > deadline:
             _signal(tasks, signal.SIGKILL)
         time.sleep(0.05)
+    for task in tasks:
+        with suppress(ProcessLookupError):  # nothing was left
+            os.killpg(task.pid, signal.SIGKILL)
     return max((task.returncode if task.returncode >= 0 else 128 - task.returncode) for task in tasks)
 
 
