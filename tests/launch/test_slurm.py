@@ -39,7 +39,7 @@ if sys.argv[1] != "-c":
 """
 """A Python that writes down what it was to run; a server stays."""
 MINE = ("--config-name", "quickstart", "logging.save_dir=runs/mine")
-STEPS = 4
+STEPS = 6
 
 
 @contextmanager
