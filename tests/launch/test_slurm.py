@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -185,9 +185,10 @@ def end_of(child: Child) -> int:
 def program(child: Child, *words: str) -> psutil.Process:
     """The program of the job with these words on its command line."""
     for process in psutil.Process(child.pid).children(recursive=True):
-        command = process.cmdline()
-        if set(words) <= set(command) and Path(command[0]).name.startswith("python"):
-            return process
+        with suppress(psutil.NoSuchProcess):  # the script's `sleep`
+            command = process.cmdline()
+            if set(words) <= set(command) and Path(command[0]).name.startswith("python"):
+                return process
     raise AssertionError(f"no program with {words}")
 
 
