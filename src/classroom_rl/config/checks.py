@@ -122,6 +122,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_readers(config)
     check_algorithm(config)
     check_logging(config.logging)
+    _check_metrics_port(config)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)
     _check_batch(config)
     _check_micro_batches(config.train)
@@ -291,6 +292,16 @@ def check_logging(logging: LoggingConfig) -> None:
     """Check the run folder and the trackers."""
     if not logging.save_dir:
         raise ConfigError("logging.save_dir is empty; name the folder that the run leaves everything in.")
+
+
+def _check_metrics_port(config: TrainRLConfig) -> None:
+    logging = config.logging
+    check_host("logging.metrics_host", logging.metrics_host)
+    if logging.metrics_port == config.generation.server_port:
+        raise ConfigError(
+            f"logging.metrics_port and generation.server_port are both {logging.metrics_port}: give the trainer's "
+            "metrics a port of their own."
+        )
 
 
 def check_duration(epochs: int, max_steps: int) -> None:

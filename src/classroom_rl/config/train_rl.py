@@ -335,6 +335,17 @@ class GuardsConfig:
 
 
 @config_group
+class TrainLoggingConfig(LoggingConfig):
+    """Where a training is kept, and reported."""
+
+    metrics_port: Annotated[Whole, between(1, 65535)] | None = None
+    """The port at which the trainer's main process serves its metrics to Prometheus, as `GET /metrics`; null: none. The
+    server has its own at `generation.server_port`. With CLASSROOM_TOKEN, a request needs the token."""
+    metrics_host: Text = "127.0.0.1"
+    """The address of that port. 127.0.0.1 is reached from this machine only; any other needs CLASSROOM_TOKEN."""
+
+
+@config_group
 class TrainRLConfig:
     """The configuration of server and trainer."""
 
@@ -351,7 +362,7 @@ class TrainRLConfig:
     dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    logging: TrainLoggingConfig = field(default_factory=TrainLoggingConfig)
     skip_first_samples: Steps = 0
     """How many problems at the beginning of the shuffled data are skipped."""
     seed: Seed = 42

@@ -8,6 +8,8 @@ from pathlib import Path
 from classroom_rl.config.train_rl import TrainConfig
 from classroom_rl.memory.budget import GIB
 from classroom_rl.results.run_folder import step_seconds
+from classroom_rl.results.step_time import sampled_tokens_per_second
+from classroom_rl.system.gpu_figures import training_flops
 from classroom_rl.system.gpu_memory import MemoryWatch
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
@@ -29,10 +31,9 @@ class PartResult:
 
 
 def step_figures(line: Mapping[str, float], train: TrainConfig) -> dict[str, float]:
-    """The figures from one line of metrics.jsonl. Tokens per second are the teacher's sampled tokens divided by the
-    time of the whole rollout, which includes the student's turns and the judging."""
+    """The figures from one line of metrics.jsonl."""
     conversations = train.number_of_problems_per_batch * train.num_samples_per_problem
-    figures = {"teacher tokens/s": line["conversation/teacher_tokens"] * conversations / line["seconds/rollout"]}
+    figures = {"teacher tokens/s": sampled_tokens_per_second(line, conversations)}
     return figures | {f"{name} s": line[f"seconds/{name}"] for name in ("rollout", "publish", "train")}
 
 
@@ -57,9 +58,8 @@ def shape_figures(
     moments: Mapping[str, int],
     parameters: int,
 ) -> dict[str, float]:
-    """The figures of a run's last step: `step_figures`, the rate of the training (6 operations per parameter and
-    token, as for the MFU in PaLM's paper; what is computed a second time for checkpointing does not count), and the
-    peak memory of rollout and training together with the budget's estimates (`moments`). With several steps, also the
+    """The figures of a run's last step: `step_figures`, the rate of the training (`training_flops`), and the peak
+    memory of rollout and training together with the budget's estimates (`moments`). With several steps, also the
     median seconds between their ends."""
     tokens = lines[-1]["num_tokens"] - (lines[-2]["num_tokens"] if len(lines) > 1 else 0)
     train_end = lines[-1]["time"]
@@ -67,7 +67,7 @@ def shape_figures(
     rollout_start = rollout_end - lines[-1]["seconds/rollout"]
     figures = step_figures(lines[-1], train) | ({"step s": step_seconds(lines)} if len(lines) > 1 else {})
     figures |= {
-        "training TFLOP/s": 6 * parameters * tokens / lines[-1]["seconds/train"] / 1e12,
+        "training TFLOP/s": training_flops(parameters) * tokens / lines[-1]["seconds/train"] / 1e12,
         "rollout peak GiB": watch.peak(rollout_start, rollout_end) / GIB,
         "rollout, by dry_run": moments["rollout"] / GIB,
         "training peak GiB": watch.peak(rollout_end, train_end) / GIB,

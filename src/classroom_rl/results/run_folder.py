@@ -22,6 +22,7 @@ from classroom_rl.rollout.intervals import Estimate
 METRICS_NAME = "metrics.jsonl"
 LEARNING_NAME = "learning.json"
 JUDGE_CHECKS_NAME = "judge_checks.jsonl"
+ENVIRONMENT_NAME = "train_rl.environment.json"
 
 STAGES = ("sft", "server_start", "rollout", "publish", "train", "eval")
 """The stages into which the wall-clock time of a run is split, in the order in which they are shown."""
@@ -108,7 +109,7 @@ def load_run(folder: Path) -> RunData:
         after=_load_measurement(folder / "eval" / "after"),
         lines=read_lines(folder / "metrics.jsonl"),
         config=_read_yaml(folder / "config" / "train_rl.yaml") or _read_yaml(folder / "config" / "vllm_server.yaml"),
-        environment=read_json(folder / "config" / "train_rl.environment.json"),
+        environment=read_json(folder / "config" / ENVIRONMENT_NAME),
         summary=read_json(folder / "summary.json"),
         judge_checks=read_lines(folder / JUDGE_CHECKS_NAME),
     )

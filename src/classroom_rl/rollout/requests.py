@@ -97,6 +97,7 @@ class SampleResponse(BaseModel, Generic[T]):
 
     `reward_weights` are the weights in each trajectory's `reward`. `usage` maps each role behind an API to what the
     batch used of it. `plays` is a fingerprint of the server's configuration; empty if it gives none.
+    `seconds_after_policy` passed after the last message of the policy, with judging and other scoring alone.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class SampleResponse(BaseModel, Generic[T]):
     reward_weights: dict[str, float]
     usage: dict[str, Usage] = Field(default_factory=dict)
     plays: str = ""
+    seconds_after_policy: float = 0.0
 
     async def as_json(self) -> bytes:
         """The response as JSON. Between two conversations it yields to the event loop, since a large batch takes long

@@ -110,6 +110,7 @@ class Runner(Generic[E, R]):
             conversations=played,
             reward_weights=self.reward_weights,
             usage={role: api.ledger.usage(request.request_id) for role, api in environment.roles.apis.items()},
+            seconds_after_policy=asyncio.get_running_loop().time() - awaiting_policy.ended,
         )
 
     def weights_for(self, request: SampleRequest) -> tuple[PolicyVersion | None, str]:
@@ -220,11 +221,13 @@ class _AwaitingPolicy:
 
     Attributes:
         indices: their indices in the request.
+        ended: when the last of them left, by the event loop's clock; without any, when the request began.
     """
 
     def __init__(self, environment: Environment, plays: Sequence[Play], when_played: Callable[[], None]):
         self._needs_policy, self._when_played = environment.needs_policy, when_played
         self.indices = {play.index for play in plays if environment.needs_policy(play.episode)}
+        self.ended = asyncio.get_running_loop().time()
         if not self.indices:
             when_played()
 
@@ -232,6 +235,7 @@ class _AwaitingPolicy:
         """Check an episode again after one of its steps."""
         if play.index in self.indices and not self._needs_policy(play.episode):
             self.indices.discard(play.index)
+            self.ended = asyncio.get_running_loop().time()
             if not self.indices:
                 self._when_played()
 

@@ -27,8 +27,11 @@ from classroom_rl.system.terminal import Echo
 logger = logging.getLogger(__name__)
 
 
-def refuse_taken_port(host: str, port: int) -> None:
-    """Refuse an address at which the server cannot listen.
+def refuse_taken_port(host: str, port: int, key: str = "generation.server_port") -> None:
+    """Refuse an address at which a program cannot listen.
+
+    Args:
+        key: the config key that `port` comes from, for the error message.
 
     Raises:
         ConfigError: if a process already listens there (the message names it), or the address is not this machine's.
@@ -40,8 +43,8 @@ def refuse_taken_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"The server cannot listen on {host}:{port}: {error.strerror}.{_describe_listener(port)} "
-                "End that, or choose another port with generation.server_port=…"
+                f"Cannot listen on {host}:{port} ({key}): {error.strerror}.{_describe_listener(port)} "
+                f"End that, or choose another port with {key}=…"
             ) from error
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -34,11 +34,14 @@ class MetricsCallback(TrainerCallback):
     Args:
         run_folder: the folder of `metrics.jsonl`. If a resumed run repeats steps, their lines are replaced.
         every_s: the least seconds between two lines of text; the last step is always shown.
+        on_line: these are called with each line, once it is written.
     """
 
-    def __init__(self, run_folder: Path, every_s: float = 0.0):
+    def __init__(
+        self, run_folder: Path, every_s: float = 0.0, on_line: Sequence[Callable[[dict[str, Any]], None]] = ()
+    ):
         self._path = run_folder / METRICS_NAME
-        self._every_s = every_s
+        self._every_s, self._on_line = every_s, on_line
         self._bar: Optional[tqdm] = None
         self._started = self._shown = 0.0
         self._first_step = 0
@@ -80,6 +83,8 @@ class MetricsCallback(TrainerCallback):
         line = {"step": state.global_step, "time": time.time(), **logs}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        for take in self._on_line:
+            take(line)
         self._show(line, state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

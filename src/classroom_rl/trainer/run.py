@@ -1,10 +1,12 @@
 """A whole training, by any algorithm, from the configuration to the released model."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from prometheus_client import CollectorRegistry
 from transformers.trainer_callback import PrinterCallback
 
 from classroom_rl.config.train_rl import TrainRLConfig
@@ -24,12 +26,13 @@ from classroom_rl.system.distributed import check_fsdp
 from classroom_rl.trainer.arguments import training_arguments
 from classroom_rl.trainer.callbacks import GRPOMetricsCallback, PlotCallback, last_metrics
 from classroom_rl.trainer.checkpoints import step_of
-from classroom_rl.trainer.collective import on_main_process
+from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.corrections import CorrectionPasses
 from classroom_rl.trainer.grpo import GRPO
 from classroom_rl.trainer.loop import TrainingLoop
 from classroom_rl.trainer.model_loading import load_policy, prepare_cpu
 from classroom_rl.trainer.ppo import PPO
+from classroom_rl.trainer.prometheus import metrics_port, training_metrics
 from classroom_rl.trainer.session import TrainingSession, training_session
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from classroom_rl.trainer.weight_delta import parameter_movement
@@ -56,14 +59,21 @@ def train(config: TrainRLConfig) -> None:
     if adapter is not None:
         check_adapter("teacher_model", config.teacher_model.model_name_or_path, adapter)
     arguments = training_arguments(config, run_folder)  # sets up the process group, too
-    with training_session(config) as session:
+    state = PartialState()
+    with ExitStack() as closing:
+
+        def serve_metrics() -> CollectorRegistry | None:
+            return closing.enter_context(metrics_port(config)) if state.is_main_process else None
+
+        registry = on_every_process(state, serve_metrics)
+        session = closing.enter_context(training_session(config))
         keep_tracked_run(arguments, session.run_id)
         checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
         algorithm = PPO(config, run_folder, checkpoint) if config.train.algorithm == PPO_NAME else GRPO(config)
-        _run(session, TrainingLoop(session, load_policy(config, arguments), algorithm, arguments))
+        _run(session, TrainingLoop(session, load_policy(config, arguments), algorithm, arguments), registry)
 
 
-def _run(session: TrainingSession, loop: TrainingLoop) -> None:
+def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegistry | None) -> None:
     """Train to the end, from the checkpoint if there is one, then save the model, write `learning.json` (with a
     supervisor also `supervision.json`), and push to the Hub if configured.
 
@@ -73,7 +83,12 @@ def _run(session: TrainingSession, loop: TrainingLoop) -> None:
     """
     config, run_folder, state = session.config, session.run_folder, PartialState()
     loop.remove_callback(PrinterCallback)
-    loop.add_callback(GRPOMetricsCallback(run_folder))
+    exported = []
+    if registry is not None:
+        metrics = training_metrics(config, loop.model.config, state.num_processes)
+        registry.register(metrics)
+        exported.append(metrics.record)
+    loop.add_callback(GRPOMetricsCallback(run_folder, on_line=exported))
     loop.add_callback(PlotCallback(run_folder, loop))
     if config.train.corrections.mode == PASS:
         loop.add_callback(CorrectionPasses(loop, config))

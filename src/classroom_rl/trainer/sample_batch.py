@@ -144,6 +144,7 @@ class BatchPlayer:
         self.order = ProblemOrder(ids, train, config.seed)
         self._next = NextBatch(session.client.play, self._sample) if train.max_staleness > 0 else None
         self._first = True
+        self._waited_s = self._judging_s = 0.0
 
     def play(self, policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator) -> PlayedBatch:
         """Play the batch of an optimizer step with a policy that the server has loaded; all processes call this
@@ -154,7 +155,7 @@ class BatchPlayer:
             ConfigError: on every process, if a server uses other reward weights.
             ClassroomError: on every process, if sampling, or writing the episodes, failed on any.
         """
-        started = time.monotonic()
+        started, self._judging_s = time.monotonic(), 0.0
         self._gpus.wake_engines()
         batch = self._play(self._problems_of(step, accelerator), policy, step, max_steps, accelerator)
         self._first = False
@@ -171,7 +172,9 @@ class BatchPlayer:
             figures["policy/staleness"] = fmean(staleness(records, policy))
             if self._curriculum is not None:  # it draws by the rewards of these
                 self._begin_next(policy, step, max_steps, accelerator)
-        batch.figures |= figures | {"seconds/rollout": time.monotonic() - started}
+        # What a batch that was begun ahead is waited for, before its weights are replaced, is a part of its rollout.
+        rollout_s = time.monotonic() - started + self._waited_s
+        batch.figures |= figures | {"seconds/rollout": rollout_s, "seconds/judging": self._judging_s}
         if self._on_batch is not None:
             self._on_batch(step, batch.played)
         batch.left_out |= {place for place, each in enumerate(records) if each.unrewarded}
@@ -197,8 +200,10 @@ class BatchPlayer:
         """Wait until no process needs the policy any more in the batch that is played ahead, before new weights are
         loaded; all processes call this together."""
         if self._next is not None:
+            started = time.monotonic()
             self._next.wait()
             accelerator.wait_for_everyone()  # other processes' episodes are played with the same engine
+            self._waited_s = time.monotonic() - started
 
     def _begin_next(self, policy: PolicyVersion, step: int, max_steps: int, accelerator: Accelerator) -> None:
         """Have the batch after this step's played with the weights that are loaded now, while this step's is judged and
@@ -216,10 +221,13 @@ class BatchPlayer:
         def sample(problem_ids: Sequence[str], attempt: int) -> SampleResponse | None:
             if not problem_ids:
                 return None
+            started = time.monotonic()
             if self._next is not None and attempt == 0:
                 response = self._take(problem_ids, policy, step, max_steps, accelerator)
             else:
                 response = self._sample(self._request(problem_ids, policy, attempt, step, accelerator))
+            # Of a batch that was begun ahead, the judge may have read a part before this process began to wait.
+            self._judging_s += min(response.seconds_after_policy, time.monotonic() - started)
             write_rollouts(self._run_folder, step, accelerator.process_index, response.conversations, attempt)
             return response
 

@@ -28,6 +28,7 @@ from accelerate.utils.memory import clear_device_cache
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.engines.vllm.worker_extension import gpu_id
 from classroom_rl.errors import ConfigError
+from classroom_rl.results.step_time import Placement
 from classroom_rl.server.auth import token_for
 from classroom_rl.server.client import ClassroomClient, server_url
 from classroom_rl.server.engine_sleep import GpuLease, this_process
@@ -116,6 +117,13 @@ class SharedGpus:
         if shared and state.is_main_process:
             logger.info("server and trainer take turns on the GPUs (generation.colocate)")
         return cls(client, server, shared, run_folder)
+
+    @property
+    def placement(self) -> Placement:
+        """Where server and trainer run, as the page's advice has to know it."""
+        if self._state.device.type == "cpu":
+            return "cpu"
+        return "shared" if self._shared else "split"
 
     def sleep_engines(self) -> None:
         """Have all engines sleep, once every rank has reached this call."""

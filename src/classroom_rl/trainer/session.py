@@ -17,6 +17,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.memory.sources import machines_of
 from classroom_rl.models.lora import check_checkpoint
 from classroom_rl.results.hub import check_push
+from classroom_rl.results.step_time import record_placement
 from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.server.agreement import conversation_keys
@@ -92,6 +93,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
     if config.train.max_staleness > 0:
         gpus.refuse_playing_ahead()
+    on_main_process(state, lambda: record_placement(run_folder, gpus.placement))
     gpus.sleep_engines()
     return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint, contents)
 

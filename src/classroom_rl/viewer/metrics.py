@@ -16,6 +16,7 @@ from classroom_rl.results.run_folder import (
     read_json,
     read_lines,
 )
+from classroom_rl.results.step_time import time_of
 from classroom_rl.rollout.extensions import view_of
 from classroom_rl.viewer.list_index import ConversationSets
 from classroom_rl.viewer.schemas import EvalMark, Guards, Metrics
@@ -77,13 +78,17 @@ class RunMetrics:
         lines = self._read_lines()
         shown = _thin(lines)
         names = dict.fromkeys(name for line in shown for name in line if _is_shown(name))
-        steps = look_up(self.config(), "train", "max_steps")
+        config = self.config()
+        steps = look_up(config, "train", "max_steps")
+        shares, advice = time_of(lines, config, self._folder)
         return Metrics(
             steps=[line["step"] for line in shown],
             series={name: [_to_float(line.get(name)) for line in shown] for name in names},
             last=last_figures(lines),
             marks=[mark for name, path in sets.evaluations.items() for mark in _eval_marks(name, path)],
             max_steps=steps if is_number(steps) and steps > 0 else None,
+            time_shares=shares,
+            time_advice=advice,
         )
 
     def guards(self) -> Guards:

@@ -75,13 +75,16 @@ class EvalMark(BaseModel):
 
 class Metrics(BaseModel):
     """Response of `GET /api/metrics`: one column per metric over the steps, thinned to what a chart can show; null
-    where a step lacks the metric. `last` holds the last number of each metric."""
+    where a step lacks the metric. `last` holds the last number of each metric, `time_shares` the share of each phase in
+    the time of the last steps, and `time_advice` a line about what would shorten them."""
 
     steps: list[int]
     series: dict[str, list[float | None]]
     last: dict[str, Any]
     marks: list[EvalMark]
     max_steps: int | None
+    time_shares: dict[str, float]
+    time_advice: str | None
 
 
 class Guards(BaseModel):

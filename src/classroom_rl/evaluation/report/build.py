@@ -35,6 +35,7 @@ from classroom_rl.results.charts import Drawing, Mark, Series, area_chart, line_
 from classroom_rl.results.learning import describe_learning, learning_of, write_learning
 from classroom_rl.results.plots import write_plots
 from classroom_rl.results.run_folder import STAGES, Measurement, RunData, is_number, load_run, look_up
+from classroom_rl.results.step_time import time_of
 from classroom_rl.results.supervision_summary import describe_supervision, summarise_supervision
 from classroom_rl.rollout.extensions import MetricPanel, view_of
 from classroom_rl.system.keys import print_error
@@ -409,13 +410,12 @@ def _mismatch_chart(data: RunData) -> Optional[Drawing]:
 def _time_chart(data: RunData) -> Optional[Drawing]:
     stages = {stage: dict(data.series(f"seconds/{stage}")) for stage in ("rollout", "publish", "train")}
     steps = [step for step, _ in data.series("seconds/rollout") if all(step in seconds for seconds in stages.values())]
-    if not steps:
-        return None
     series = [
         Series(stage, colour, [(step, seconds[step]) for step in steps])
         for colour, (stage, seconds) in zip("abc", stages.items(), strict=True)
     ]
-    return area_chart("Where a step's time goes", series, note="Wall-clock seconds of each step.", unit=" s")
+    note = f"Wall-clock seconds of each step. {time_of(data.steps, data.config, data.folder)[1] or ''}".strip()
+    return area_chart("Where a step's time goes", series, note=note, unit=" s") if steps else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import { el, show } from "./dom.js";
 import { dollars, number, percent, seconds, signed, topOf, words } from "./format.js";
 import { guardCard, guardCharts } from "./guards.js";
 import { ppoCharts } from "./ppo.js";
+import { timeCard } from "./step_time.js";
 import { supervisionCharts } from "./supervision.js";
 
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
@@ -15,11 +16,13 @@ export async function runPage(host, _parameters, run, pulse) {
   const tiles = el("section", { class: "tiles", "aria-label": "The moment" });
   const guards = el("section", { "aria-label": "Learning and judge" });
   const charts = el("section", { class: "charts", "aria-label": "Over the steps" });
-  show(host, tiles, guards, charts, facts(run));
+  const time = el("section", { "aria-label": "Where the time goes" });
+  show(host, tiles, guards, time, charts, facts(run));
   const draw = async (now, its) => {
     const [metrics, found] = await Promise.all([get("metrics"), get("guards")]);
     show(tiles, drawTiles(metrics, now, its));
     show(guards, guardCard(found, metrics.steps.at(-1)));
+    show(time, timeCard(metrics));
     show(charts, drawCharts(metrics, its));
   };
   await draw(pulse ?? await get("pulse"), run);
