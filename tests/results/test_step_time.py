@@ -1,6 +1,7 @@
 """Where the time of steps goes, and the advice about it: on recorded figures, and for every shipped configuration."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.conftest import ROOT
 SHIPPED = sorted(path.stem for path in (ROOT / "config/train_rl").glob("*.yaml"))
 
 
+@cache
 def configured(name: str, *overrides: str) -> dict:
     """A configuration as a run folder records it."""
     return yaml.safe_load(to_yaml(load(TrainRLConfig, "train_rl", ["--config-name", name, *overrides], check_train_rl)))

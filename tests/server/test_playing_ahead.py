@@ -87,6 +87,20 @@ async def test_the_next_batch_is_played_by_newer_weights_while_the_judge_reads(r
     assert max(of(found, "turn", BATCH)) < newer < min(of(found, "turn", NEXT)) < max(of(found, "verdict", BATCH))
 
 
+class SlowJudge(ScriptedJudge):
+    async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
+        await asyncio.sleep(7.0)
+        return await super().judge(rule, conversation, problem, attempt)
+
+
+async def test_the_answer_says_for_how_long_the_judge_alone_was_waited_for(room: Room, generation) -> None:
+    room.judge = SlowJudge(lambda rule, conversation, attempt: json.dumps(SCORES))
+    service = room.open(generation)
+    await load(room, service, 1)
+    response = await service.sample(BATCH)
+    assert response.seconds_after_policy == pytest.approx(7.0)
+
+
 async def test_played_is_answered_after_the_last_message_and_not_before(room: Room, generation) -> None:
     halt = Halting()
     room.student = HaltingStudent(room.tokenizer, halt)

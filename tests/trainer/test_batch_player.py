@@ -1,6 +1,7 @@
 """The batches that a server plays: whose problems they are of, what is refused of an answer, what stops a run, and what
 is logged of them."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,24 @@ def test_metrics_of_a_batch(tmp_path: Path) -> None:
     assert figures["judge/failed_share"] == 0.25 and figures["conversation/rejected_share"] == 0.25
     assert figures["conversation/teacher_tokens"] == 2 and figures["judge/forward_progression_score"] == 0.5
     assert figures["rewards/pedagogical/mean"] == 0.5 and figures["seconds/rollout"] > 0
+
+
+def test_judging_is_what_the_server_counted_but_no_more_than_was_waited_for(tmp_path: Path) -> None:
+    assert played(tmp_path, [record(0)]).figures["seconds/judging"] == 0.0
+    assert played(tmp_path, [record(0)], seconds_after_policy=1e-9).figures["seconds/judging"] == 1e-9
+    figures = played(tmp_path, [record(0)], seconds_after_policy=1e9).figures  # read before it was asked for
+    assert 0 < figures["seconds/judging"] <= figures["seconds/rollout"]
+
+
+def test_waiting_for_a_batch_begun_ahead_is_a_part_of_its_rollout(tmp_path: Path, monkeypatch) -> None:
+    def sample(_: object) -> SampleResponse:
+        fields = {"policy": PolicyVersion("run", 0), "conversations": [record(0), record(1)]}
+        return SampleResponse(request_id="r", reward_weights={"pedagogical": 1.0}, **fields)
+
+    own = player(tmp_path, SimpleNamespace(play=lambda _: None, sample=sample), 2, "train.max_staleness=1")
+    monkeypatch.setattr(own._next, "wait", lambda: time.sleep(0.25))
+    own.wait_for_next(Accelerator(cpu=True))
+    assert own.play(PolicyVersion("run", 0), 0, 1, Accelerator(cpu=True)).figures["seconds/rollout"] >= 0.25
 
 
 def test_a_reward_s_mean_and_deviation_are_those_of_the_episodes_that_have_it() -> None:

@@ -32,6 +32,17 @@ def test_metrics_are_columns_over_steps_with_the_evaluations_as_marks(http: Test
     assert means["before", "sampled"] == pytest.approx(0.7 / 3) and means["after", "greedy"] == pytest.approx(0.5)
 
 
+def test_the_time_of_steps_comes_with_advice(http: TestClient, run: Path) -> None:
+    told = http.get("/api/metrics").json()
+    assert told["time_shares"]["play"] == pytest.approx(2.0 / 3.25) and told["time_advice"] is None
+    train = {"max_staleness": 0, "importance_sampling_correction": True}
+    write_training(run, [step_line(1, 0.5, **{"seconds/judging": 1.5})], {"train": train})
+    (run / "config" / "train_rl.environment.json").write_text('{"placement": "split"}')
+    told = http.get("/api/metrics").json()
+    assert told["time_shares"]["play"] == pytest.approx(0.5 / 3.25)
+    assert told["time_advice"].startswith("The engines wait 38 % of a step: set train.max_staleness=1")
+
+
 def test_the_last_figures_are_those_of_the_last_batch_though_it_is_trained_on_twice(
     http: TestClient, run: Path
 ) -> None:

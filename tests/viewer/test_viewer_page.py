@@ -76,6 +76,7 @@ def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> No
     browser.open(url)
     browser.until_text(".tile", "3\nof 4")
     assert browser.text("#run-name") == "run"
+    assert browser.all(".step-time .shares rect") and "training 31 %" in browser.text(".step-time .legend")
     titles = [each.text for each in browser.all(".chart h3")]
     assert titles[:4] == ["Reward", "Reward on held-out lessons", "What the judge says", "Seconds per step"]
     assert len(browser.all(".chart path.line")) >= 4 and len(browser.all(".chart path.area")) == 3

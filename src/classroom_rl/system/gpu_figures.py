@@ -1,6 +1,7 @@
 """What a GPU is busy with, by NVML, and how fast it could compute: for the metrics of a training."""
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ _PEAK_TFLOPS = (
     ("RTX 4090", 165.2),
     ("L4", 121.0),
 )
-"""Dense operations in bfloat16 (and float16) by a part of the GPU's name, in 10¹² a second, from NVIDIA's data sheets;
-the first part that a name holds counts."""
+"""Dense operations in bfloat16 (and float16) by whole words of the GPU's name, in 10¹² a second, from NVIDIA's data
+sheets; the first words that a name holds count."""
 
 
 def peak_flops(name: str) -> float | None:
@@ -27,7 +28,7 @@ def peak_flops(name: str) -> float | None:
     Args:
         name: as `torch.cuda.get_device_name` gives it.
     """
-    return next((1e12 * tflops for part, tflops in _PEAK_TFLOPS if part.lower() in name.lower()), None)
+    return next((1e12 * tflops for part, tflops in _PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), None)
 
 
 def training_flops(parameters: int, has_adapter: bool = False) -> int:
