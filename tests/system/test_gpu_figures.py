@@ -44,7 +44,6 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs, and the package nvidia-ml-py."""
     nvml = ModuleType("pynvml")
     nvml.NVMLError = NVMLError
-    nvml.__spec__ = SimpleNamespace(name="pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -66,5 +65,5 @@ def test_nothing_is_told_without_the_package_or_without_a_gpu(two_gpus: None, mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert list(gpu_usage()) == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "pynvml")
     assert list(gpu_usage()) == []

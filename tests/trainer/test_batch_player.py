@@ -96,9 +96,9 @@ def test_metrics_of_a_batch(tmp_path: Path) -> None:
 
 
 def test_judging_is_what_the_server_counted_but_no_more_than_was_waited_for(tmp_path: Path) -> None:
-    assert played(tmp_path, [record(0)]).figures["seconds/judging"] == 0.0
-    assert played(tmp_path, [record(0)], seconds_after_policy=1e-9).figures["seconds/judging"] == 1e-9
-    figures = played(tmp_path, [record(0)], seconds_after_policy=1e9).figures  # read before it was asked for
+    assert played(tmp_path, [record(0), record(1)]).figures["seconds/judging"] == 0.0
+    assert played(tmp_path, [record(0), record(1)], seconds_after_policy=1e-9).figures["seconds/judging"] == 1e-9
+    figures = played(tmp_path, [record(0), record(1)], seconds_after_policy=1e9).figures  # read before it was asked for
     assert 0 < figures["seconds/judging"] <= figures["seconds/rollout"]
 
 

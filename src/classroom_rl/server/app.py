@@ -51,6 +51,7 @@ from classroom_rl.server.schemas import (
     SleepRequest,
     SleepResponse,
 )
+from classroom_rl.server.spans import spans_of_environment
 from classroom_rl.system.processes import refuse_taken_port
 from classroom_rl.system.run_lock import claim
 from classroom_rl.system.startup import large_imports
@@ -194,6 +195,9 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
         try:
             with _keep_startup_failure(app):
                 app.state.opened = _open_environment(config, service, server_folder, closing)
+                if (spans := spans_of_environment()) is not None:
+                    service.journal.on_event, provider = spans[0].take, spans[1]
+                    closing.callback(provider.shutdown)
                 await service.restore_policy(config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
             await add_openai_routes(app, service.environment.roles.policy, timeout_s)

@@ -1,7 +1,7 @@
 """What a GPU is busy with, by NVML, and how fast it could compute: for the metrics of a training."""
 
-import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,13 +54,12 @@ def gpu_usage() -> Iterator[GpuUsage]:
     context is created on them."""
     import torch
 
-    if not torch.cuda.is_available() or importlib.util.find_spec("pynvml") is None:
+    nvml = sys.modules.get("pynvml")  # torch imports it where it is installed
+    if nvml is None or not torch.cuda.is_available():
         return
-    from pynvml import NVMLError
-
     for index in range(torch.cuda.device_count()):
         memory_used = utilization = None
-        with suppress(NVMLError):  # parts of a GPU (MIG) have no utilisation
+        with suppress(nvml.NVMLError):  # parts of a GPU (MIG) have no utilisation
             memory_used = torch.cuda.device_memory_used(index)
             utilization = torch.cuda.utilization(index) / 100
         yield GpuUsage(index, memory_used, torch.cuda.get_device_properties(index).total_memory, utilization)

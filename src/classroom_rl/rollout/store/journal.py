@@ -28,7 +28,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO, FileIO
 from pathlib import Path
 from threading import Lock, Thread
@@ -67,6 +67,9 @@ class Journal:
     earlier servers wrote. Only the positions of the last requests' events are held in memory; others are found through
     an index.
 
+    Attributes:
+        on_event: called with each event once it is written, with its fields as they were given; None: nobody listens.
+
     Args:
         segment_bytes: the size at which `journal.jsonl` becomes a segment.
         block_bytes: the size of the blocks, each of which is compressed and searched separately.
@@ -78,6 +81,7 @@ class Journal:
     def __init__(self, run_folder: Path, segment_bytes: int = SEGMENT_BYTES, block_bytes: int = BLOCK_BYTES):
         self.path = run_folder / JOURNAL_NAME
         self._segment_bytes, self._block_bytes = segment_bytes, block_bytes
+        self.on_event: Callable[[Mapping[str, Any]], None] | None = None
         # Of the last requests: request → conversation → positions of its events.
         self._positions: OrderedDict[str, dict[str, list[int]]] = OrderedDict()
         self._files: list[IndexedFile] = []  # the sealed segments in order, then the growing file
@@ -113,6 +117,8 @@ class Journal:
             if self.end - self._files[-1].start >= self._segment_bytes:
                 self._seal()
             self._write(data)
+        if self.on_event is not None:
+            self.on_event(line)
         return self._note(data)
 
     def _write(self, line: bytes) -> None:
