@@ -1,4 +1,5 @@
-"""How long publishing weights takes, through the disk and through shared memory, in seconds per GB.
+"""How long publishing weights takes, through the disk, through shared memory, and from memory to memory, in seconds per
+GB.
 
     python -m benchmarks.publish [--gb 1] [--rounds 5] [--folder runs/publish]
 
@@ -7,13 +8,18 @@ complete, and, on disk, wait until it is there. Then a reader reads all of it, a
 Versions in memory are written over old ones; the first few, whose files are new or not mapped yet, are reported by
 themselves.
 The earlier way through the disk, which copied each weight first and read the file again, is measured beside them.
+`train.publish_through: nccl` has no files: another process, on the same CPUs, receives the weights over gloo while they
+are sent, so that its seconds are those of publishing and reading together. Between GPUs this is NCCL's business.
 """
 
 import argparse
+import multiprocessing
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +28,7 @@ import xxhash
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from classroom_rl.engines.vllm.weight_stream import GlooGroup, Group, Receiver, open_meeting, packed, send
 from classroom_rl.models.policy_folder import (
     MARKER,
     oldest_policy,
@@ -34,11 +41,14 @@ from classroom_rl.models.policy_folder import (
     write_whole,
 )
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.weight_transfer import TensorInfo
 from classroom_rl.trainer.model_loading import prepare_cpu
 from classroom_rl.trainer.sharded_save import write_shards
 from classroom_rl.trainer.weight_files import KeptFiles
+from classroom_rl.trainer.weight_sender import BUFFER_BYTES
 
-EARLIER, DISK, MEMORY = "disk, before", "disk", "memory"
+EARLIER, DISK, MEMORY, SENT = "disk, before", "disk", "memory", "sent"
+CPU, WAIT_S = torch.device("cpu"), 600.0
 KEEP = 2  # the default of train.keep_published_policies
 FIRST_IN_MEMORY = 2 * (KEEP + 1)
 """Versions until every file in memory is there and mapped: the first half makes files, the second maps them."""
@@ -84,21 +94,58 @@ def publish(
     return written - started, read - written
 
 
+def receive(point: dict, tensors: Sequence[TensorInfo]) -> None:
+    """Receive versions until the sender has gone, and confirm each."""
+    prepare_cpu("bfloat16")
+    where = point["master_address"], point["master_port"]
+    limits = {"wait_for_workers": False, "timeout": timedelta(seconds=WAIT_S)}
+    group = GlooGroup(torch.distributed.TCPStore(*where, is_master=False, **limits), 1, 2, WAIT_S)
+    weights = {each.name: torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in tensors}
+    while True:
+        receiver = Receiver(tensors, BUFFER_BYTES, group, CPU)
+        for name, tensor in receiver:
+            weights[name].copy_(tensor)
+        receiver.check()
+        group.broadcast(torch.ones(1), src=1)
+
+
+@contextmanager
+def receiving(tensors: Sequence[TensorInfo]) -> Iterator[Group]:
+    """The group of this process and one that receives."""
+    point, join = open_meeting(CPU, "127.0.0.1", 2, WAIT_S)
+    process = multiprocessing.get_context("spawn").Process(target=receive, args=(point, tensors), daemon=True)
+    process.start()
+    try:
+        yield join()
+    finally:
+        process.kill()
+
+
+def send_version(weights: dict[str, torch.Tensor], tensors: Sequence[TensorInfo], group: Group) -> tuple[float, float]:
+    """Send a version, and wait until it is there. Returns the seconds; there is no reading afterwards."""
+    started = time.perf_counter()
+    send(packed(pieces(weights), tensors, BUFFER_BYTES, CPU), tensors, group, CPU)
+    group.broadcast(torch.zeros(1), src=1)
+    return time.perf_counter() - started, 0.0
+
+
 def measure(folder: Path, rounds: int, weights: dict[str, torch.Tensor]) -> dict[str, list[tuple[float, float]]]:
     """The seconds of publishing and reading, version by version: of memory the first ones, too, which come first."""
     shutil.rmtree(shared_memory_folder(folder), ignore_errors=True)  # of a benchmark that was killed
     parents = {EARLIER: policies_folder(folder) / "earlier", DISK: policies_folder(folder)}
     parents[MEMORY] = open_shared_memory(folder)
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in parents}
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in (*parents, SENT)}
     kept = KeptFiles()
+    tensors = [TensorInfo(name, "bfloat16", list(each.shape)) for name, each in weights.items()]
     try:
         for version in range(FIRST_IN_MEMORY):
             seconds[MEMORY].append(publish(MEMORY, parents[MEMORY], version, weights, kept))
-        for version in range(FIRST_IN_MEMORY, FIRST_IN_MEMORY + rounds + 1):
-            for way, parent in parents.items():
-                found = publish(way, parent, version, weights, kept)
-                if version > FIRST_IN_MEMORY:  # the first of a way warms up
-                    seconds[way].append(found)
+        with receiving(tensors) as group:
+            for version in range(FIRST_IN_MEMORY, FIRST_IN_MEMORY + rounds + 1):
+                found = {way: publish(way, parent, version, weights, kept) for way, parent in parents.items()}
+                found[SENT] = send_version(weights, tensors, group)
+                for way, each in found.items() if version > FIRST_IN_MEMORY else ():  # the first of a way warms up
+                    seconds[way].append(each)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(shared_memory_folder(folder), ignore_errors=True)
@@ -125,6 +172,9 @@ def main() -> None:
         published, read = ([each[place] / size for each in found] for place in (0, 1))
         every = "  ".join(f"{each:.2f}" for each in published)
         print(f"  {way:29} {median(published):.2f}  {median(read):.2f}   all: {every}")
+    for way in (DISK, MEMORY):
+        both = median(sum(other) / sum(sent) for other, sent in zip(seconds[way], seconds[SENT], strict=True))
+        print(f"sent {both:.1f} × as fast as {way} with a reader")
     for way in (EARLIER, DISK):
         pairs = list(zip(seconds[way], seconds[MEMORY], strict=True))
         publishing = median(other / memory for (other, _), (memory, _) in pairs)

@@ -65,7 +65,7 @@ NOT_TAKEN = [
     ("train.reward_weights", ["{pedagogical: .nan}"], "must be a finite number"),
     ("train.importance_sampling_mode", ["token"], "must be one of token_truncate"),
     ("train.groups_without_variance", ["skip"], "must be one of keep, drop, resample"),
-    ("train.publish_through", ["ram"], "must be one of disk, memory"),
+    ("train.publish_through", ["ram"], "must be one of disk, memory, nccl"),
     ("train.turn_credit.mode", ["sum"], "must be one of none, immediate, to_go, progress"),
     ("train.corrections.mode", ["sft"], "must be one of none, same_step, pass"),
     ("train.algorithm", ["reinforce", "PPO"], "must be one of grpo, ppo"),

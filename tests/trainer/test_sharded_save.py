@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTr
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from classroom_rl.models.policy_folder import CONTENT_DIGEST
-from classroom_rl.trainer.sharded_save import gathered_weights, write_shards
+from classroom_rl.trainer.sharded_save import described_weights, gathered_weights, write_shards
 from classroom_rl.trainer.weight_files import KeptFiles, SafetensorsWriter
 
 _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -163,3 +163,15 @@ def test_a_digest_depends_on_every_part_and_not_on_the_threads(tmp_path: Path, m
     others += [{**base, "a": swapped}, {"b": base["b"], "a": large}, {"a": large, "c": base["b"]}]
     others += [{**base, "b": torch.ones(3, 1)}, {**base, "b": torch.ones(3).view(torch.int32)}]
     assert len({digest(each) for each in (base, *others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("kind", [*_CONFIGS, "fused attention"])
+def test_weights_are_described_without_being_gathered(kind: str, tmp_path: Path) -> None:
+    model = model_from_folder("untied" if kind == "fused attention" else kind, tmp_path)
+    if kind == "fused attention":
+        parts = [f"self_attn.{part}_proj.weight" for part in "qkv"]
+        model._weight_conversions = [WeightConverter("self_attn.qkv_proj.weight", parts, operations=[Chunk(dim=0)])]
+    gathered = [item for piece in gathered_weights(model, keep=True) for item in piece.items()]
+    assert [(each.name, f"torch.{each.dtype}", each.shape) for each in described_weights(model)] == [
+        (name, str(tensor.dtype), list(tensor.shape)) for name, tensor in gathered
+    ]

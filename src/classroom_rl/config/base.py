@@ -56,7 +56,8 @@ class ServerConfig:
     sample_timeout_s: Seconds = 3600.0
     """How long a batch of episodes may take, in seconds."""
     load_weights_timeout_s: Seconds = 600.0
-    """How long, in seconds, new weights wait for turns in flight to end."""
+    """How long, in seconds, new weights wait for turns in flight to end. With `train.publish_through: nccl` also how
+    long a server waits for all weights; then it starts its engine again."""
     turn_timeout_s: Seconds = 900.0
     """How long, in seconds, an engine may take to finish each message it works on. After that it counts as hung and the
     server ends. An engine gets `vllm.max_num_seqs` messages at a time; waiting ones do not count."""

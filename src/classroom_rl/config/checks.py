@@ -28,6 +28,7 @@ from classroom_rl.config.values import (
     KEEP,
     LARGEST_BATCH,
     MEMORY,
+    NCCL,
     NO_CREDIT,
     PPO,
     SCORING_RULES,
@@ -343,18 +344,40 @@ def _check_publishing(config: TrainRLConfig) -> None:
             f"train.publish_through is {MEMORY}, the shared memory of one machine, but a server is at {elsewhere[0]}: "
             "start it on the trainer's machine and name it by 127.0.0.1, or set train.publish_through=disk."
         )
+    if config.train.publish_through != NCCL:
+        return
+    if config.teacher_model.adapter is not None:
+        raise ConfigError(
+            f"train.publish_through is {NCCL}, which sends whole models, but teacher_model.lora.enable is true, and "
+            "engines load adapters from files: set train.publish_through=disk (an adapter is small)."
+        )
+    if generation.colocate:
+        raise ConfigError(
+            f"train.publish_through is {NCCL}, which sends weights between different GPUs, but generation.colocate is "
+            "true: server and trainer take turns on the same ones. Set train.publish_through=memory, or give the "
+            "server GPUs of its own and set generation.colocate=false."
+        )
 
 
 def check_machines(config: TrainRLConfig, machines: int) -> None:
     """Check what only the launch decides: on how many machines the trainer's processes are.
 
     Raises:
-        ConfigError: if weights are published through the memory of one machine to servers on several.
+        ConfigError: if weights are published through the memory of one machine to servers on several, or sent to
+            servers whose addresses only their own machines know.
     """
     if config.train.publish_through == MEMORY and machines > 1:
         raise ConfigError(
             f"train.publish_through is {MEMORY}, the shared memory of one machine, but the training was launched on "
             f"{machines}: set train.publish_through=disk."
+        )
+    urls = config.generation.server_urls or [f"http://{config.generation.server_host}"]
+    local = [url for url in urls if is_loopback(urlsplit(url).hostname or "")]
+    if config.train.publish_through == NCCL and machines > 1 and local and len(urls) > 1:
+        raise ConfigError(
+            f"train.publish_through is {NCCL}, and the training was launched on {machines} machines: its first process "
+            f"sends the weights to every server, but {local[0]} means each machine's own. Name the servers in "
+            "generation.server_urls by addresses that all machines reach."
         )
 
 

@@ -245,9 +245,10 @@ class TrainConfig:
     difference as for the engine's."""
     publish_through: PublishThrough = DISK
     """`disk` writes published weights into the run folder. `memory` writes them into the shared memory of the machine
-    (/dev/shm), where server and trainer both are."""
+    (/dev/shm), where server and trainer both are. `nccl` sends them from the trainer's GPU into those of the engines of
+    all servers, which must be other GPUs (between CPUs: over gloo)."""
     publish_to_disk_every: Interval = 25
-    """With `memory`, weights are also written to disk every so many steps, and at the end."""
+    """With `memory` and `nccl`, weights are also written to disk every so many steps, and at the end."""
     gpu_memory_gib: Positive | None = None
     """The GPU memory that `dry_run=true` computes its budget for, to plan for another machine; null: this machine's."""
     turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)

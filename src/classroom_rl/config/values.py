@@ -33,9 +33,10 @@ SAMPLED, GREEDY, SUPERVISED = SAMPLINGS = get_args(Sampling)
 TurnCredit = Literal["none", "immediate", "to_go", "progress"]
 NO_CREDIT, IMMEDIATE, TO_GO, PROGRESS = get_args(TurnCredit)
 
-PublishThrough = Literal["disk", "memory"]
-"""Where weights are published: in the run folder, or in the shared memory of the machine."""
-DISK, MEMORY = get_args(PublishThrough)
+PublishThrough = Literal["disk", "memory", "nccl"]
+"""How weights are published: in the run folder, in the shared memory of the machine, or from the trainer's memory into
+that of the engines."""
+DISK, MEMORY, NCCL = get_args(PublishThrough)
 
 GroupMode = Literal["keep", "drop", "resample"]
 """What becomes of a batch's groups without variance."""

@@ -230,7 +230,9 @@ def ask_judge(
 class EngineHealth(BaseModel):
     """The health of one role: its model, its engine and version, the process ids of the workers and their GPUs, whether
     the engine has a sleep mode, and whether it sleeps now. For a role behind an API, the version is the API's address,
-    and `trouble` says for how long and why it has had no answer (null while it gets answers)."""
+    and `trouble` says for how long and why it has had no answer (null while it gets answers). For the policy,
+    `receivers` is how many workers would receive weights from a trainer's memory, and `weight_group` the id of the
+    group in which they did last (empty: in none)."""
 
     model: str
     engine: str
@@ -240,3 +242,5 @@ class EngineHealth(BaseModel):
     can_sleep: bool = False
     asleep: bool = False
     trouble: Optional[str] = None
+    receivers: int = 0
+    weight_group: str = ""

@@ -22,7 +22,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.role_metrics import in_words
 from classroom_rl.errors import ClassroomError, EngineFailure, UnknownConversation
-from classroom_rl.models.policy_folder import inside_run_folder
+from classroom_rl.models.policy_folder import inside_run_folder, policy_path
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.environment import environment_of, module_of
 from classroom_rl.rollout.extensions import OpenServer, extension_of
@@ -46,6 +46,7 @@ from classroom_rl.server.schemas import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     PlayedResponse,
+    ReceiveWeightsRequest,
     RewardRequest,
     RewardResponse,
     SleepRequest,
@@ -313,8 +314,26 @@ def _add_weight_routes(app: FastAPI) -> None:
         started = time.monotonic()
         policy = PolicyVersion(body.run_id, body.version)
         timeout_s = request.app.state.config.generation.load_weights_timeout_s
-        await _service(request).load_policy(folder, policy, timeout_s)
-        return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started)
+        weights = await _service(request).load_policy(folder, policy, timeout_s)
+        return LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started, weights=weights)
+
+    @app.post("/weights/receive", response_model=LoadWeightsResponse)
+    async def receive_weights(body: ReceiveWeightsRequest, request: Request) -> Response:
+        return await unless_disconnected(request, _receive_weights(body, request))
+
+    @app.delete("/weights/receive", status_code=204)
+    async def stop_receiving(request: Request) -> None:
+        _service(request).stop_receiving()
+
+
+async def _receive_weights(body: ReceiveWeightsRequest, request: Request) -> bytes:
+    """Receive weights, and answer. If it is cancelled because the trainer has gone, the engine counts as dead."""
+    started, state = time.monotonic(), request.app.state
+    policy, folder = PolicyVersion(body.run_id, body.version), policy_path(state.run_folder, body.version)
+    timeout_s = state.config.generation.load_weights_timeout_s
+    weights = await _service(request).receive_policy(body.group, body.tensors, policy, folder, timeout_s)
+    response = LoadWeightsResponse(policy=policy, seconds=time.monotonic() - started, weights=weights)
+    return response.model_dump_json().encode()
 
 
 def _add_sleep_routes(app: FastAPI) -> None:

@@ -38,6 +38,7 @@ from classroom_rl.server.schemas import (
     LoadWeightsRequest,
     LoadWeightsResponse,
     ProcessId,
+    ReceiveWeightsRequest,
     RewardResponse,
     SleepRequest,
     SleepResponse,
@@ -61,6 +62,8 @@ _ERRORS: dict[int, type[ClassroomError]] = {
 _BROKEN_CONNECTION = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
 """A `ChunkedEncodingError` is a response that breaks off because the server ended while sending it."""
 _REQUEST_TIMEOUT_S = 60.0
+_TIME_TO_ANSWER_S = 5.0
+"""How much longer than its own deadline a server may take to say that it has passed."""
 _RETRY_PAUSE_S = 2.0
 _SECONDS_BETWEEN_MESSAGES = 30.0
 _CONNECTIONS = 64
@@ -236,6 +239,25 @@ class ClassroomClient:
             raise PolicyMismatch(f"{self.url} was given policy {policy} and answers that {loaded.policy} is loaded.")
         return loaded
 
+    def receive_weights(self, body: ReceiveWeightsRequest) -> LoadWeightsResponse:
+        """Have the server receive weights that are being sent. It is not asked twice: the others that receive them
+        would not wait.
+
+        Raises:
+            PolicyMismatch: if the server has another version afterwards.
+            DeadlineExceeded, EngineFailure: if it did not receive all of them; it may restart its engine.
+        """
+        limit_s = self._load_timeout_s + _TIME_TO_ANSWER_S
+        answer = self._request("POST", "/weights/receive", body.model_dump(), timeout_s=limit_s)
+        received, policy = LoadWeightsResponse.model_validate(answer), PolicyVersion(body.run_id, body.version)
+        if received.policy != policy:
+            raise PolicyMismatch(f"{self.url} was sent policy {policy} and answers that {received.policy} is loaded.")
+        return received
+
+    def stop_receiving(self) -> None:
+        """Have the server give up the weights that it is receiving, if any. Its engine counts as dead then."""
+        self._request("DELETE", "/weights/receive")
+
     def sleep(self, borrowers: Sequence[ProcessId]) -> SleepResponse:
         """Put all engines to sleep until `wake_up` is called or all processes in `borrowers` have ended."""
         body = SleepRequest(borrowers=list(borrowers)).model_dump()
@@ -330,6 +352,8 @@ class ClassroomClient:
             raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
         if response.status_code == 200:
             return response.json()
+        if response.status_code == 204:
+            return None
         raise _ERRORS.get(response.status_code, ClassroomError)(f"{self.url}{path}: {_detail(response)}")
 
     def _see_log(self) -> str:

@@ -7,7 +7,7 @@ The last responses stay in memory. The journal holds all conversations, includin
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.errors import DataError, EngineFailure, PolicyMismatch, RequestConflict, UnknownConversation
 from classroom_rl.models.policy_folder import check_policy, inside_run_folder, moved_policy
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.weight_transfer import TensorInfo, TransferGroup
 from classroom_rl.rollout.environment import Environment, environment_of, phases_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.runner import Runner
@@ -91,6 +92,7 @@ class SamplingService:
         self._engine_sleep = engine_sleep or EngineSleep({}, timeout_s=0.0)
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._failure: EngineFailure | None = None
+        self._receiving: asyncio.Future[None] | None = None
 
     @property
     def runner(self) -> Runner:
@@ -235,13 +237,46 @@ class SamplingService:
         """The ids of the requests that are running."""
         return [request_id for request_id, batch in self._batches.items() if not batch.task.done()]
 
-    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> None:
+    async def load_policy(self, folder: Path, policy: PolicyVersion, timeout_s: float) -> str:
         """Load published weights into the teacher's engine, and record them in the journal, so that a restarted server
-        loads the same ones."""
+        loads the same ones. Returns their fingerprint."""
         teacher = self.environment.roles.policy
         async with self._engine_sleep.room_for_loading("teacher"):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.write_weights(policy, teacher.weights, folder)
+        return teacher.weights
+
+    async def receive_policy(
+        self, group: TransferGroup, tensors: Sequence[TensorInfo], policy: PolicyVersion, folder: Path, timeout_s: float
+    ) -> str:
+        """Receive weights from the trainer's memory into the teacher's engine, and return their fingerprint.
+
+        Args:
+            folder: where the trainer writes this version if it also writes it to disk. It is recorded in the journal: a
+                restarted server loads it from there, or waits for the trainer to send it again.
+
+        Raises:
+            EngineFailure: if the weights did not come, or `stop_receiving` was called.
+        """
+        teacher = self.environment.roles.policy
+        async with self._engine_sleep.room_for_loading("teacher"):
+            self._receiving = asyncio.ensure_future(teacher.receive_policy(group, tensors, policy, timeout_s))
+            try:
+                await self._receiving
+            except asyncio.CancelledError:
+                if asyncio.current_task().cancelling():
+                    raise
+                raise EngineFailure(f"The trainer gave up sending policy {policy}.") from None
+            finally:
+                self._receiving = None
+        self._journal.write_weights(policy, teacher.weights, folder)
+        return teacher.weights
+
+    def stop_receiving(self) -> None:
+        """Give up the weights that are being received, if any: nobody sends them any more, and NCCL would wait for them
+        until the deadline."""
+        if self._receiving is not None:
+            self._receiving.cancel()
 
     async def restore_policy(self, timeout_s: float) -> None:
         """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can

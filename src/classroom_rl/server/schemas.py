@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.models.weight_transfer import TensorInfo, TransferGroup
 from classroom_rl.rollout.engine import EngineHealth
 from classroom_rl.rollout.requests import StrictModel
 
@@ -37,11 +38,23 @@ class LoadWeightsRequest(StrictModel):
     path: str
 
 
+class ReceiveWeightsRequest(StrictModel):
+    """Body of `POST /weights/receive`: the group in which the trainer sends this policy's weights now, and all tensors
+    in the order in which they come. If the engine's workers are not in the group, they join it first."""
+
+    run_id: str = Field(min_length=1)
+    version: int = Field(ge=0)
+    group: TransferGroup
+    tensors: list[TensorInfo] = Field(min_length=1)
+
+
 class LoadWeightsResponse(BaseModel):
-    """Response of `POST /load_weights`: the loaded policy. `seconds` includes the wait for turns in flight."""
+    """Response of `POST /load_weights` and `POST /weights/receive`: the loaded policy, and a fingerprint of its
+    weights. `seconds` includes the wait for turns in flight."""
 
     policy: PolicyVersion
     seconds: float
+    weights: str = ""
 
 
 class ProcessId(StrictModel):

@@ -127,3 +127,8 @@ def is_first_to_say(message: str) -> bool:
         return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT).add(key, 1) == 1
     except (DistNetworkError, DistStoreError):
         return True  # the store is gone: better to show the error twice than never
+
+
+def gpu_id(device: torch.device) -> Optional[str]:
+    """The GPU's UUID, the same in every process and unique among all machines; None for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None

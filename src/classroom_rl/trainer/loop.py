@@ -13,6 +13,7 @@ With `train.mu` above 1 the next steps pass over the same batch again. `Trainer`
 logs and saves; it sees one batch of one number for each step, and only public methods of it are overridden here.
 """
 
+import logging
 import math
 import time
 from collections import defaultdict
@@ -30,11 +31,12 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 from classroom_rl.config.values import PASS
-from classroom_rl.errors import ConfigError
+from classroom_rl.errors import ConfigError, PolicyMismatch
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch import Batch, Totals, micro_batches, token_limit, totals
 from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
+from classroom_rl.trainer.group_variance import PlayedBatch
 from classroom_rl.trainer.grpo import GRPO
 from classroom_rl.trainer.log_probs import Scores, can_trim_padding, has_dropout, log_probs, without_dropout
 from classroom_rl.trainer.metrics import completion_figures, means_over_processes
@@ -43,6 +45,9 @@ from classroom_rl.trainer.sample_batch import BatchPlayer
 from classroom_rl.trainer.session import TrainingSession
 from classroom_rl.trainer.trainer_hooks import AtomicCheckpoints, ResumedTrainer
 from classroom_rl.trainer.weight_publisher import WeightPublisher
+
+logger = logging.getLogger(__name__)
+_ATTEMPTS_AT_A_BATCH = 3
 
 
 class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
@@ -119,11 +124,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         step, accelerator, train = self.state.global_step, self.accelerator, self.run_config.train
         self.algorithm.before_batch(step, accelerator)
         self.player.wait_for_next(accelerator)
-        started = time.monotonic()
-        policy = self.publisher.publish(self)
-        published = {"seconds/publish": time.monotonic() - started}
-        played = self.player.play(policy, step, self.state.max_steps, accelerator)
-        self.log_figures(means_over_processes(played.figures | published))
+        played = self._publish_and_play(step)
+        self.log_figures(means_over_processes(played.figures))
         show_conversations(played.records, self.args.report_to, accelerator)
         if self.corrections is not None:
             self.corrections.add(accelerator, step, played.played)
@@ -147,6 +149,24 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self.log_figures(figures | of_advantages | self._completion_figures(played.records))
         micro = [batch.take(each) for each in divisions]
         return micro, totals(micro, accelerator)
+
+    def _publish_and_play(self, step: int) -> PlayedBatch:
+        """Publish the weights and play a batch with them. A server that restarts meanwhile has lost weights that came
+        from this process's memory, and refuses the batch until they are published again; what it has played is kept."""
+        for attempts_left in reversed(range(_ATTEMPTS_AT_A_BATCH)):
+            started = time.monotonic()
+            policy = self.publisher.publish(self)
+            published = time.monotonic() - started
+            try:
+                played = self.player.play(policy, step, self.state.max_steps, self.accelerator)
+            except PolicyMismatch as error:
+                if not (self.publisher.sends and attempts_left):
+                    raise
+                logger.warning("policy %s is published again: %s", policy, error)
+            else:
+                played.figures["seconds/publish"] = published
+                return played
+        raise AssertionError("the last attempt returns or raises")
 
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
         """A micro-batch's share in the loss of the batch, times the number of processes: their gradients are averaged,

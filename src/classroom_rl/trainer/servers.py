@@ -26,13 +26,13 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.engines.vllm.worker_extension import gpu_id
 from classroom_rl.errors import ConfigError
 from classroom_rl.results.step_time import Placement
 from classroom_rl.server.auth import token_for
 from classroom_rl.server.client import ClassroomClient, server_url
 from classroom_rl.server.engine_sleep import GpuLease, this_process
 from classroom_rl.server.schemas import Health, ProcessId
+from classroom_rl.system.distributed import gpu_id
 from classroom_rl.trainer.collective import Processes, on_every_process
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,12 @@ def assign_server(generation: GenerationConfig, rank: int, processes: int) -> As
     else:
         token_for(urlsplit(urls[index]).hostname or "", "generation.server_urls")
     return AssignedServer(index, urls[index].rstrip("/"), is_leader=places.index(index) == rank)
+
+
+def clients_of_all_servers(generation: GenerationConfig) -> list[ClassroomClient]:
+    """A client of each server of the run."""
+    urls: Sequence[str] = generation.server_urls or [server_url(generation)]
+    return [ClassroomClient(url, load_timeout_s=generation.load_weights_timeout_s) for url in urls]
 
 
 class SharedGpus:
@@ -156,6 +162,19 @@ class SharedGpus:
                 "train.max_staleness is 1, so the next batch would be played while this one is trained on, but server "
                 "and trainer take turns on their GPUs (generation.colocate). Give the server GPUs of its own, or set "
                 "train.max_staleness=0."
+            )
+
+    def refuse_sending(self) -> None:
+        """Refuse to send weights from GPU to GPU where these are the same ones: NCCL takes each only once.
+
+        Raises:
+            ConfigError: if they are.
+        """
+        if self._shared:
+            raise ConfigError(
+                "train.publish_through is nccl, which sends weights between different GPUs, but server and trainer use "
+                "the same ones (generation.colocate). Give the server GPUs of its own, or set "
+                "train.publish_through=memory."
             )
 
     def _sleep_and_lease(self, trainer: Sequence[ProcessId]) -> None:

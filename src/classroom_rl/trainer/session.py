@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from classroom_rl.config.checks import check_machines, reward_weights
 from classroom_rl.config.load import record_run
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import NCCL
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.sources import machines_of
 from classroom_rl.models.lora import check_checkpoint
@@ -93,6 +94,8 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
     if config.train.max_staleness > 0:
         gpus.refuse_playing_ahead()
+    if config.train.publish_through == NCCL:
+        gpus.refuse_sending()
     on_main_process(state, lambda: record_placement(run_folder, gpus.placement))
     gpus.sleep_engines()
     return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint, contents)

@@ -21,6 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from classroom_rl.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from classroom_rl.models.pretrained import save_tokenizer
+from classroom_rl.models.weight_transfer import TensorInfo
 from classroom_rl.trainer.collective import Result, on_main_process
 from classroom_rl.trainer.weight_files import KeptFiles, SafetensorsWriter
 
@@ -29,6 +30,7 @@ SHARD_BYTES = 1_000_000_000
 VALUE_HEAD = "value_head"
 """The name of a critic's module in the model. It belongs to checkpoints, and is in nothing that is published: no engine
 could load it."""
+_CPU = torch.device("cpu")
 _ADAPTER = "default"  # PEFT's name for the one that TRL trains
 
 Weights = dict[str, torch.Tensor]
@@ -122,8 +124,21 @@ def use_together(trainer: Trainer, pieces: Iterator[Weights], use: Callable[[], 
     return on_main_process(trainer.accelerator, use_and_gather)
 
 
-def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
-    """Yields the weights to publish in pieces, on the CPU; all processes must iterate over all of them.
+def described_weights(model: PreTrainedModel) -> list[TensorInfo]:
+    """What `gathered_weights` will yield, in its order. Nothing is gathered."""
+    shapes = {
+        name: torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta")
+        for name, tensor in _saved_tensors(model).items()
+    }
+    pieces = [shapes] if _are_converted_together(model) else [{name: shape} for name, shape in shapes.items()]
+    published = (item for piece in pieces for item in revert_weight_conversion(model, piece).items())
+    return [
+        TensorInfo(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in published
+    ]
+
+
+def gathered_weights(model: PreTrainedModel, keep: bool, device: torch.device = _CPU) -> Iterator[Weights]:
+    """Yields the weights to publish in pieces; all processes must iterate over all of them.
 
     Names and shapes are those of the Hub's format: conversions that transformers made on loading are reverted. Tied
     weights come once. The tensors of a piece are valid until the next piece is asked for. A piece is usually one
@@ -135,6 +150,7 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
     Args:
         model: a model of transformers, with PEFT's layers in it or without.
         keep: whether this process needs the weights; the others yield nothing, and hold one parameter at a time.
+        device: where they are to be; where the parameters are, nothing is copied.
     """
     from deepspeed import zero
 
@@ -150,7 +166,7 @@ def gathered_weights(model: PreTrainedModel, keep: bool) -> Iterator[Weights]:
             if keep or isinstance(tensor, DTensor):  # FSDP's are merged and gathered by all processes together
                 found = whole(_merged(tensor, layer) if layer else tensor)
             if keep:
-                piece[name] = found.detach().to("cpu", copy=together)
+                piece[name] = found.detach().to(device, copy=together)
             if keep and not together:
                 yield revert_weight_conversion(model, piece)
                 piece = {}

@@ -1,6 +1,7 @@
 """A vLLM engine for one role: it takes token ids or messages and returns sampled tokens."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.engine_start import AdapterSlot, adapter_arguments
 from classroom_rl.engines.vllm.role_metrics import own_metrics
 from classroom_rl.engines.vllm.weights_gate import WeightsGate
-from classroom_rl.errors import ConfigError, ContextOverflow, EngineFailure
+from classroom_rl.errors import ConfigError, ContextOverflow, DataError, EngineFailure
 from classroom_rl.models.lora import check_published
 from classroom_rl.models.policy_folder import check_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.pretrained import check_context, check_model, context_length, load_tokenizer
+from classroom_rl.models.weight_transfer import TRANSFER_ENGINE, TensorInfo, TransferGroup
 from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_chat
-from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -49,6 +51,7 @@ class VllmEngine(EngineProcess):
         self.frame = ReplyFrame(self.tokenizer)
         self.policy = PolicyVersion()
         self.weights = f"as in {model.model_name_or_path}"
+        self._group = ""
         self._stop_ids = self._find_stop_ids()
 
     @staticmethod
@@ -135,16 +138,69 @@ class VllmEngine(EngineProcess):
         """
         weights = check_policy(folder, policy)
         check_published(folder, self._model.model_name_or_path, self._model.adapter)
+
+        async def load() -> str:
+            if self._model.adapter is None:
+                await self._engine.collective_rpc("load_policy", args=(str(folder),))
+            else:
+                await self._adapter.load(folder, policy)
+            return weights
+
+        await self._replace_weights(policy, load, timeout_s)
+
+    async def receive_policy(
+        self, group: TransferGroup, tensors: Sequence[TensorInfo], policy: PolicyVersion, timeout_s: float
+    ) -> None:
+        """Wait for the turns in flight, then receive weights from the trainer's memory in place; the trainer sends them
+        meanwhile. If the workers are not in the group, they join it first.
+
+        Raises:
+            DataError: if the engine serves an adapter.
+            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds.
+            EngineFailure: if not all weights had arrived by then, or the engine died; it then counts as dead.
+        """
+        if self._model.adapter is not None:
+            raise DataError("The engine serves an adapter, which comes through files: set train.publish_through=disk.")
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        update = {
+            "names": [tensor.name for tensor in tensors],
+            "dtype_names": [tensor.dtype for tensor in tensors],
+            "shapes": [tensor.shape for tensor in tensors],
+        }
+
+        async def receive() -> str:
+            arguments = (group.id, group.as_init_info(), update)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    fingerprints = await self._engine.collective_rpc("receive_policy", args=arguments)
+            except TimeoutError:
+                raise EngineFailure(
+                    f"not all weights had come from the trainer after {timeout_s:g} s; see "
+                    "generation.load_weights_timeout_s"
+                ) from None
+            self._group = group.id
+            return fingerprints[0]
+
+        await self._replace_weights(policy, receive, timeout_s)
+
+    async def _replace_weights(
+        self, policy: PolicyVersion, load: Callable[[], Awaitable[str]], timeout_s: float
+    ) -> None:
+        """Load a policy by `load`, which returns the fingerprint of its weights, while no turn is sampled."""
         async with self._sleep_control.loading(timeout_s):
             with self._weight_change(f"loaded policy {policy}"):
-                if self._model.adapter is None:
-                    await self._engine.collective_rpc("load_policy", args=(str(folder),))
-                else:
-                    await self._adapter.load(folder, policy)
+                weights = await load()
                 # Cached prefixes hold the KV values of the old weights.
                 if not await self._engine.reset_prefix_cache():
                     raise EngineFailure("vLLM kept prefixes of the old weights although no turn was in flight.")
             self.policy, self.weights = policy, weights
+
+    def health(self) -> EngineHealth:
+        """What `EngineProcess.health` says, how many workers would receive weights, and in which group they are."""
+        receivers = (
+            0 if self._model.adapter is not None else self._engine.vllm_config.parallel_config.world_size_across_dp
+        )
+        return super().health().model_copy(update={"receivers": receivers, "weight_group": self._group})
 
     def shutdown(self) -> None:
         """End the engine's processes."""
@@ -193,6 +249,7 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
     Raises:
         ConfigError: if `vllm.extra` has an argument that vLLM does not know, or that is set here.
     """
+    from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     options = model.vllm
@@ -214,6 +271,7 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
         logprobs_mode="processed_logprobs",  # those of the sampling distribution, after temperature and truncation
         generation_config="vllm",  # not the sampling defaults in the model's folder
         worker_extension_cls="classroom_rl.engines.vllm.worker_extension.PolicyWorker",
+        weight_transfer_config=WeightTransferConfig(TRANSFER_ENGINE) if runner == "generate" else None,
         enable_log_requests=False,
         enable_sleep_mode=sleep_mode and _sleep_mode_is_available(),
         **_cpu_arguments(options),

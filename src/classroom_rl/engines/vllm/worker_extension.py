@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from classroom_rl.models.weight_transfer import TRANSFER_ENGINE
+from classroom_rl.system.distributed import gpu_id
+
 if TYPE_CHECKING:
     import torch
+
+WeightTransferEngineFactory.register_engine(
+    TRANSFER_ENGINE, "classroom_rl.engines.vllm.transfer_engine", "PolicyTransfer"
+)
 
 
 class PolicyWorker:
@@ -35,26 +44,34 @@ class PolicyWorker:
     def load_policy(self, path: str) -> None:
         """Load the safetensors in `path` into the running model, in place.
 
-        On CPUs, vLLM keeps a packed copy of the output head. If the head is tied to the embeddings, `reload_weights`
-        does not update this copy, so it is packed again.
-
         Raises:
             RuntimeError: if `path` has no weights for some parameters. vLLM would only log a warning and keep their old
                 weights.
         """
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-        from vllm.model_executor.model_loader.reload import layerwise
+        with _loads_all_parameters(self.model_runner.get_model(), path):
+            self.reload_weights(weights_path=path)
 
-        model = self.model_runner.get_model()
-        layerwise.logger.addFilter(_is_relevant)
-        try:
-            with _loads_all_parameters(model, path):
-                self.reload_weights(weights_path=path)
-        finally:
-            layerwise.logger.removeFilter(_is_relevant)
-        for module in model.modules():
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
+    def receive_policy(self, group: str, init_info: dict[str, Any], update_info: dict[str, Any]) -> str:
+        """Receive weights from the trainer's memory into the running model, in place.
+
+        Args:
+            group: the id of the group to receive them in. If this worker is not in it, it joins it first.
+            init_info, update_info: how to join it, and which tensors come, as vLLM's transfer of weights has them.
+
+        Returns:
+            The fingerprint of the weights.
+
+        Raises:
+            RuntimeError: if they arrived damaged, or are not all weights of the model.
+        """
+        if group != getattr(self, "_policy_group", None):
+            self.init_weight_transfer_engine(init_info)
+            self._policy_group = group
+        with _loads_all_parameters(self.model_runner.get_model(), "what the trainer sent"):
+            self.start_weight_update()
+            self.update_weights(update_info)
+            self.finish_weight_update()
+        return self.weight_transfer_engine.fingerprint
 
 
 def _kill_after_exit_of(pidfd: int, pids: list[int]) -> None:
@@ -66,11 +83,16 @@ def _kill_after_exit_of(pidfd: int, pids: list[int]) -> None:
 
 @contextmanager
 def _loads_all_parameters(model: "torch.nn.Module", path: str) -> Iterator[None]:
-    """Check that the model's `load_weights`, if it is called inside the `with` block, loads all parameters.
+    """Check that the model's `load_weights`, if it is called inside the `with` block, loads all parameters. Afterwards
+    the output head is packed again: on CPUs, vLLM keeps a packed copy of it, and if the head is tied to the embeddings,
+    loading does not update this copy.
 
     Raises:
         RuntimeError: if it did not load some of them.
     """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload import layerwise
+
     load_weights, expected, loaded = model.load_weights, {name for name, _ in model.named_parameters()}, None
 
     def load_and_record(weights: Any) -> Any:
@@ -79,24 +101,20 @@ def _loads_all_parameters(model: "torch.nn.Module", path: str) -> Iterator[None]
         return loaded
 
     model.load_weights = load_and_record
+    layerwise.logger.addFilter(_is_relevant)
     try:
         yield
     finally:
+        layerwise.logger.removeFilter(_is_relevant)
         del model.load_weights  # removes the instance attribute, so the class's method is used again
     missing = sorted(expected - loaded) if loaded is not None else []
     if missing:
         raise RuntimeError(f"{path} lacks weights of the model, {len(missing)} in all: {', '.join(missing[:8])}")
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:
     """A logging filter that drops vLLM's warnings that a tied head or a rotary embedding has no weights to load."""
     return not record.getMessage().startswith(("ParallelLMHead: Failed to load", "RotaryEmbedding: Failed to load"))
-
-
-def gpu_id(device: "torch.device") -> str | None:
-    """The GPU's UUID, the same in every process and unique among all machines; None for a CPU."""
-    if device.type != "cuda":
-        return None
-    import torch
-
-    return str(torch.cuda.get_device_properties(device).uuid)
