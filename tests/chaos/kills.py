@@ -4,9 +4,11 @@ import random
 import time
 from collections import Counter
 from functools import partial
+from itertools import product
 
 import psutil
 
+from classroom_rl.config.values import MEMORY, NCCL
 from tests.chaos.cases import Case, Settings
 from tests.chaos.trainings import LIMIT_S, Disturb, Training, phases_in_turn, training_case
 from tests.support.kills import kill, killing, play
@@ -15,7 +17,7 @@ TARGETS = ("trainer", "server", "engine", "launcher", "provider")
 _KILLS_PER_RUN = 6
 _WITH_REAL_ENGINES = 2
 _WHILE_PUBLISHING, _TO_WRITE_S = 5, 0.01
-"""Kills while weights are published through memory, and about the seconds that this takes."""
+"""Kills while weights are published without the disk, and about the seconds that this takes."""
 _STOPS = {
     "trainer": ("publish", "optimizer step"),
     "server": ("rollout", "judging"),
@@ -42,7 +44,7 @@ def _kills_while_publishing(target: str) -> Disturb:
 
 def kill_cases(settings: Settings) -> list[Case]:
     """For each program: kills spread over trainings with scripted engines, and two with real ones. Trainer and server
-    also while weights are published through memory."""
+    also while weights are published without the disk."""
     cases = []
     real = min(_WITH_REAL_ENGINES, settings.kills)
     for target in TARGETS:
@@ -56,12 +58,9 @@ def kill_cases(settings: Settings) -> list[Case]:
         if real:
             disturb = _kills(target, real, TARGETS.index(target))
             cases.append(training_case("kill", f"{target}-real", disturb, engines="real", **options))
-    for target in ("trainer", "server"):
-        cases.append(
-            training_case(
-                "kill", f"{target}-memory", _kills_while_publishing(target), more=["train.publish_through=memory"]
-            )
-        )
+    for target, way in product(("trainer", "server"), (MEMORY, NCCL)):
+        more = [f"train.publish_through={way}"]
+        cases.append(training_case("kill", f"{target}-{way}", _kills_while_publishing(target), more=more))
     return cases
 
 

@@ -1,36 +1,21 @@
-"""Servers without a model that receive weights over gloo, as an engine's worker on a CPU does."""
+"""A scripted teacher that receives weights over gloo, as an engine's worker on a CPU does."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
-from pydantic import BaseModel
-from transformers import PreTrainedTokenizerBase
 
-import classroom_rl.server.app
-from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.load import load
-from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.engines.vllm.weight_stream import GlooGroup, Receiver
-from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.errors import EngineFailure, PolicyMismatch
+from classroom_rl.errors import EngineFailure
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.weight_transfer import TensorInfo, TransferGroup
 from classroom_rl.rollout.engine import EngineHealth
-from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.requests import SampleRequest, SampleResponse
-from classroom_rl.server.client import ClassroomClient
-from classroom_rl.server.schemas import LoadWeightsResponse, ReceiveWeightsRequest
-from tests.conftest import free_port
-from tests.support.scripted_batches import ScriptedBatches
-from tests.support.scripted_engine import ScriptedEngine
-from tests.support.scripted_room import Room, serving
+from tests.support.scripted_engine import Script, ScriptedEngine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class ScriptedWorker:
@@ -82,8 +67,8 @@ class ScriptedWorker:
 class ReceivingTeacher(ScriptedEngine):
     """A teacher with such a worker, which loses its weights when it fails."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        super().__init__(tokenizer, lambda _: "Say hello.")
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", script: Script):
+        super().__init__(tokenizer, script)
         self.worker = ScriptedWorker()
 
     async def receive_policy(
@@ -94,7 +79,7 @@ class ReceivingTeacher(ScriptedEngine):
                 self.weights = await asyncio.to_thread(self.worker.receive, group, tensors)
         except (RuntimeError, TimeoutError) as error:
             self.restart()
-            raise EngineFailure(f"the scripted engine failed: {error or 'too late'}") from error
+            raise EngineFailure(f"the scripted engine failed: {str(error) or 'too late'}") from error
         self.policy = policy
 
     def restart(self) -> None:
@@ -103,69 +88,3 @@ class ReceivingTeacher(ScriptedEngine):
 
     def health(self) -> EngineHealth:
         return super().health().model_copy(update=self.worker.health())
-
-
-class ReceivingBatches(ScriptedBatches):
-    """A server without engines for whole trainings. It restarts once, when it is asked for the batch of a step.
-
-    Args:
-        restarts_at: that step; None: it does not restart.
-
-    Attributes:
-        versions: the number and the tensors of each version that was received.
-    """
-
-    def __init__(
-        self, run_folder: str, play: Callable[[int, int, Problem], ConversationRecord], restarts_at: int | None = None
-    ):
-        super().__init__(run_folder, play)
-        self.worker, self._restarts_at = ScriptedWorker(), restarts_at
-        self.versions: list[tuple[int, dict[str, torch.Tensor]]] = []
-
-    def answer(self, path: str, body: dict) -> BaseModel:
-        if path == "/health":
-            engine = EngineHealth(model="scripted", engine="scripted", engine_version="", pids=[])
-            return self._health.model_copy(
-                update={"roles": {"teacher": engine.model_copy(update=self.worker.health())}}
-            )
-        if path != "/weights/receive":
-            return super().answer(path, body)
-        request = ReceiveWeightsRequest.model_validate(body)
-        try:
-            fingerprint = self.worker.receive(request.group, request.tensors)
-        except RuntimeError as error:
-            self.worker.restart()
-            raise EngineFailure(str(error)) from error
-        self.versions.append((request.version, self.worker.received))
-        policy = PolicyVersion(request.run_id, request.version)
-        return LoadWeightsResponse(policy=policy, seconds=0.0, weights=fingerprint)
-
-    def _sample(self, request: SampleRequest) -> SampleResponse:
-        if request.step == self._restarts_at:
-            self._restarts_at = None
-            self.worker.restart()
-        if not self.worker.groups[-1]:
-            raise PolicyMismatch(f"it has initial weights, and not {request.wanted_policy}")
-        return super()._sample(request)
-
-
-@contextmanager
-def receiving_servers(
-    count: int, tokenizer: PreTrainedTokenizerBase, folder: Path, generation: GenerationConfig, timeout_s: float
-) -> Iterator[tuple[list[ReceivingTeacher], list[ClassroomClient]]]:
-    """The server's real application on ports of this machine. An engine that fails is back at once."""
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        rooms = {free_port(): Room(tokenizer, folder / f"server{number}") for number in range(count)}
-
-        async def open_service(config: TrainRLConfig, *_: object) -> object:
-            return rooms[config.generation.server_port].open(generation)
-
-        patch.setattr(classroom_rl.server.app, "open_service", open_service)
-        patch.setattr(classroom_rl.server.app, "_stop", lambda *_: None)
-        for port, room in rooms.items():
-            room.teacher = ReceivingTeacher(tokenizer)
-            config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={room.folder}"])
-            config.generation = replace(generation, server_port=port, load_weights_timeout_s=timeout_s)
-            stack.enter_context(serving(classroom_rl.server.app.create_app(config, room.folder), port))
-        clients = [ClassroomClient(f"http://127.0.0.1:{port}", load_timeout_s=timeout_s) for port in rooms]
-        yield [room.teacher for room in rooms.values()], clients

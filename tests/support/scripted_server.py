@@ -26,7 +26,7 @@ from classroom_rl.environments.toy_language.scripted_teacher import plays_the_id
 from classroom_rl.errors import EngineFailure
 from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.receiving_teacher import ReceivingTeacher
 
 MESSAGE_S = "SCRIPTED_MESSAGE_S"
 LINES = {
@@ -51,7 +51,7 @@ def line_of(role: str, prompt: str) -> str:
     return random.choice(LINES[role])
 
 
-class PacedEngine(ScriptedEngine):
+class PacedEngine(ReceivingTeacher):
     """A scripted engine that takes its time, keeps no prompts, and can be killed."""
 
     def __init__(self, role: str, model: ModelConfig, seconds: float):

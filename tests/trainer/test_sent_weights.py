@@ -15,7 +15,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.models.policy_folder import policy_path
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from tests.conftest import ROOT, free_port, quickstart_overrides
-from tests.support.receiving_teacher import ReceivingBatches
+from tests.support.receiving_servers import ReceivingBatches
 from tests.support.replay_server import served
 from tests.trainer.test_fsdp import STEPS, TRAINING, play
 from tests.trainer.test_several_processes import metrics_of, run_training

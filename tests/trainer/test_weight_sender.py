@@ -14,7 +14,8 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.weight_transfer import TensorInfo
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.weight_sender import WeightSender
-from tests.support.receiving_teacher import ReceivingTeacher, receiving_servers
+from tests.support.receiving_servers import receiving_servers
+from tests.support.receiving_teacher import ReceivingTeacher
 
 CPU = torch.device("cpu")
 BUFFER_BYTES = 1000

@@ -7,13 +7,13 @@ answer of a server, which has a deadline. Then the group is left; a server whose
 and starts again, and the next attempt forms a new group.
 """
 
+import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from queue import Full, Queue
-from socket import create_connection
 from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -22,7 +22,7 @@ import torch
 
 from classroom_rl.config.values import is_loopback
 from classroom_rl.engines.vllm.weight_stream import Group, open_meeting, packed, send
-from classroom_rl.errors import ConfigError, EngineFailure, PolicyMismatch
+from classroom_rl.errors import ConfigError, DeadlineExceeded, EngineFailure, PolicyMismatch
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.weight_transfer import TensorInfo, TransferGroup
 from classroom_rl.rollout.environment import POLICY_ROLE
@@ -32,7 +32,6 @@ from classroom_rl.trainer.sharded_save import Weights
 
 BUFFER_BYTES = 2**27
 _SECONDS_BETWEEN_CHECKS = 0.1
-_CONNECT_TIMEOUT_S = 5.0
 Result = TypeVar("Result")
 
 
@@ -154,11 +153,20 @@ def _request(policy: PolicyVersion, group: TransferGroup, tensors: Sequence[Tens
 
 def _own_address(urls: Sequence[str]) -> str:
     """The address of this machine from which it reaches the servers; if some are elsewhere, from which it reaches the
-    first of those."""
+    first of those.
+
+    Raises:
+        DeadlineExceeded: if that server cannot be reached.
+    """
     places = [urlsplit(url) for url in urls]
     place = next((each for each in places if not is_loopback(each.hostname or "")), places[0])
-    with create_connection((place.hostname, place.port or 80), _CONNECT_TIMEOUT_S) as connection:
-        return connection.getsockname()[0]
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as connection:
+            connection.connect(address)  # of datagrams: only the route is looked up
+            return connection.getsockname()[0]
+    except OSError as error:
+        raise DeadlineExceeded(f"{place.netloc} cannot be reached: {error}.") from error
 
 
 def _stream_of_its_own(device: torch.device) -> AbstractContextManager:
