@@ -366,3 +366,13 @@ def test_weights_come_from_inside_the_run_folder_only(
     answer = http.post("/load_weights", json=body)
     assert answer.status_code == 422 and said in answer.json()["detail"]
     assert room.teacher.policy == loaded
+
+
+def test_weights_that_nobody_would_send_are_refused(http: TestClient) -> None:
+    """The server was started for weights from files."""
+    group = {"id": "g", "rank_offset": 1, "world_size": 2, "packed_buffer_size_bytes": 10}
+    group |= {"master_address": "127.0.0.1", "master_port": 1}
+    tensors = [{"name": "w", "dtype": "float32", "shape": [1]}]
+    answer = http.post("/weights/receive", json={"run_id": "run", "version": 1, "group": group, "tensors": tensors})
+    assert answer.status_code == 422 and "was started with train.publish_through=disk" in answer.json()["detail"]
+    assert http.delete("/weights/receive").status_code == 204, "there is nothing to give up"

@@ -87,7 +87,7 @@ def receiving_servers(
         patch.setattr(classroom_rl.server.app, "_stop", lambda *_: None)
         for port, room in rooms.items():
             room.teacher = ReceivingTeacher(tokenizer, lambda _: "Say hello.")
-            config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={room.folder}"])
+            config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={room.folder}", "train.publish_through=nccl"])
             config.generation = replace(generation, server_port=port, load_weights_timeout_s=timeout_s)
             stack.enter_context(serving(classroom_rl.server.app.create_app(config, room.folder), port))
         clients = [ClassroomClient(f"http://127.0.0.1:{port}", load_timeout_s=timeout_s) for port in rooms]

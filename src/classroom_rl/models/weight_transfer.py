@@ -50,6 +50,12 @@ class TransferGroup:
     master_address: str | None = None
     master_port: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.rank_offset >= self.world_size:
+            raise ValueError(f"rank_offset is {self.rank_offset}, in a group of {self.world_size} processes")
+        if (self.nccl_unique_id_b64 is None) == (self.master_address is None or self.master_port is None):
+            raise ValueError("the members meet either by nccl_unique_id_b64, or at master_address and master_port")
+
     def as_init_info(self) -> dict[str, Any]:
         """The arguments of vLLM's `NCCLWeightTransferInitInfo`, whose names these are."""
         return {name: value for name, value in asdict(self).items() if name != "id" and value is not None}

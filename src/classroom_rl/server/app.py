@@ -19,9 +19,10 @@ from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import record_run
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import NCCL
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.role_metrics import in_words
-from classroom_rl.errors import ClassroomError, EngineFailure, UnknownConversation
+from classroom_rl.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
 from classroom_rl.models.policy_folder import inside_run_folder, policy_path
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.environment import environment_of, module_of
@@ -329,6 +330,9 @@ def _add_weight_routes(app: FastAPI) -> None:
 async def _receive_weights(body: ReceiveWeightsRequest, request: Request) -> bytes:
     """Receive weights, and answer. If it is cancelled because the trainer has gone, the engine counts as dead."""
     started, state = time.monotonic(), request.app.state
+    way = state.config.train.publish_through
+    if way != NCCL:  # the engine would wait for a sender until its deadline, and start again
+        raise ConfigError(f"This server was started with train.publish_through={way}: start it with {NCCL}.")
     policy, folder = PolicyVersion(body.run_id, body.version), policy_path(state.run_folder, body.version)
     timeout_s = state.config.generation.load_weights_timeout_s
     weights = await _service(request).receive_policy(body.group, body.tensors, policy, folder, timeout_s)
