@@ -22,14 +22,37 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation:
-    """What a sailor knows now. rules_docs.SEEN describes every field.
+    """What a sailor knows now.
 
     Attributes:
-        piles: the piles in sight, by place and kind.
-        load: the number of pieces in the pack and on offer.
-        offers: pairs (giver, food) of what is offered to the sailor.
-        offered_to: the seats to which the sailor offers something.
-        last_fault: why the sailor's last action failed; empty if it did not.
+        seat: own number.
+        role: own role.
+        active: whether the sailor still acts.
+        day: the day.
+        turn: the turn of the day.
+        phase: the phase of the day.
+        foggy: whether there is fog.
+        sight: how far the sailor sees now.
+        place: own place.
+        energy: own energy, exactly.
+        health: own symptoms; poison without symptoms is known to nobody.
+        fed: whether the sailor ate today.
+        pack: own pack.
+        hidden: own hidden pieces (traitor).
+        load: pieces in the pack and on offer.
+        frames_left: false traces left (traitor).
+        others: of each other: status, energy in steps, symptoms; the place if in sight, the traitor sees all places.
+        piles: what lies in sight; poison tablets are shown to the traitor alone.
+        store: the store, from everywhere.
+        turns_built: the building turns of each part.
+        ship_percent: how much of the ship is built.
+        messages: the last messages to all, and those to or from the sailor; what a search or a shown pack told.
+        evidence: the last evidence, the same for all.
+        suspicion: everybody's suspicion score, the same for all.
+        votes: today's votes, the same for all.
+        offers: food offered to the sailor, and by whom; not whether it is poisoned.
+        offered_to: whom the sailor's own offers wait for.
+        last_fault: why the sailor's last action failed.
     """
 
     seat: int

@@ -13,7 +13,7 @@ from typing import Any
 
 from classroom_rl.environments.marooned.actions import ACTIONS, LONGEST_TEXT, WORDS, Form
 from classroom_rl.environments.marooned.game import Game
-from classroom_rl.environments.marooned.observation import Observation, observe
+from classroom_rl.environments.marooned.observation import observe
 from classroom_rl.environments.marooned.players import cast
 from classroom_rl.environments.marooned.presets import PRESETS, TINY
 from classroom_rl.environments.marooned.prompts import render, system_prompt
@@ -23,37 +23,6 @@ from classroom_rl.environments.marooned.rules import COLONIST, THINGS, TRAITOR, 
 from classroom_rl.errors import DataError
 
 _BLOCK = re.compile(r"(<!-- made by the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SEEN: dict[str, str] = {
-    "seat": "own number",
-    "role": "own role",
-    "active": "whether the sailor still acts",
-    "day": "the day",
-    "turn": "the turn of the day",
-    "phase": "the phase of the day",
-    "foggy": "whether there is fog",
-    "sight": "how far the sailor sees now",
-    "place": "own place",
-    "energy": "own energy, exactly",
-    "health": "own symptoms; poison without symptoms is known to nobody",
-    "fed": "whether the sailor ate today",
-    "pack": "own pack",
-    "hidden": "own hidden pieces (traitor)",
-    "load": "pieces in the pack and on offer",
-    "frames_left": "false traces left (traitor)",
-    "others": "of each other: status, energy in steps, symptoms; the place if in sight, the traitor sees all places",
-    "piles": "what lies in sight; poison tablets are shown to the traitor alone",
-    "store": "the store, from everywhere",
-    "turns_built": "the building turns of each part",
-    "ship_percent": "how much of the ship is built",
-    "messages": "the last messages to all, and those to or from the sailor; what a search or a shown pack told",
-    "evidence": "the last evidence, the same for all",
-    "suspicion": "everybody's suspicion score, the same for all",
-    "votes": "today's votes, the same for all",
-    "offers": "food offered to the sailor, and by whom; not whether it is poisoned",
-    "offered_to": "whom the sailor's own offers wait for",
-    "last_fault": "why the sailor's last action failed",
-}
-"""Descriptions of the fields of an observation."""
 _VOTES = {
     "right_vote": "A vote that removed the traitor.",
     "wrong_vote": "A vote that removed a colonist.",
@@ -245,22 +214,13 @@ def penalties_block() -> str:
     return table(("category", "penalty", "example", "what the supervisor says"), rows.values())
 
 
-def observation_block() -> str:
-    """The table of what a sailor sees: every field of the observation."""
-    names = [field.name for field in fields(Observation)]
-    if set(names) != set(SEEN):
-        raise DataError(f"SEEN and Observation differ in {', '.join(set(names) ^ set(SEEN))}")
-    return table(("field", "what it holds"), ((f"`{name}`", SEEN[name]) for name in names))
-
-
 def island_block() -> str:
-    """An island on its second day: all of it, and what one sailor sees."""
+    """What one sailor sees of an island on the second day."""
     game = Game(TINY, 4)
     players, rng = cast(game), Random(0)
     while game.state.day < 2 or game.state.turn < 8 or game.seat != 1:
         game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
-    whole, visible = render(game), render(game, seat=1)
-    return f"The whole island:\n\n{_code(whole)}\n\nThe same moment for sailor 1:\n\n{_code(visible)}"
+    return _code(render(game, seat=1))
 
 
 def prompt_block() -> str:
@@ -275,7 +235,7 @@ def _code(text: str) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     **{"actions": actions_block, "arguments": arguments_block, "phases": phases_block, "ship": ship_block},
     **{"numbers": numbers_block, "rewards": rewards_block, "penalties": penalties_block},
-    **{"observation": observation_block, "island": island_block, "prompt": prompt_block},
+    **{"island": island_block, "prompt": prompt_block},
 }
 """The generated blocks by the name in their markers."""
 
