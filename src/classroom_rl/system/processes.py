@@ -43,7 +43,7 @@ def refuse_taken_port(host: str, port: int, key: str = "generation.server_port")
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"Cannot listen on {host}:{port} ({key}): {error.strerror}.{_describe_listener(port)} "
+                f"Nothing can listen on {host}:{port}: {error.strerror}.{_describe_listener(port)} "
                 f"End that, or choose another port with {key}=…"
             ) from error
 
