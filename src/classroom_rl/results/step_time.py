@@ -153,7 +153,10 @@ def _play_ahead(share: float, why: str, config: Mapping[str, Any], placement: Pl
     if train.get("max_staleness") != 0 or not train.get("importance_sampling_correction"):
         return None
     if placement == "shared":
-        text = f"{why}: where there are more GPUs, give server and trainer their own, and set {override}."
+        text = (
+            f"{why}: where there are more GPUs, give server and trainer their own (--server-gpus, --trainer-gpus), and "
+            f"set {override}."
+        )
         return Advice(share, text)
     return Advice(share, f"{why}: set {override}, which plays the next batch meanwhile.", (override,))
 
