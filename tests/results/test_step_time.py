@@ -60,8 +60,8 @@ OVERLAP = ("quickstart", *REMOTE)
             ("maths_small",),
             "shared",
             line(5.4, 2.4, 5.3),
-            "The engines wait 59 % of a step: where there are more GPUs, give server and trainer their own (--server-gpus, "
-            "--trainer-gpus), and set train.max_staleness=1.",
+            "The engines wait 59 % of a step: where there are more GPUs, give server and trainer their own "
+            "(--server-gpus, --trainer-gpus), and set train.max_staleness=1.",
         ),
         # the same with GPUs of its own
         (
