@@ -15,6 +15,9 @@ those that have waited for its begin, as many as it has room for. The schedules:
     lockstep                          as trainers without a scheduler: all take a turn before any takes the next one
     concurrent with max_staleness 1   a batch begins once the messages of the one before it are sampled and the weights
                                       trained on the one before that are published, while the judge still reads
+
+The second table has server and trainer on the same GPUs, in turns: both engines on the first GPU and at most four
+processes of the trainer, as before engines were placed by a plan; then a copy of both engines and a process on each GPU.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import random
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -281,6 +284,24 @@ def simulate(rates: Rates, servers: int, train_gpus: int, schedule: str, stalene
     return Step(whole, 1 - busy / whole, 1 - mean(train) / whole, parts)
 
 
+def sharing(rates: Rates) -> Rates:
+    """The rates of two engines on one GPU, each at half its speed. It is the worst case: an engine alone is faster."""
+
+    def halved(engine: EngineRates) -> EngineRates:
+        decode = {running: tokens / 2 for running, tokens in engine.decode.items()}
+        return replace(engine, decode=decode, prefill=engine.prefill / 2)
+
+    return replace(rates, teacher=halved(rates.teacher), student=halved(rates.student))
+
+
+def simulate_in_turns(rates: Rates, gpus: int, copies: int, ranks: int) -> tuple[Step, float]:
+    """Steps of a training whose server and trainer use the same GPUs in turns: both engines on so many of them, the
+    trainer on so many. Returns a step, and the share of it in which a GPU does nothing."""
+    step = simulate(sharing(rates), copies, ranks, CONCURRENT, staleness=0)
+    busy = (1 - step.engines_idle) * copies + (1 - step.trainer_idle) * ranks
+    return step, 1 - busy / gpus
+
+
 def draw(rates: Rates, generator: random.Random) -> Conversation:
     """A conversation with lengths and a latency drawn from the rates. What a role has said and read is in its engine's
     cache; it reads its prompt and what the other one said."""
@@ -317,6 +338,11 @@ def main() -> None:
             step = simulate(rates, servers, gpus - servers * 2 * rates.engine_gpus, schedule, staleness)
             figures = f"{step.seconds:8.1f} {step.engines_idle:14.0%} {step.trainer_idle:14.0%}"
             print(f"{gpus:4}  {schedule:10} {staleness:14} {servers:8} {figures}   {step.bound}")
+    print("GPUs  in turns, engines on   trainer on   step s   a GPU idle   longest part")
+    for gpus in arguments.gpus:
+        for copies, ranks in ((1, min(4, gpus)), (gpus, gpus)):
+            step, idle = simulate_in_turns(rates, gpus, copies, ranks)
+            print(f"{gpus:4} {copies:21} {ranks:12} {step.seconds:8.1f} {idle:12.0%}   {step.bound}")
 
 
 if __name__ == "__main__":

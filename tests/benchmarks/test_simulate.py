@@ -21,6 +21,7 @@ from benchmarks.simulate import (
     play,
     read_rates,
     simulate,
+    simulate_in_turns,
     steps,
 )
 
@@ -152,3 +153,13 @@ def test_more_gpus_are_never_slower_with_the_shipped_rates():
     rates = read_rates(Path(__file__).parents[2] / "benchmarks/rates_7b_assumed.yaml")
     found = [simulate(rates, servers, 2 * servers, CONCURRENT, 0).seconds for servers in (1, 2, 4, 8)]
     assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_engines_on_every_gpu_leave_them_less_idle_than_engines_on_the_first(gpus):
+    rates = read_rates(Path("benchmarks/rates_7b_assumed.yaml"))
+    before, idle_before = simulate_in_turns(rates, gpus, copies=1, ranks=4)
+    now, idle = simulate_in_turns(rates, gpus, copies=gpus, ranks=gpus)
+    assert now.seconds < before.seconds and 0 < idle < idle_before < 1
+    # What is trained on takes the same GPU seconds, on however many GPUs.
+    assert before.parts["training"] * 4 == pytest.approx(now.parts["training"] * gpus)
