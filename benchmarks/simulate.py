@@ -17,7 +17,7 @@ those that have waited for its begin, as many as it has room for. The schedules:
                                       trained on the one before that are published, while the judge still reads
 
 The second table has server and trainer on the same GPUs, in turns: both engines on the first GPU and at most four
-processes of the trainer, as before engines were placed by a plan; then a copy of both engines and a process on each GPU.
+processes of the trainer, as before engines were placed by a plan; then both engines and a process on each GPU.
 """
 
 import argparse

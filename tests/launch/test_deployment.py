@@ -138,7 +138,6 @@ def test_what_compose_mounts_is_declared_and_where_the_image_has_it() -> None:
     )
 
 
-@pytest.mark.skipif(not MONITORING.is_dir(), reason="examples/monitoring is not there")
 def test_prometheus_and_grafana_find_their_files_and_the_services() -> None:
     services = compose()["services"]
     for name, source in (("prometheus", "prometheus.yml"), ("grafana", "dashboard.json")):
