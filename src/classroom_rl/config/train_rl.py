@@ -216,6 +216,9 @@ class TrainConfig:
     """Computes activations again in the backward pass: less memory, more time."""
     dtype: TrainingDtype = "bfloat16"
     """Of the trained weights and arithmetic."""
+    attn_implementation: Text | None = None
+    """How attention is computed, by transformers' name, such as `sdpa`, `eager` or `flash_attention_2`; null: as
+    transformers chooses."""
     reward_weights: dict[str, Finite] | None = None
     """The environment's rewards and their weights; in the classroom also functions of your own, as
     `package.module:function`. Null: those that the judge rules imply: a scoring rule means the

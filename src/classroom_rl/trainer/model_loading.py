@@ -21,6 +21,7 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.errors import ConfigError
 from classroom_rl.models.lora import peft_config
 from classroom_rl.models.pretrained import check_model, load_tokenizer
 
@@ -131,7 +132,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     they decide where weights are read to.
 
     Raises:
-        ConfigError: if there is no such model.
+        ConfigError: if there is no such model, or it has no such `train.attn_implementation`.
     """
     key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
     check_model(key, name)
@@ -156,13 +157,21 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
 
 
 def _load(config: TrainRLConfig, outputs: tuple[str, ...]) -> PreTrainedModel:
-    teacher, device = config.teacher_model, device_for_weights()
-    model = create_model_from_path(
-        teacher.model_name_or_path,
-        dtype=weights_dtype(config.train.dtype, teacher.adapter is not None),
-        device_map=None if device is None else {"": device},
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
+    teacher, device, attention = config.teacher_model, device_for_weights(), config.train.attn_implementation
+    try:
+        model = create_model_from_path(
+            teacher.model_name_or_path,
+            dtype=weights_dtype(config.train.dtype, teacher.adapter is not None),
+            device_map=None if device is None else {"": device},
+            attn_implementation=attention,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (ImportError, ValueError) as error:
+        if attention is None:
+            raise
+        raise ConfigError(
+            f"{teacher.model_name_or_path} cannot be loaded with train.attn_implementation={attention}: {error}"
+        ) from error
     add_fused_lm_head(model, temperature=teacher.vllm.temperature, outputs=outputs)
     return model
