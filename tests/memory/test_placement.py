@@ -215,7 +215,7 @@ def test_the_plan_is_printed_and_handed_to_the_server_as_overrides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "count", "overlaps", "split"),
+    ("flags", "count", "apart", "split"),
     [
         ([], 8, False, None),
         ([], 8, True, GpuSplit((0, 1, 2, 3), (4, 5, 6, 7))),
@@ -226,11 +226,11 @@ def test_the_plan_is_printed_and_handed_to_the_server_as_overrides() -> None:
     ],
 )
 def test_gpus_are_divided_by_flags_or_where_both_programs_work_at_once(
-    flags: list[str], count: int, overlaps: bool, split: GpuSplit | None
+    flags: list[str], count: int, apart: bool, split: GpuSplit | None
 ) -> None:
     arguments = split_arguments([*flags, "--config-name", "mine", "seed=1"])
     assert arguments.hydra == ["--config-name", "mine", "seed=1"] and arguments.accelerate == []
-    assert gpu_split(arguments.gpus, count, overlaps) == split
+    assert gpu_split(arguments.gpus, count, apart) == split
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_gpus_are_divided_by_flags_or_where_both_programs_work_at_once(
 )
 def test_a_division_that_cannot_be_is_refused(flags: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        gpu_split(split_arguments(flags).gpus, 8, overlaps=False)
+        gpu_split(split_arguments(flags).gpus, 8, apart=False)
 
 
 def test_a_program_sees_its_gpus_among_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class VllmConfig:
     max_length: ContextLength = 8192
     """The context in tokens, of prompt and answer together (vLLM's `max_model_len`)."""
     max_num_seqs: Count = 256
-    """The most messages that the engine works on at a time. Further ones wait."""
+    """The most messages that a copy of the model works on at a time. Further ones wait."""
     gpu_memory_utilization: (
         Annotated[
             Number,

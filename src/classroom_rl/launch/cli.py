@@ -25,6 +25,8 @@ from pathlib import Path
 from classroom_rl.config.checks import check_environment, check_train_rl
 from classroom_rl.config.load import USER_ERRORS, command_line, load, read_keys, to_yaml
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import GROUP, KEEP, NCCL
+from classroom_rl.errors import ConfigError
 from classroom_rl.launch.before_start import check_prompts_fit, check_start, show_before_start
 from classroom_rl.launch.commands import (
     FLAGS_WITH_DEEPSPEED,
@@ -41,7 +43,7 @@ from classroom_rl.launch.commands import (
     with_precision,
 )
 from classroom_rl.launch.server_process import ServerProcess, SupervisedServer
-from classroom_rl.memory.sources import gpu_is_there, launch_of_flags, like_gpus
+from classroom_rl.memory.sources import NotEstimated, gpu_is_there, launch_of_flags, like_gpus
 from classroom_rl.results.hub import check_push
 from classroom_rl.system.keys import print_error
 from classroom_rl.system.processes import Child, Interrupted, Signals
@@ -121,7 +123,8 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
     check_push(config.huggingface)
     count = 0 if config.train.gpu_memory_gib else len(like_gpus())
-    gpus = gpu_split(split.gpus, count, overlaps=config.train.max_staleness > 0)
+    apart = config.train.max_staleness > 0 or config.train.publish_through == NCCL
+    gpus = gpu_split(split.gpus, count, apart)
     flags = _accelerate_flags(split, config, gpus, count)
     check_accelerate_flags(flags)
     hydra_arguments = [argument for argument in split.hydra if not argument.lstrip("+").startswith("dry_run=")]
@@ -163,34 +166,76 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
     return launch(config, server, trainer, rank or "0", signals, gpus)
 
 
+_SAYS_HOW_MANY = ("--config_file", "--gpu_ids", "--use_fsdp", *FLAGS_WITH_DEEPSPEED)
+
+
 def _accelerate_flags(split: Arguments, config: TrainRLConfig, gpus: GpuSplit | None, count: int) -> list[str]:
     """Accelerate's flags. If they say nothing about processes, and the trainer has several GPUs, it gets a process on
-    each, or on as many as the batch can be divided among; ZeRO-3 only where ZeRO-2 does not fit."""
+    each, or on as many as the batch can be divided among; ZeRO-3 only where ZeRO-2 does not fit.
+
+    Raises:
+        ConfigError: if the trainer would have more processes than GPUs.
+    """
     count = count if gpus is None else len(gpus.trainer)
-    if count < 2 or any(split.accelerate_value(flag) is not None for flag in ("--config_file", *FLAGS_WITH_DEEPSPEED)):
-        return with_precision(with_accelerate_config(split.accelerate), config.train.dtype)
+    processes = (
+        1 if any(split.accelerate_value(flag) is not None for flag in _SAYS_HOW_MANY) else _processes(config, count)
+    )
+    if processes < 2:
+        flags = with_precision(with_accelerate_config(split.accelerate), config.train.dtype)
+        if gpus is not None:
+            _refuse_shared_processes(flags, len(gpus.trainer))
+        return flags
     from classroom_rl.memory.report import report
 
-    train = config.train
-    parts = train.number_of_problems_per_batch * train.num_samples_per_problem // train.per_device_train_batch_size
-    processes = next(number for number in range(count, 0, -1) if parts % number == 0)
     for name in ("zero2_4GPU", "zero3_4GPU"):
         file = find_shipped(f"config/deepspeed/{name}.yaml")
         given = ["--config_file", file, "--num_processes", str(processes), *split.accelerate]
-        flags = with_precision(given, train.dtype)
+        flags = with_precision(given, config.train.dtype)
         server_gpus = None if gpus is None else len(gpus.server)
         if not report(config, lambda flags=flags: launch_of_flags(flags), server_gpus=server_gpus).refusals:
             break
     return flags
 
 
+def _processes(config: TrainRLConfig, count: int) -> int:
+    """How many processes a trainer with so many GPUs gets: those of the run's checkpoint, or as many as the batch's
+    micro-batches, and where groups stay together its groups, can be divided among."""
+    train = config.train
+    checkpoints = _checkpoints(Path(config.logging.save_dir))
+    if checkpoints:
+        return max(1, len(list(checkpoints[max(checkpoints)].glob("rng_state_*.pth"))))
+    whole_groups = config.judge_model.mode == GROUP or train.groups_without_variance != KEEP
+    parts = train.number_of_problems_per_batch
+    if not whole_groups:
+        parts = max(1, parts * train.num_samples_per_problem // train.per_device_train_batch_size)
+    return next(number for number in range(max(1, count), 0, -1) if parts % number == 0)
+
+
+def _refuse_shared_processes(flags: Sequence[str], count: int) -> None:
+    """Refuse more processes than the trainer has GPUs: two would share one, which NCCL refuses once all is loaded."""
+    try:
+        launch = launch_of_flags(flags)
+    except NotEstimated:
+        return
+    if launch.processes // launch.machines > count:
+        raise ConfigError(
+            f"accelerate would start {launch.processes // launch.machines} processes, but the trainer has {count} GPUs "
+            f"(--trainer-gpus): add --num_processes {count * launch.machines}, or give the trainer more GPUs."
+        )
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a run folder, by step."""
+    return {int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoints/checkpoint-*")}
+
+
 def _report_checkpoints(folder: Path) -> None:
     """Print that the training continues, if the run folder holds checkpoints."""
-    steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoints/checkpoint-*")]
-    if steps:
+    checkpoints = _checkpoints(folder)
+    if checkpoints:
         print(
-            f"{folder} holds a checkpoint of step {max(steps)}: the training goes on from there. For a new run give "
-            "another folder, logging.save_dir=…",
+            f"{folder} holds a checkpoint of step {max(checkpoints)}: the training goes on from there. For a new run "
+            "give another folder, logging.save_dir=…",
             flush=True,
         )
 

@@ -101,19 +101,19 @@ class GpuSplit:
         return {"CUDA_VISIBLE_DEVICES": ",".join(ids[gpu] for gpu in gpus)}
 
 
-def gpu_split(named: Mapping[str, str], count: int, overlaps: bool) -> GpuSplit | None:
+def gpu_split(named: Mapping[str, str], count: int, apart: bool) -> GpuSplit | None:
     """How the GPUs are divided between server and trainer; None if both see all of them.
 
     Args:
         named: the values of --server-gpus and --trainer-gpus, such as "0-3". The other program gets the rest.
         count: the number of GPUs; 0 if it is not known.
-        overlaps: whether server and trainer work at the same time (`train.max_staleness`). Then the first half is the
-            server's if nothing is named.
+        apart: whether the programs cannot use the same GPUs: they work at the same time (`train.max_staleness`), or
+            weights go from GPU to GPU. Then the first half is the server's if nothing is named.
 
     Raises:
         ConfigError: if a value is no list of GPUs, or both programs would share one, or one would have none.
     """
-    if not named and not (overlaps and count > 1):
+    if not named and not (apart and count > 1):
         return None
     parts = {flag: _gpu_list(flag, value) for flag, value in named.items()} or {_SERVER_GPUS: range(count // 2)}
     everything = range(count or max(max(part, default=0) for part in parts.values()) + 1)

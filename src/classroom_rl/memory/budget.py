@@ -373,7 +373,8 @@ def refuse_host(parts: Sequence[Part], job: TrainerJob | None, machine: int) -> 
         suggestions.append("train.publish_through=disk, or a smaller train.keep_published_policies")
     if any("asleep" in part.name for part in parts):
         suggestions.append(
-            "smaller models, or GPUs of the server's own and generation.colocate=false, with which none sleeps"
+            "smaller models, fewer copies (vllm.data_parallel_size), or GPUs of the server's own and "
+            "generation.colocate=false, with which none sleeps"
         )
     if job is not None and job.launch.processes > job.launch.machines:
         suggestions.append("fewer processes on each machine")

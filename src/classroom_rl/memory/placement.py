@@ -23,9 +23,11 @@ from classroom_rl.rollout.scheduler import Phase
 
 ENGINE_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}
 """Bytes per number by dtype. vLLM's auto is a 16-bit type, even for float32 models."""
-HEADROOM = 4 * GIB
-"""What planned shares leave free on a GPU for CUDA graphs, communication and fragments."""
-_LEAST_SHARE = 0.01
+_HEADROOM, _HEADROOM_SHARE = 4 * GIB, 0.1
+"""What planned shares leave free on a GPU for CUDA graphs, communication and fragments: at most so many bytes, and this
+share of a small GPU."""
+_LEAST_SHARE = 0.05
+"""The share with which an engine can start of which nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,12 @@ def _apart(
 def _free(models: Mapping[str, ModelConfig], gpu: int, gpus: Gpus) -> int:
     """The bytes of a GPU that the shares of its engines may add up to. Sleeping engines keep their CUDA contexts."""
     contexts = sum(gpu in model.vllm.gpus for model in models.values()) * CUDA_CONTEXT
-    return gpus.size - gpus.held[gpu] - contexts - HEADROOM
+    return gpus.size - gpus.held[gpu] - contexts - headroom(gpus.size)
+
+
+def headroom(size: int) -> int:
+    """The bytes that planned shares leave free on a GPU of this size."""
+    return min(_HEADROOM, int(_HEADROOM_SHARE * size))
 
 
 def _least(model: ModelConfig, need: EngineMemory | None, size: int) -> int:
@@ -219,7 +226,7 @@ def _least(model: ModelConfig, need: EngineMemory | None, size: int) -> int:
     cache of one conversation."""
     if model.vllm.gpu_memory_utilization is not None:
         return int(model.vllm.gpu_memory_utilization * size)
-    return 0 if need is None else need.weights + need.sampling + need.conversation
+    return int(_LEAST_SHARE * size) if need is None else need.weights + need.sampling + need.conversation
 
 
 def _fits(
@@ -243,7 +250,7 @@ def _with_shares(
     gpus: Gpus,
 ) -> dict[str, ModelConfig]:
     """The models with shares: as configured, otherwise the least that the division gives them on one of their GPUs, in
-    one of their phases, rounded down to thousandths."""
+    one of their phases, rounded down to thousandths, but never below what they need."""
     bytes_of: dict[str, list[int]] = {}
     for gpu in range(gpus.count):
         for group in groups:
@@ -254,7 +261,8 @@ def _with_shares(
     for role, model in models.items():
         share = model.vllm.gpu_memory_utilization
         if share is None:
-            share = max(_LEAST_SHARE, min(bytes_of[role]) * 1000 // gpus.size / 1000)
+            least = _least(model, needs[role], gpus.size)
+            share = max(min(bytes_of[role]) * 1000 // gpus.size, -(-least * 1000 // gpus.size)) / 1000
         placed[role] = replace(model, vllm=replace(model.vllm, gpu_memory_utilization=share))
     return placed
 

@@ -194,7 +194,7 @@ def place_on_this_machine(config: TrainRLConfig | EvalConfig, models: Mapping[st
     sizes, phases = like_gpus(), phases_of(config)
     if not sizes or not models:
         return Placement(models)
-    held = _held_by_default(config, len(sizes)) if isinstance(config, TrainRLConfig) else 0
+    held = _held_by_default(config) if isinstance(config, TrainRLConfig) else 0
     beside, alone = (
         place_engines(models, phases, Gpus(min(sizes), (bytes_held,) * len(sizes))) for bytes_held in (held, 0)
     )
@@ -207,12 +207,12 @@ def place_on_this_machine(config: TrainRLConfig | EvalConfig, models: Mapping[st
     return placement
 
 
-def _held_by_default(config: TrainRLConfig, count: int) -> int:
-    """The bytes that a trainer would always hold on each of the server's GPUs: with ZeRO-2 on all of them."""
+def _held_by_default(config: TrainRLConfig) -> int:
+    """The bytes that a trainer would always hold on a GPU: in one process, the most that it can be."""
     if config.generation.colocate is False:
         return 0
     try:
-        return total(trainer_memory(trainer_job(config, Launch(processes=count, zero_stage=2))).held)
+        return total(trainer_memory(trainer_job(config, Launch(zero_stage=2))).held)
     except (NotEstimated, ConfigError):
         return 0
 

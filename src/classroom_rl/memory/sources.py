@@ -223,7 +223,8 @@ def memory_by_nvidia_smi() -> list[int]:
     for selection in ([f"--id={visible}"] if visible else [], []):  # all GPUs if nvidia-smi does not know the id
         listing = subprocess.run([*query, *selection], capture_output=True, text=True, check=False, timeout=60)
         if listing.returncode == 0:
-            return [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
+            sizes = [int(line) * 2**20 for line in listing.stdout.split() if line.isdigit()]
+            return sizes[: len(visible.split(","))] if visible else sizes
     return []
 
 

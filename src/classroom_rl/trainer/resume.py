@@ -66,11 +66,11 @@ TAKES_EFFECT = frozenset(
         "reward_weights shuffle_rewards importance_sampling_level importance_sampling_correction "
         "importance_sampling_mode importance_sampling_clip_max keep_published_policies gpu_memory_gib "
         "turn_credit.mode turn_credit.weight turn_credit.gamma turn_credit.rewards turn_credit.shuffle "
-        "corrections.mode corrections.weight corrections.interval corrections.min_examples corrections.epochs corrections.learning_rate "
-        "corrections.max_kl corrections.capacity corrections.replay corrections.rows_per_batch "
-        "corrections.pass_batch_size corrections.targets ppo.gamma ppo.lam ppo.value_lam ppo.gae_over ppo.whiten_advantages "
-        "ppo.bootstrap_truncated ppo.value_learning_rate ppo.value_weight ppo.center_values ppo.value_clip "
-        "ppo.train_trunk ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl"
+        "corrections.mode corrections.weight corrections.interval corrections.min_examples corrections.epochs "
+        "corrections.learning_rate corrections.max_kl corrections.capacity corrections.replay "
+        "corrections.rows_per_batch corrections.pass_batch_size corrections.targets ppo.gamma ppo.lam ppo.value_lam "
+        "ppo.gae_over ppo.whiten_advantages ppo.bootstrap_truncated ppo.value_learning_rate ppo.value_weight "
+        "ppo.center_values ppo.value_clip ppo.train_trunk ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl"
     ).split()
 ) | {"supervisor_model", "dataset.curriculum"}
 """The keys of `train`, of the data, and those at the top, that may change. So may all keys of playing, judging,

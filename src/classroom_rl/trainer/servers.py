@@ -15,7 +15,7 @@ The trainer's weights and optimizer states stay where they are throughout.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -170,7 +170,9 @@ class SharedGpus:
         Raises:
             ConfigError: if they are.
         """
-        if self._shared:
+        own = set(gather_object([gpu_id(self._state.device)])) - {None}
+        found = self._server.once_per_server(self._state, lambda: _uses_any(self._client.health(), own))
+        if self._shared or any(gather_object([found])):
             raise ConfigError(
                 "train.publish_through is nccl, which sends weights between different GPUs, but server and trainer use "
                 "the same ones (generation.colocate). Give the server GPUs of its own, or set "
@@ -182,6 +184,10 @@ class SharedGpus:
         `sleep` would wait for it in vain."""
         self._client.sleep(trainer)
         self._lease.take(trainer)
+
+
+def _uses_any(server: Health, gpus: Collection[str]) -> bool:
+    return any(set(engine.gpus) & set(gpus) for engine in server.roles.values())
 
 
 def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:

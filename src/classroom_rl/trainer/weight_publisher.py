@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import Trainer
 
 from classroom_rl.config.values import MEMORY, NCCL
@@ -101,7 +102,10 @@ class WeightPublisher:
         model, accelerator = trained_model(trainer), trainer.accelerator
         if self._sender is None:
             timeout_s = self._generation.load_weights_timeout_s
-            self._sender = WeightSender(clients_of_all_servers(self._generation), accelerator.device, timeout_s)
+            # accelerate names the device of a single process without its number, and vLLM's communicator with it.
+            device = accelerator.device
+            device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
+            self._sender = WeightSender(clients_of_all_servers(self._generation), device, timeout_s)
         tensors = described_weights(model)
         limit_s = self._generation.server_start_timeout_s
         give_up_at = time.monotonic() + limit_s

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
+_PLACING = ("data_parallel", "pipeline_parallel", "prefill_context_parallel", "decode_context_parallel")
+"""How vLLM's arguments begin that would place an engine on other GPUs than planned."""
 _CPU_BLOCK = 32
 """In tokens; vLLM's attention on CPUs needs a multiple of 32."""
 
@@ -280,7 +282,8 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
     unknown = sorted(set(options.extra) - {field.name for field in fields(AsyncEngineArgs)})
     if unknown:
         raise ConfigError(f"vllm.extra has {', '.join(unknown)}, which vLLM's AsyncEngineArgs do not have.")
-    own = sorted(set(options.extra) & set(arguments))
+    placing = {name for name in options.extra if name.startswith(_PLACING) or name == "nnodes"}
+    own = sorted(set(options.extra) & set(arguments) | placing)
     if own:
         raise ConfigError(
             f"vllm.extra has {', '.join(own)}, which this project sets itself: use the other keys of vllm, or leave "

@@ -181,7 +181,8 @@ class EngineProcess:
         self._pids = pids
         self._gpus = gpus
         self._deadlines = TurnDeadlines(generation.turn_timeout_s)
-        self._gate = WeightsGate(generation.sample_timeout_s, model.vllm.max_num_seqs)
+        copies = model.vllm.data_parallel_size or 1
+        self._gate = WeightsGate(generation.sample_timeout_s, copies * model.vllm.max_num_seqs)
         self._failure: EngineFailure | None = None
         self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = engine.get_tokenizer()
