@@ -30,7 +30,7 @@ from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import ReceiveWeightsRequest
 from classroom_rl.trainer.sharded_save import Weights
 
-BUFFER_BYTES = 2**27
+BUFFER_BYTES = 2**25
 _SECONDS_BETWEEN_CHECKS = 0.1
 Result = TypeVar("Result")
 

@@ -100,12 +100,14 @@ def packed(
     """
     found = (item for piece in pieces for item in piece.items())
     for plan in buffers_of(tensors, most_bytes):
-        buffer = torch.zeros(plan.size, dtype=torch.uint8, device=device)
+        buffer, end = torch.empty(plan.size, dtype=torch.uint8, device=device), 0
         for wanted, start in zip(plan.tensors, plan.starts, strict=True):
             name, tensor = next(found, ("nothing", buffer))
             if (name, tensor.dtype, list(tensor.shape)) != (wanted.name, getattr(torch, wanted.dtype), wanted.shape):
                 raise ValueError(f"{wanted} was announced, and {name} came: {tensor.dtype}, {list(tensor.shape)}.")
-            buffer[start : start + size_of(wanted)] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            buffer[end:start] = 0  # what lies between two tensors counts in the fingerprint
+            end = start + size_of(wanted)
+            buffer[start:end] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
             if tensor.is_cuda:  # else the piece may be gone before it is copied
                 torch.cuda.current_stream(device).synchronize()
         yield buffer
