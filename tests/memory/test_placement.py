@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 import classroom_rl.memory.placement
+import classroom_rl.memory.report
 import classroom_rl.memory.trainer_job
 from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.models import ModelConfig, VllmConfig
@@ -42,6 +43,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (classroom_rl.memory.placement, classroom_rl.memory.trainer_job):
         monkeypatch.setattr(module, "read_shape", known)
+    for name in ("refuse_context", "why_unfit"):  # they would look for each model on the Hub, again and again
+        monkeypatch.setattr(classroom_rl.memory.report, name, lambda *_: None)
 
 
 def models(**options: VllmConfig) -> dict[str, ModelConfig]:
