@@ -95,7 +95,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def give(gpu: int | None, memory: int = 10_000) -> None:
         gpus = [] if gpu is None else [gpu * GIB]
-        monkeypatch.setattr(classroom_rl.memory.report, "memory_by_nvidia_smi", lambda: gpus)
+        monkeypatch.setattr(classroom_rl.memory.report, "like_gpus", lambda: gpus)
         monkeypatch.setattr(classroom_rl.memory.report, "machine_memory", lambda: memory * GIB)
 
     return give

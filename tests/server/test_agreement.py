@@ -26,9 +26,10 @@ from tests.support.scripted_room import Room, application, serving
 _OF_THE_TRAINER = ("train", "dataset", "guards", "huggingface", "logging", "skip_first_samples", "dry_run")
 _OF_NO_CONVERSATION = {"generation.answer_timeout_s", "generation.student_attempt_prompt_path"}
 _OF_A_MODEL_THAT_RUNS = (
-    "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance enforce_eager cpu_kvcache_gib cpu_cores "
-    "api_key_env max_concurrent_requests requests_per_minute tokens_per_minute request_timeout_s deadline_s "
-    "usd_per_million_prompt_tokens usd_per_million_completion_tokens max_cost_usd max_failed_share dropout"
+    "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance data_parallel_size gpus enforce_eager "
+    "cpu_kvcache_gib cpu_cores api_key_env max_concurrent_requests requests_per_minute tokens_per_minute "
+    "request_timeout_s deadline_s usd_per_million_prompt_tokens usd_per_million_completion_tokens max_cost_usd "
+    "max_failed_share dropout"
 ).split()
 
 
@@ -41,6 +42,7 @@ def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on()
         "generation.readers_path=readers",
         "generation.quote_teacher=true",
         "generation.post_test.enable=true",
+        *(f"{role}_model.vllm.extra={{seed: 1}}" for role in ("teacher", "student", "judge", "reward", "supervisor")),
     )
     compared = {key.removeprefix("the content of ") for key in conversation_keys(everything)}
     servers_own = {f"generation.{item.name}" for item in fields(ServerConfig)}

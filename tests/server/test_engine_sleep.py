@@ -48,13 +48,16 @@ class RecordingEngine:
         self.failure: Exception | None = None
         self.held = False  # no turn ends while it is
         self._tokenizer = tokenizer
+        self.engine_core = self
 
     def get_tokenizer(self):
         return self._tokenizer
 
+    async def call_utility_all_async(self, utility: str, method: str, *_: object) -> list:
+        assert (utility, method) == ("collective_rpc", "gpu")
+        return [[GPU]]
+
     async def collective_rpc(self, method: str, args: tuple = ()) -> list:
-        if method == "gpu":
-            return [GPU]
         if method == "exit_with_server":
             return [None]
         assert "weights" in self.awake, "weights were loaded into an engine that sleeps"
