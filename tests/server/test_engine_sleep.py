@@ -49,6 +49,7 @@ class RecordingEngine:
         self.held = False  # no turn ends while it is
         self._tokenizer = tokenizer
         self.engine_core = self
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size_across_dp=1))
 
     def get_tokenizer(self):
         return self._tokenizer
