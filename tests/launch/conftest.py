@@ -79,14 +79,14 @@ time.sleep(600)
 
 DRIVER = """
 import os, sys
-from classroom_rl.config.base import GenerationConfig, LoggingConfig
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.train_rl import TrainLoggingConfig, TrainRLConfig
 from classroom_rl.launch import cli, server_process
 class WaitingForTheLoad(server_process.Waiting):
     seconds = property(lambda self: super().seconds if os.path.exists(os.path.join(FOLDER, "server.pids")) else 0.0)
 server_process.Waiting = WaitingForTheLoad
 generation = GenerationConfig(server_port=PORT, server_start_timeout_s=LIMIT)
-config = TrainRLConfig(generation=generation, logging=LoggingConfig(save_dir=FOLDER))
+config = TrainRLConfig(generation=generation, logging=TrainLoggingConfig(save_dir=FOLDER))
 programs = [[sys.executable, FOLDER + "/server.py"], [sys.executable, FOLDER + "/trainer.py"]]
 cli._launch_from = lambda arguments, signals: cli.launch(config, *programs, "0", signals)
 sys.exit(cli.main(["--config-name", "x"]))
