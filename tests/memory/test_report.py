@@ -214,7 +214,7 @@ def test_what_a_machine_cannot_hold_is_refused_where_it_would_run_and_told_elsew
     needed = 8 * GIB + 10 * PARAMETERS + 4 * PARAMETERS
     machine(80, memory=60)
     planned = report(small_training(qwen, PLANNED), lambda: launch)
-    (warning,) = [line for line in planned.lines if line.startswith("warning: ")]
+    (warning,) = [line for line in planned.lines if line.startswith("warning: A machine")]
     expected = f"A machine with 60.00 GiB of memory cannot hold what server and trainer need of it: {needed / GIB:.2f}"
     assert planned.refusals == [] and expected in warning
     assert "generation.colocate=false" in warning and "offload_optimizer_device" in warning
