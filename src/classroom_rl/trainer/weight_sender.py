@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -93,10 +93,6 @@ class WeightSender:
             _raise_failure([*calls, sent])
         except BaseException:
             self._leave_group()
-            with suppress(Empty):
-                buffers.get_nowait()
-            with suppress(Full):
-                buffers.put_nowait(None)  # so that the thread does not wait for another buffer
             for client, call in zip(self._clients, calls, strict=True):
                 if not call.done():
                     _in_thread(client.stop_receiving)
