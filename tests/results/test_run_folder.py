@@ -89,6 +89,8 @@ def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
     longer = training(*then, "train.max_steps=5")
     assert check_resume(folder, longer) == [
         "train.max_steps changes from 2 to 5 after step 2",
+        "judge_model.vllm.gpu_memory_utilization changes from 0.5 to null after step 2",  # a default since then
+        "reward_model.vllm.gpu_memory_utilization changes from 0.5 to null after step 2",
         unknown(folder / "checkpoints/checkpoint-2"),
     ]
     with pytest.raises(ConfigError, match="train.num_samples_per_problem was 2 and is 4 now"):

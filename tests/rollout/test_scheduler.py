@@ -21,7 +21,7 @@ from classroom_rl.rollout.scheduler import PhasedSchedule, YieldGate, phase_of
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
 from tests.support.scripted_engine import ScriptedEngine, ScriptedJudge
-from tests.support.scripted_room import Room
+from tests.support.scripted_room import Room, untimed
 from tests.support.turned_clock import run
 from tests.trainer.test_resume import judge_that_accepts
 
@@ -231,14 +231,15 @@ def test_without_phases_conversations_do_different_things_at_a_time(tokenizer, t
 def test_a_batch_that_was_stopped_in_any_phase_goes_on_there(tokenizer, tmp_path, maths) -> None:
     """The journal is cut at every line, and taken up under either schedule."""
     whole = scripted(Room(tokenizer, tmp_path / "whole"))
-    wanted = asyncio.run(whole.open(maths).sample(REQUEST))
+    wanted = untimed(asyncio.run(whole.open(maths).sample(REQUEST)))
     lines = (whole.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
     for count in range(len(lines)):
         room = scripted(Room(tokenizer, tmp_path / f"cut{count}"))
         room.folder.mkdir()
         (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
         schedule = "concurrent" if count % 3 == 0 else "phased"
-        assert asyncio.run(room.open(replace(maths, schedule=schedule)).sample(REQUEST)) == wanted, count
+        answer = asyncio.run(room.open(replace(maths, schedule=schedule)).sample(REQUEST))
+        assert untimed(answer) == wanted, count
         happened = [json.loads(line)["event"] for line in (room.folder / JOURNAL_NAME).read_bytes().splitlines()]
         assert len(happened) - happened.count("batch") == len(lines) - 1, "nothing was done twice"
 

@@ -37,7 +37,7 @@ class ScriptedWorker:
         """Receive weights, and return their fingerprint."""
         if info.id != self.groups[-1]:
             where = (info.master_address, info.master_port)
-            limits = {"wait_for_workers": False, "timeout": timedelta(seconds=60)}
+            limits = {"wait_for_workers": False, "timeout": timedelta(seconds=5)}  # the sender listens already
             store = torch.distributed.TCPStore(*where, is_master=False, **limits)
             self._group = GlooGroup(store, info.rank_offset, info.world_size, 60)
             self.groups.append(info.id)

@@ -25,7 +25,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.reviews import Supervisor
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.scheduler import ConcurrentSchedule, PhasedSchedule
@@ -50,6 +50,11 @@ TEMPLATES = {
     "wrapper": "I tried: {{ attempt }}",
     "final": "Now solve it.",
 }
+
+
+def untimed(response: SampleResponse) -> SampleResponse:
+    """A response without what differs each time it is made."""
+    return response.model_copy(update={"seconds_after_policy": 0.0})
 
 
 def write_templates(folder: Path) -> Callable[[str], str]:

@@ -14,7 +14,7 @@ from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.trainer.checkpoints import UNFINISHED, complete_checkpoint, last_checkpoint
 from tests.support.scripted_engine import ScriptedJudge
-from tests.support.scripted_room import SCORES, Room
+from tests.support.scripted_room import SCORES, Room, untimed
 
 REQUEST = SampleRequest(
     problems=["fractions", "fractions", "sums"],
@@ -38,7 +38,7 @@ def maths(generation: GenerationConfig, prompts) -> GenerationConfig:
 
 def sample(room: Room, generation: GenerationConfig, request: SampleRequest = REQUEST) -> SampleResponse:
     """A server's whole life: opened on what is in the folder, asked once."""
-    return asyncio.run(room.open(generation).sample(request))
+    return untimed(asyncio.run(room.open(generation).sample(request)))
 
 
 def judge_that_accepts(rule: str, conversation: list, attempt: int) -> str:

@@ -111,7 +111,7 @@ def test_a_sender_that_stops_sending_is_waited_for_until_the_deadline(tokenizer,
                 yield {name: each}
 
         started = time.monotonic()
-        with pytest.raises(EngineFailure, match="too late"):
+        with pytest.raises(EngineFailure):  # the answer of the server, or the connection that it closed
             sender.send(PolicyVersion("run", 2), infos_of(weights_of(2)), hanging())
         assert deadline_s < time.monotonic() - started < deadline_s + 10
         assert teachers[0].policy == PolicyVersion()
@@ -128,25 +128,25 @@ def test_weights_that_were_not_announced_are_not_sent(servers: Servers) -> None:
             sender.send(PolicyVersion("run", 1), infos_of(weights_of(1)), iter([wrong]))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tensors": []},
-        {"tensors": [{"name": "a", "dtype": "object", "shape": [1]}]},
-        {"tensors": [{"name": "a", "dtype": "float32", "shape": [-1]}]},
-        {"tensors": [{"name": "a", "dtype": "float32", "shape": [1], "more": 1}]},
-        {"group": GROUP | {"rank_offset": 0}},
-        {"group": GROUP | {"rank_offset": 2}},
-        {"group": GROUP | {"packed_buffer_size_bytes": 2**40}},
-        {"group": GROUP | {"master_port": None}},
-        {"group": GROUP | {"nccl_unique_id_b64": "AAAA"}},
-        {"version": -1},
-        {"more": 1},
-    ],
-)
-def test_requests_that_make_no_sense_are_refused(servers: Servers, change: dict) -> None:
+NO_SENSE = [
+    {"tensors": []},
+    {"tensors": [{"name": "a", "dtype": "object", "shape": [1]}]},
+    {"tensors": [{"name": "a", "dtype": "float32", "shape": [-1]}]},
+    {"tensors": [{"name": "a", "dtype": "float32", "shape": [1], "more": 1}]},
+    {"group": GROUP | {"rank_offset": 0}},
+    {"group": GROUP | {"rank_offset": 2}},
+    {"group": GROUP | {"packed_buffer_size_bytes": 2**40}},
+    {"group": GROUP | {"master_port": None}},
+    {"group": GROUP | {"nccl_unique_id_b64": "AAAA"}},
+    {"version": -1},
+    {"more": 1},
+]
+
+
+def test_requests_that_make_no_sense_are_refused(servers: Servers) -> None:
     teachers, clients = servers
     body = {"run_id": "run", "version": 1, "group": GROUP}
     body["tensors"] = [{"name": "a", "dtype": "float32", "shape": [1]}]
-    assert requests.post(f"{clients[0].url}/weights/receive", json=body | change).status_code == 422
+    for change in NO_SENSE:
+        assert requests.post(f"{clients[0].url}/weights/receive", json=body | change).status_code == 422, change
     assert teachers[0].worker.groups == [""]

@@ -9,11 +9,11 @@ and starts again, and the next attempt forms a new group.
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -32,6 +32,7 @@ from classroom_rl.trainer.sharded_save import Weights
 
 BUFFER_BYTES = 2**25
 _SECONDS_BETWEEN_CHECKS = 0.1
+_GIVEN_UP = torch.empty(0, device="meta")
 Result = TypeVar("Result")
 
 
@@ -93,6 +94,10 @@ class WeightSender:
             _raise_failure([*calls, sent])
         except BaseException:
             self._leave_group()
+            with suppress(Empty):
+                buffers.get_nowait()
+            with suppress(Full):
+                buffers.put_nowait(_GIVEN_UP)
             for client, call in zip(self._clients, calls, strict=True):
                 if not call.done():
                     _in_thread(client.stop_receiving)
@@ -142,7 +147,7 @@ class WeightSender:
             with _stream_of_its_own(self._device):
                 if not group.done():
                     group.set_result(join())
-                return send(iter(buffers.get, None), tensors, group.result(), self._device)
+                return send(_taken(buffers), tensors, group.result(), self._device)
         except RuntimeError as error:  # gloo's and NCCL's errors
             raise EngineFailure(f"The weights could not be sent on: {error}") from error
 
@@ -194,6 +199,18 @@ def _put(buffers: "Queue[torch.Tensor | None]", buffer: torch.Tensor | None, thr
         _raise_failure(threads)
         with suppress(Full):
             return buffers.put(buffer, timeout=_SECONDS_BETWEEN_CHECKS)
+
+
+def _taken(buffers: "Queue[torch.Tensor | None]") -> Iterator[torch.Tensor]:
+    """The buffers in a queue, until None comes.
+
+    Raises:
+        RuntimeError: if the sending was given up. The fingerprint of a part of a version must not be sent.
+    """
+    while (buffer := buffers.get()) is not None:
+        if buffer is _GIVEN_UP:
+            raise RuntimeError("the sending was given up")
+        yield buffer
 
 
 def _raise_failure(threads: Sequence[Future]) -> None:

@@ -42,17 +42,25 @@ class GlooGroup:
     def __init__(self, store: torch.distributed.Store, rank: int, world_size: int, timeout_s: float):
         timeout = timedelta(seconds=timeout_s)
         self._store = store  # the main process's store serves the others'
-        self._group = torch.distributed.ProcessGroupGloo(store, rank, world_size, timeout)
+        self._group: torch.distributed.ProcessGroupGloo | None = torch.distributed.ProcessGroupGloo(
+            store, rank, world_size, timeout
+        )
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Send a tensor from the process of rank `src` to all others, into tensors of that size."""
+        """Send a tensor from the process of rank `src` to all others, into tensors of that size.
+
+        Raises:
+            RuntimeError: if another process is gone, or this one left.
+        """
+        if self._group is None:
+            raise RuntimeError("the group was left")
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         self._group.broadcast([tensor], options).wait()
 
     def destroy(self) -> None:
         """Close the connections: whoever waits for this process notices."""
-        self._group.abort()
+        self._group = None  # its destructor closes them; its `abort` leaves them open
 
 
 @dataclass(frozen=True)
