@@ -9,8 +9,6 @@ beside both without a pause. What is measured is kept in the folder, so the same
 """
 
 import argparse
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.rounds import CONVERSATIONS, Round, Rounds, busy_processes, run_in
+from benchmarks.rounds import CONVERSATIONS, Round, Rounds, busy_processes, full_name, run_in, take_out
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import SAMPLED
@@ -35,28 +33,6 @@ RUN = "run"
 _MODULE = "classroom_rl.launch.quickstart"
 _FORMER_MODULE = "src.launch.quickstart"
 """The quickstart of version 0.1, which had no package."""
-
-
-def take_out(commit: str, folder: Path) -> None:
-    """Write the files of a commit into a folder, if they are not there."""
-    if folder.is_dir():
-        return
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    subprocess.run(["tar", "-x", "-C", str(unfinished)], input=archive.stdout, check=True)
-    unfinished.rename(folder)
-
-
-def full_name(commit: str) -> str:
-    """The hash of a commit: a branch may be another one tomorrow.
-
-    Raises:
-        subprocess.CalledProcessError: if there is no such commit; git has said so.
-    """
-    command = ["git", "rev-parse", "--verify", f"{commit}^{{commit}}"]
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def play_quickstart(folder: Path, source: Path) -> Round:

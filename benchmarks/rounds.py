@@ -109,17 +109,45 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def play_project(
-    folder: Path, overrides: Sequence[str], steps: int, port: int, command: Sequence[str] = ("./start_rl_training.sh",)
+    folder: Path,
+    overrides: Sequence[str],
+    steps: int,
+    port: int,
+    command: Sequence[str] = ("./start_rl_training.sh",),
+    source: Path = ROOT,
 ) -> Round:
     """A short training by this project.
 
     Args:
         command: starts server and trainer; it is given the overrides.
+        source: the checkout that trains.
     """
     own = [f"train.max_steps={steps + 1}", f"generation.server_port={port}", f"logging.save_dir={folder / 'run'}"]
-    run_in([*command, *overrides, *own], folder)
+    run_in([*command, *overrides, *own], folder, source)
     lines = [line for line in read_lines(folder / "run" / METRICS_NAME) if "reward" in line]
     return Round.of([line | {"messages": CONVERSATIONS * line["conversation/messages"]} for line in lines])
+
+
+def take_out(commit: str, folder: Path) -> None:
+    """Write the files of a commit into a folder, if they are not there."""
+    if folder.is_dir():
+        return
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-x", "-C", str(unfinished)], input=archive.stdout, check=True)
+    unfinished.rename(folder)
+
+
+def full_name(commit: str) -> str:
+    """The hash of a commit: a branch may be another one tomorrow.
+
+    Raises:
+        subprocess.CalledProcessError: if there is no such commit; git has said so.
+    """
+    command = ["git", "rev-parse", "--verify", f"{commit}^{{commit}}"]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def run_in(command: Sequence[str], folder: Path, source: Path = ROOT) -> None:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.whole_step quickstart [--models runs/quickstart] [--rounds 5] [--steps 4] [--folder …]
     python -m benchmarks.whole_step small_tutor
+    python -m benchmarks.whole_step small_tutor --against COMMIT
 
 The two take turns, so that what else runs on the machine meets both. Each round starts both programs anew. The times
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
@@ -9,6 +10,7 @@ play as many conversations on the same lessons, with the same prompts, limits, j
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
 without this project's loop and its changes to torch (trainer/loop.py, trainer/model_loading.py). With --deepspeed, this
 project's training is measured with DeepSpeed's ZeRO-2 in its one process, too.
+With --against, this project takes turns with an earlier commit of its own instead.
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 What is measured is kept in the folder, so the same command goes on where it was stopped.
 """
@@ -16,13 +18,13 @@ What is measured is kept in the folder, so the same command goes on where it was
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.rounds import PROJECT, SHAPES, Round, Rounds, overrides_of, play_project, run_in
+from benchmarks.rounds import PROJECT, SHAPES, Round, Rounds, full_name, overrides_of, play_project, run_in, take_out
 from classroom_rl.results.run_folder import read_lines
 
 BOUND, TRL_ALONE, DEEPSPEED = "bound", "TRL alone", "with DeepSpeed"
@@ -52,16 +54,18 @@ def report(rounds: Mapping[str, Sequence[Round]]) -> str:
         shown = ", ".join(f"{each.seconds:.1f}" for each in found)
         middle, messages = median(each.seconds for each in found), fmean(each.messages for each in found)
         out.append(f"{name:15} {shown:40} {middle:5.1f} {messages:10.0f} {fmean(each.reward for each in found):8.3f}")
-    pairs = list(zip(rounds[TRL_ALONE], rounds[PROJECT], strict=True))
-    ratio = median(alone.seconds / ours.seconds for alone, ours in pairs)
-    per_message = median((alone.seconds / alone.messages) / (ours.seconds / ours.messages) for alone, ours in pairs)
-    above = median(ours.seconds / least.seconds for ours, least in zip(rounds[PROJECT], rounds[BOUND], strict=True))
-    out.append(f"this project takes {above:.2f} x the time of its bound")
+    *_, other = (name for name in rounds if name not in (BOUND, DEEPSPEED))
+    pairs = list(zip(rounds[other], rounds[PROJECT], strict=True))
+    ratio = median(theirs.seconds / ours.seconds for theirs, ours in pairs)
+    per_message = median((theirs.seconds / theirs.messages) / (ours.seconds / ours.messages) for theirs, ours in pairs)
+    if BOUND in rounds:
+        above = median(ours.seconds / least.seconds for ours, least in zip(rounds[PROJECT], rounds[BOUND], strict=True))
+        out.append(f"this project takes {above:.2f} x the time of its bound")
     if DEEPSPEED in rounds:
         both = zip(rounds[DEEPSPEED], rounds[PROJECT], strict=True)
         zero = median(theirs.seconds / ours.seconds for theirs, ours in both)
         out.append(f"with DeepSpeed it takes {zero:.2f} x the time of a step")
-    out.append(f"TRL alone takes {ratio:.2f} x the time of a step, {per_message:.2f} x per message (medians of rounds)")
+    out.append(f"{other} takes {ratio:.2f} x the time of a step, {per_message:.2f} x per message (medians of rounds)")
     return "\n".join(out)
 
 
@@ -73,24 +77,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of a round")
     parser.add_argument("--deepspeed", action="store_true", help="measure this project with DeepSpeed, too")
+    parser.add_argument("--against", metavar="COMMIT", help="measure this commit instead of TRL alone and the bound")
     parser.add_argument("--port", type=int, default=8061)
     parser.add_argument("--folder", type=Path, help="default: runs/whole_step/SHAPE")
     arguments = parser.parse_args()
     overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
     folder = (arguments.folder or Path("runs/whole_step") / arguments.shape).resolve()
-    programs = [PROJECT, BOUND, TRL_ALONE, *([DEEPSPEED] if arguments.deepspeed else [])]
+    play = partial(play_project, overrides=overrides, steps=steps, port=arguments.port)
+    others = [BOUND, TRL_ALONE, *([DEEPSPEED] if arguments.deepspeed else [])]
+    if arguments.against:
+        others = [full_name(arguments.against)[:12]]
+        take_out(others[0], folder / "earlier")
+    programs = [PROJECT, *others]
     rounds = Rounds(folder, {"overrides": overrides, "steps": steps, "programs": programs})
+    ways: dict[str, Callable[[Path], Round]] = {
+        PROJECT: play,
+        TRL_ALONE: partial(play_trl_alone, overrides=overrides, steps=steps),
+        DEEPSPEED: partial(play, command=_WITH_DEEPSPEED),
+    }
     found: dict[str, list[Round]] = {name: [] for name in programs}
     for number in range(arguments.rounds):
-        play = partial(play_project, overrides=overrides, steps=steps, port=arguments.port)
-        ours = rounds.measure(number, PROJECT, play)
-        alone = rounds.measure(number, TRL_ALONE, partial(play_trl_alone, overrides=overrides, steps=steps))
-        replay = partial(replay_bound, project=rounds.folder_of(number, PROJECT), overrides=overrides, played=ours)
-        found[PROJECT].append(ours)
-        found[BOUND].append(rounds.measure(number, BOUND, replay))
-        found[TRL_ALONE].append(alone)
-        if arguments.deepspeed:
-            found[DEEPSPEED].append(rounds.measure(number, DEEPSPEED, partial(play, command=_WITH_DEEPSPEED)))
+        for name in programs:
+            way = ways.get(name, partial(play, source=folder / "earlier"))
+            if name == BOUND:
+                project = rounds.folder_of(number, PROJECT)
+                way = partial(replay_bound, project=project, overrides=overrides, played=found[PROJECT][-1])
+            found[name].append(rounds.measure(number, name, way))
         rounds.end(number)
     print(report(found))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import quickstart_against
-from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after, take_out
-from benchmarks.rounds import CONVERSATIONS, Round
+from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after
+from benchmarks.rounds import CONVERSATIONS, Round, take_out
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import SAMPLED
 from classroom_rl.errors import DataError

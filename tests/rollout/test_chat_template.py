@@ -18,6 +18,7 @@ from classroom_rl.rollout.chat_template import (
     encode_text,
     holds_markup,
     roles_as_rendered,
+    set_variables,
 )
 from classroom_rl.rollout.tokens import TokenBuffer
 
@@ -377,3 +378,20 @@ def test_a_tokenizer_that_changes_what_is_said_is_refused(normalizer):
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFD(), normalizer])
     with pytest.raises(ConfigError, match="changes what is said: of .* it makes"):
         ReplyFrame(tokenizer)
+
+
+def test_variables_of_a_template_are_set_for_every_prompt():
+    """As Qwen3's, which opens and ends a thought where it is not to think."""
+    quiet = make_tokenizer(
+        CHATML.replace(
+            "assistant\\n' }}",
+            "assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}[quiet {{ level }}]{% endif %}",
+        )
+    )
+    said = [{"role": "user", "content": "Hello"}]
+    before = encode_chat(quiet, said)
+    with pytest.raises(ConfigError, match="sets enable_thinkin, levels, which"):
+        set_variables(quiet, {"levels": 1, "enable_thinkin": False})
+    set_variables(quiet, {"enable_thinking": False, "level": 'a "b"'})
+    assert quiet.decode(encode_chat(quiet, said)) == quiet.decode(before) + '[quiet a "b"]'
+    assert quiet.decode(ReplyFrame(quiet).reply("x")).endswith('[quiet a "b"]')

@@ -42,7 +42,11 @@ def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on()
         "generation.readers_path=readers",
         "generation.quote_teacher=true",
         "generation.post_test.enable=true",
-        *(f"{role}_model.vllm.extra={{seed: 1}}" for role in ("teacher", "student", "judge", "reward", "supervisor")),
+        *(
+            f"{role}_model.vllm.{key}={{seed: 1}}"
+            for role in ("teacher", "student", "judge", "reward", "supervisor")
+            for key in ("extra", "chat_template_kwargs")
+        ),
     )
     compared = {key.removeprefix("the content of ") for key in conversation_keys(everything)}
     servers_own = {f"generation.{item.name}" for item in fields(ServerConfig)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.models import ApiModelConfig
+from classroom_rl.errors import ConfigError
 from classroom_rl.server.open_models import open_roles
 from tests.support.configs import loaded
 from tests.support.scripted_engine import ScriptedEngine
@@ -48,6 +50,25 @@ def test_the_documented_trial_without_a_gpu_opens(
     config = loaded("train_rl", f"--config-dir={tmp_path}", "--config-name=trial")
     roles = asyncio.run(open_roles(config, reward_weights(config), tmp_path))
     assert roles.judge is None and set(roles.engines) == {"teacher", "student"}
+
+
+CHANNELS = (
+    "{% for each in messages %}<|start|>{{ each.role }}{% if each.role == 'assistant' %}<|channel|>final{% endif %}"
+    "<|message|>{{ each.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+def test_a_model_that_only_judges_needs_no_frame_of_replies(world: Path, tmp_path: Path) -> None:
+    """gpt-oss, which begins its messages with a channel, can judge; it cannot be a student."""
+    shutil.copytree(world / "blank", tmp_path / "oss")
+    (tmp_path / "oss/chat_template.jinja").write_text(CHANNELS)
+    models = {"teacher": world / "blank", "student": world / "blank", "judge": tmp_path / "oss"}
+    for student, refusal in ((models["student"], "vllm.max_length is 8192"), (models["judge"], "student.*channel")):
+        models["student"] = student  # the context is checked last, and too long for these models
+        named = [f"{role}_model.model_name_or_path={folder}" for role, folder in models.items()]
+        config = loaded("train_rl", "--config-name=7b", "judge_model.use_openrouter=false", *named)
+        with pytest.raises(ConfigError, match=refusal):
+            asyncio.run(open_roles(config, reward_weights(config), tmp_path))
 
 
 def doc(name: str) -> str:

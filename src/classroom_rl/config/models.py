@@ -67,6 +67,9 @@ class VllmConfig:
     extra: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, such as {kv_cache_dtype: fp8}. Those that this project sets are
     refused."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the model's chat template, such as {enable_thinking: false} for Qwen3. An API gets them, too, as
+    vLLM's and SGLang's servers take them."""
 
     @property
     def gpu_share(self) -> float:

@@ -24,6 +24,7 @@ from classroom_rl.environments.classroom.setup import persona_weights
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.chat_template import set_variables
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.environment import environment_of, models_on_engines
 from classroom_rl.rollout.supervision import RETRY
@@ -236,6 +237,7 @@ def check_prompts_fit(config: TrainRLConfig) -> None:
     if not Path(name).is_dir() or not _is_here(config.dataset.train_datasets):
         return
     tokenizer = load_tokenizer("teacher_model.model_name_or_path", name)
+    set_variables(tokenizer, config.teacher_model.vllm.chat_template_kwargs)
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
     environment_of(config).check_problems(config, load_training_problems(config), tokenizer, limit)
 

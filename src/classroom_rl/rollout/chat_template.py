@@ -9,7 +9,7 @@ the rendered text as a whole.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
 from os.path import commonprefix
@@ -137,6 +137,24 @@ def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]
     """The roles in the rendered prompt of messages with these roles (see `encode_chat`, which also says what is
     raised)."""
     return [message["role"] for message in _arrange(tokenizer, [_message(role, role) for role in roles], True)[1]]
+
+
+def set_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping[str, Any]) -> None:
+    """Give variables of a tokenizer's chat template these values, wherever it is rendered from now on.
+
+    Raises:
+        ConfigError: if the template does not use one of them.
+    """
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
+    used = set().union(*(re.findall(r"\w+", template) for template in named.values()))
+    unused = sorted(set(values) - used)
+    if unused:
+        raise ConfigError(
+            f"vllm.chat_template_kwargs sets {', '.join(unused)}, which the model's chat template does not use."
+        )
+    set_first = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in values.items())
+    named = {name: set_first + template for name, template in named.items()}
+    tokenizer.chat_template = named.get("", named)
 
 
 # Rendering -----------------------------------------------------------------------------------------------------------

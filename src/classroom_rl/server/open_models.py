@@ -24,7 +24,7 @@ from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.memory.report import place_on_this_machine
 from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
-from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered
+from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered, set_variables
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Roles, environment_of, models_on_engines
 from classroom_rl.rollout.reviews import Supervisor
@@ -178,14 +178,19 @@ def _judge_without_engine(
     return None
 
 
+_WITHOUT_FRAME = ("reward", "judge", "supervisor")
+"""Models that continue no dialogue: it does not matter how their chat template frames a reply."""
+
+
 def _check_models(models: dict[str, ModelConfig]) -> None:
     for role, model in models.items():
         key, name = f"{role}_model.model_name_or_path", model.model_name_or_path
         check_model(key, name)
         tokenizer = load_tokenizer(key, name)
-        if role == "reward":  # a reward model only scores text, so it needs no reply frame
-            continue
         try:
+            set_variables(tokenizer, model.vllm.chat_template_kwargs)
+            if role in _WITHOUT_FRAME:
+                continue
             ReplyFrame(tokenizer)
             rendered_roles = roles_as_rendered(tokenizer, ["system"])
         except ConfigError as error:

@@ -50,6 +50,7 @@ async def _vllm_app(teacher: VllmEngine) -> FastAPI:
         attach(app)
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     arguments.model = teacher.model_name
+    arguments.default_chat_template_kwargs = teacher.chat_template_kwargs
     arguments.served_model_name = list(dict.fromkeys([TEACHER, teacher.model_name]))
     engine = _GatedEngine(teacher)
     await init_app_state(engine, app.state, arguments, await engine.get_supported_tasks())

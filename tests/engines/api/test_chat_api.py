@@ -64,8 +64,10 @@ def test_a_request_says_what_it_should_and_the_reply_is_taken_down(tmp_path, mon
     monkeypatch.setenv("MY_KEY", "secret-key")
     with judge_endpoint(in_turn(says("because"))) as endpoint:
         client = Client(endpoint, tmp_path, api_key_env="MY_KEY")
+        client.config.vllm.chat_template_kwargs = {"enable_thinking": False}
         assert client.ask(question(schema={"type": "object"})) == "because"
     (call,) = endpoint.calls
+    assert call.body.pop("chat_template_kwargs") == {"enable_thinking": False}
     assert call.key == "secret-key"
     schema = call.body.pop("response_format")
     assert schema["type"] == "json_schema" and schema["json_schema"]["schema"] == {"type": "object"}

@@ -413,6 +413,8 @@ class ChatApi:
         }
         if request.sampling.seed is not None:
             arguments["seed"] = request.sampling.seed
+        if self._config.vllm.chat_template_kwargs:
+            arguments["extra_body"] = {"chat_template_kwargs": self._config.vllm.chat_template_kwargs}
         schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
             json_schema = {"name": "answer", "strict": True, "schema": request.schema}

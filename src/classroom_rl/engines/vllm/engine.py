@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -40,7 +42,6 @@ class VllmEngine(EngineProcess):
 
     Attributes:
         tokenizer: the model's tokenizer.
-        frame: the chat template's tokens around a reply between two assistant messages.
         policy: the version of the loaded weights.
         weights: a fingerprint of the loaded weights; equal weights have equal fingerprints.
     """
@@ -50,11 +51,16 @@ class VllmEngine(EngineProcess):
     ):
         super().__init__(engine, model, pids, gpus, generation)
         self._adapter = AdapterSlot(engine)
-        self.frame = ReplyFrame(self.tokenizer)
         self.policy = PolicyVersion()
         self.weights = f"as in {model.model_name_or_path}"
         self._group = ""
         self._stop_ids = self._find_stop_ids()
+
+    @cached_property
+    def frame(self) -> ReplyFrame:
+        """The chat template's tokens around a reply between two assistant messages; raises as `ReplyFrame` does, which
+        a model that only judges may not have."""
+        return ReplyFrame(self.tokenizer)
 
     @staticmethod
     def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
@@ -79,6 +85,11 @@ class VllmEngine(EngineProcess):
     def max_length(self) -> int:
         """The model's context length in tokens."""
         return self._model.vllm.max_length
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any]:
+        """The configured variables of the chat template."""
+        return self._model.vllm.chat_template_kwargs
 
     @property
     def stop_ids(self) -> list[int]:
@@ -226,11 +237,14 @@ class VllmEngine(EngineProcess):
         )
 
     def _find_stop_ids(self) -> list[int]:
-        """The end-of-turn token of the chat template, and the end tokens in the model's generation config."""
+        """The end-of-turn token of the chat template, if it frames replies, and the end tokens in the generation
+        config."""
         generation_config = self._engine.model_config.try_get_generation_config()
         eos_ids = generation_config.get("eos_token_id") or []
         eos_ids = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids)
-        return sorted({self.frame.turn_end_id, *eos_ids})
+        with suppress(ConfigError):
+            eos_ids.append(self.frame.turn_end_id)
+        return sorted(set(eos_ids))
 
 
 def _logprobs_of(ids: Sequence[int], entries: Sequence[Any]) -> tuple[float, ...]:

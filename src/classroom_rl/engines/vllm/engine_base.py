@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -20,6 +21,7 @@ from classroom_rl.engines.vllm.engine_start import start_engine
 from classroom_rl.engines.vllm.role_metrics import metrics_of
 from classroom_rl.engines.vllm.weights_gate import WeightsGate
 from classroom_rl.errors import DataError, EngineFailure, GpuFull
+from classroom_rl.rollout.chat_template import set_variables
 from classroom_rl.rollout.engine import EngineHealth
 
 if TYPE_CHECKING:
@@ -185,7 +187,8 @@ class EngineProcess:
         self._gate = WeightsGate(generation.sample_timeout_s, copies * model.vllm.max_num_seqs)
         self._failure: EngineFailure | None = None
         self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
-        self.tokenizer = engine.get_tokenizer()
+        self.tokenizer = copy(engine.get_tokenizer())  # vLLM gives two engines of one model the same one
+        set_variables(self.tokenizer, model.vllm.chat_template_kwargs)
 
     @classmethod
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
