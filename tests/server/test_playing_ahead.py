@@ -130,7 +130,7 @@ def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, genera
     async def afterwards() -> tuple[SampleResponse, SampleResponse]:
         room.judge = ScriptedJudge(lambda *_: json.dumps(SCORES))
         service = room.open(generation)
-        await service.restore_policy(5.0)
+        await service.restore_policy(room.folder, 5.0)
         assert room.teacher.policy == PolicyVersion("run", 2)
         return await service.sample(NEXT), await service.sample(BATCH)
 
@@ -164,8 +164,23 @@ async def test_a_run_folder_that_was_copied_has_the_weights_that_it_holds(room: 
         await load_policy(folder, policy, timeout_s)
 
     room.teacher.load_policy = recorded
-    await room.open(generation).restore_policy(5.0)
+    await room.open(generation).restore_policy(room.folder, 5.0)
     assert loaded == [(policy_path(restored, 3).resolve(), PolicyVersion("run", 3))]
+
+
+async def test_a_further_server_restores_the_policy_of_the_run(room: Room, generation) -> None:
+    """Its journal is in a folder of its own inside the run folder, where the policies are."""
+    run_folder = room.folder
+    room.folder = run_folder / "server1"
+    service = room.open(generation)
+    policy = PolicyVersion("run", 3)
+    folder = policy_path(run_folder, 3)
+    write_policy(folder, policy, lambda target: save_file({"w": numpy.ones(4)}, target / "model.safetensors"))
+    await service.load_policy(folder, policy, 5.0)
+    service.journal.close()
+    room.teacher.policy = PolicyVersion()
+    await room.open(generation).restore_policy(run_folder, 5.0)
+    assert room.teacher.policy == policy
 
 
 async def test_a_batch_with_messages_missing_is_not_finished_by_other_weights(room: Room, generation) -> None:

@@ -200,7 +200,7 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                 if (spans := spans_of_environment()) is not None:
                     service.journal.on_event, provider = spans[0].take, spans[1]
                     closing.callback(provider.shutdown)
-                await service.restore_policy(config.generation.load_weights_timeout_s)
+                await service.restore_policy(run_folder, config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
             await add_openai_routes(app, service.environment.roles.policy, timeout_s)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"

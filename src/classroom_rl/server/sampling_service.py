@@ -278,15 +278,19 @@ class SamplingService:
         if self._receiving is not None:
             self._receiving.cancel()
 
-    async def restore_policy(self, timeout_s: float) -> None:
+    async def restore_policy(self, run_folder: Path, timeout_s: float) -> None:
         """Load the weights that the previous server had, if their folder still exists, so that its unfinished batch can
-        continue."""
+        continue.
+
+        Args:
+            run_folder: the run's; the journal of a further server is in a folder inside it.
+        """
         event = self._journal.loaded_weights()
         if event is None:
             return
         policy = PolicyVersion(**event["version"])
         try:
-            run_folder = self._journal.path.parent.resolve()
+            run_folder = run_folder.resolve()
             folder = inside_run_folder(run_folder, moved_policy(run_folder, event["path"]))
             check_policy(folder, policy)
             async with self._engine_sleep.room_for_loading("teacher"):
