@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.chaos import damage, judge_calls, kills, network, openapi, soak, trainings, twice
+from tests.chaos import damage, judge_calls, kills, network, openapi, soak, trainings, transfer, twice
 from tests.chaos.cases import Case, Result, Results, Settings, in_shard
 
 PARTS: dict[str, tuple[Callable[[Settings], list[Case]], Callable[[Sequence[Result]], str]]] = {
     "judge": (judge_calls.cases, judge_calls.summary),
     "kill": (kills.kill_cases, trainings.summary),
     "stop": (kills.stop_cases, trainings.summary),
+    "transfer": (transfer.cases, transfer.summary),
     "disk": (damage.disk_cases, trainings.summary),
     "damage": (damage.damage_cases, trainings.summary),
     "twice": (twice.cases, trainings.summary),

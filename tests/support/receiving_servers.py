@@ -1,6 +1,6 @@
 """Servers without a model that receive weights from a trainer's memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import LoadWeightsResponse, ReceiveWeightsRequest
-from tests.conftest import free_port
 from tests.support.receiving_teacher import ReceivingTeacher, ScriptedWorker
 from tests.support.scripted_batches import ScriptedBatches
 from tests.support.scripted_room import Room, serving
@@ -74,11 +73,15 @@ class ReceivingBatches(ScriptedBatches):
 
 @contextmanager
 def receiving_servers(
-    count: int, tokenizer: PreTrainedTokenizerBase, folder: Path, generation: GenerationConfig, timeout_s: float
+    ports: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    generation: GenerationConfig,
+    timeout_s: float,
 ) -> Iterator[tuple[list[ReceivingTeacher], list[ClassroomClient]]]:
     """The server's real application on ports of this machine. An engine that fails is back at once."""
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        rooms = {free_port(): Room(tokenizer, folder / f"server{number}") for number in range(count)}
+        rooms = {port: Room(tokenizer, folder / f"server{number}") for number, port in enumerate(ports)}
 
         async def open_service(config: TrainRLConfig, *_: object) -> object:
             return rooms[config.generation.server_port].open(generation)

@@ -1,7 +1,7 @@
 """A scripted teacher that receives weights over gloo, as an engine's worker on a CPU does."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,14 @@ class ScriptedWorker:
 
     Attributes:
         received: the tensors of the last version.
+        at_tensor: called with the number of each tensor as it comes, from 0.
         dies_after: the tensors after which it dies, once; None: it does not.
         groups: the ids of the groups that it joined; "" after each restart.
     """
 
     def __init__(self) -> None:
         self.received: dict[str, torch.Tensor] = {}
+        self.at_tensor: Callable[[int], None] = lambda number: None
         self.dies_after: int | None = None
         self.groups: list[str] = [""]
         self._group: GlooGroup | None = None
@@ -44,6 +46,7 @@ class ScriptedWorker:
         receiver = Receiver(tensors, info.packed_buffer_size_bytes, self._group, torch.device("cpu"))
         received = {}
         for name, tensor in receiver:
+            self.at_tensor(len(received))
             received[name] = tensor.clone()
             if len(received) == self.dies_after:
                 self.dies_after = None

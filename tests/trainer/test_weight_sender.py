@@ -12,6 +12,7 @@ from classroom_rl.errors import EngineFailure
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.weight_sender import WeightSender
+from tests.conftest import free_port
 from tests.engines.vllm.test_weight_stream import infos_of, weights_of
 from tests.support.receiving_servers import receiving_servers
 from tests.support.receiving_teacher import ReceivingTeacher
@@ -33,7 +34,7 @@ Servers = tuple[list[ReceivingTeacher], list[ClassroomClient]]
 
 @pytest.fixture
 def servers(tokenizer, tmp_path: Path, generation) -> Iterator[Callable[..., Servers]]:
-    with receiving_servers(2, tokenizer, tmp_path, generation, DEADLINE_S) as running:
+    with receiving_servers([free_port(), free_port()], tokenizer, tmp_path, generation, DEADLINE_S) as running:
         yield running
 
 
@@ -100,7 +101,7 @@ def test_a_server_that_dies_in_the_middle_ends_the_sending_and_the_next_one_work
 
 def test_a_sender_that_stops_sending_is_waited_for_until_the_deadline(tokenizer, tmp_path: Path, generation) -> None:
     deadline_s = 3.0
-    with receiving_servers(1, tokenizer, tmp_path, generation, deadline_s) as (teachers, clients):
+    with receiving_servers([free_port()], tokenizer, tmp_path, generation, deadline_s) as (teachers, clients):
         sender = WeightSender(clients, CPU, 60, BUFFER_BYTES)
         send(sender, 1)
 
