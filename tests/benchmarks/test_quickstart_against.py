@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from benchmarks import quickstart_against
 from benchmarks.quickstart_against import NOW, judged_today, play_quickstart, report, reward_after
-from benchmarks.rounds import CONVERSATIONS, Round, take_out
+from benchmarks.rounds import CONVERSATIONS, Round
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import SAMPLED
 from classroom_rl.errors import DataError
@@ -29,22 +28,6 @@ def run(tmp_path: Path) -> Path:
     metrics["sampled"]["reward"]["mean"] = 0.75
     (after / "metrics.json").write_text(json.dumps(metrics))
     return folder
-
-
-def test_a_commits_files_are_taken_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = tmp_path / "repository"
-    (repository / "src").mkdir(parents=True)
-    (repository / "src/one.py").write_text("earlier")
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository))
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *command], check=True)
-    (repository / "src/one.py").write_text("now")
-    monkeypatch.setattr(quickstart_against, "ROOT", repository)
-    take_out("HEAD", tmp_path / "earlier")
-    assert (tmp_path / "earlier/src/one.py").read_text() == "earlier"
-    (tmp_path / "earlier/src/one.py").write_text("kept")
-    take_out("HEAD", tmp_path / "earlier")
-    assert (tmp_path / "earlier/src/one.py").read_text() == "kept"
 
 
 def test_the_reward_is_that_after_the_training(run: Path) -> None:

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rounds import CONVERSATIONS, PROJECT, Round, Rounds, busy_processes, code_version, overrides_of
+from benchmarks import rounds
+from benchmarks.rounds import (
+    CONVERSATIONS,
+    PROJECT,
+    Round,
+    Rounds,
+    busy_processes,
+    code_version,
+    overrides_of,
+    take_out,
+)
 from benchmarks.whole_step import TRL_ALONE
 from tests.support.configs import loaded
 
@@ -93,3 +103,19 @@ def test_busy_processes_end_with_their_rounds(monkeypatch: pytest.MonkeyPatch) -
     for process in started:
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
+
+
+def test_a_commits_files_are_taken_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "repository"
+    (repository / "src").mkdir(parents=True)
+    (repository / "src/one.py").write_text("earlier")
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(repository))
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    (repository / "src/one.py").write_text("now")
+    monkeypatch.setattr(rounds, "ROOT", repository)
+    take_out("HEAD", tmp_path / "earlier")
+    assert (tmp_path / "earlier/src/one.py").read_text() == "earlier"
+    (tmp_path / "earlier/src/one.py").write_text("kept")
+    take_out("HEAD", tmp_path / "earlier")
+    assert (tmp_path / "earlier/src/one.py").read_text() == "kept"
