@@ -1,5 +1,5 @@
-"""The BEA 2025 shared task on MRBench V3: judges, rules, move classifiers and a trained classifier label tutors' replies
-in four tracks, are scored as the task scores, and write its submissions.
+"""The BEA 2025 shared task on MRBench V3: judges, rules, move classifiers and a trained classifier label tutors'
+replies in four tracks, are scored as the task scores, and write its submissions.
 
 Kochmar et al., "Findings of the BEA 2025 Shared Task on Pedagogical Ability Assessment of AI-powered Tutors", BEA 2025
 (https://sig-edu.org/sharedtask/2025). Per track, accuracy and macro F1 over three answers ("exact"), and with "Yes" and
@@ -49,12 +49,11 @@ PUBLISHED_BEST = {
 }
 """The best exact macro F1 on the blind test set, by Kochmar et al. (2025): other replies than any labelled file has."""
 
-PUBLISHED = "Mistake_Identification", "Mistake_Location", "Providing_Guidance", "Actionability"
-TRACK_NAMES = dict(zip(TRACKS, PUBLISHED, strict=True))
+TRACK_NAMES = {track: track.title() for track in TRACKS}
 """Track → its key in the data."""
 
 ANSWERS = DIMENSIONS[TRACKS[0]].answers
-ANSWER_NAMES = dict(zip(ANSWERS, ("No", "To some extent", "Yes"), strict=True))
+ANSWER_NAMES = {answer: answer.capitalize() for answer in ANSWERS}
 """Answer → its spelling in the data."""
 
 READ_AS = {"mistake_identification": MISTAKE_IDENTIFIED, "providing_guidance": GUIDANCE, "actionability": ACTIONABLE}
@@ -172,7 +171,7 @@ def _predict(
 def _answer_scores(
     counted: Counted, targets: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """For each track the logit of each answer, of shape (test, answers); infinite where training has one answer only."""
+    """For each track the logit of each answer, of shape (test, answers); infinite where training has one answer."""
     train_tables, test_tables = counted.tables(train, test)
     scores = {}
     for track, labels in targets.items():
@@ -209,7 +208,9 @@ async def score_systems(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
     everything = read_mrbench(benchmark.path, benchmark.split)
     labelled = sum(bool(reply.labels) for reply in everything)
     if labelled not in (0, len(everything)):
-        raise DataError(f"{benchmark.path}: {labelled} of {len(everything)} replies have labels; it must be all or none.")
+        raise DataError(
+            f"{benchmark.path}: {labelled} of {len(everything)} replies have labels; it must be all or none."
+        )
     replies = draw(everything, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
     by_system, about = {}, {}
     if benchmark.train_path:
@@ -258,8 +259,8 @@ async def _ask(
     read_by = {track: reader.source_of(label) for track, label in READ_AS.items()}
     if labelled and MRBENCH in read_by.values():
         raise ConfigError(
-            f"The readers in generation.readers_path ({config.generation.readers_path}) were trained on {MRBENCH}, whose "
-            f"dialogues are among those of V3: their scores would mean nothing. Name that file as benchmark.train_path "
+            f"The readers in generation.readers_path ({config.generation.readers_path}) were trained on {MRBENCH}, "
+            f"whose dialogues V3 has, too: their scores would mean nothing. Set benchmark.train_path to that file "
             f"instead ({BEA2025} then leaves out what both share), or train readers on other data."
         )
     labels = [
@@ -280,7 +281,10 @@ def write_submissions(
     the rows of the benchmark's file, each reply with that track's label alone. The task takes each as a zip file.
 
     Returns:
-        The paths of the files in `folder`. None for a file that is no V3, which the task does not take.
+        The paths of the files in `folder`; none for a file that is no V3, which the task does not take.
+
+    Raises:
+        DataError: if two replies have the same id.
     """
     rows = [row for _, row in numbered_rows(benchmark.path, benchmark.split)]
     if not all("tutor_responses" in row for row in rows):
@@ -323,7 +327,9 @@ def systems_table(metrics: Mapping[str, Any]) -> str:
                 rows.append([track, name, *cells, str(scores["replies"])])
         rows.append([track, "best published", f"{PUBLISHED_BEST[track]:.3f}", *[NO_VALUE] * 4])
     opening = f"\n{metrics['replies']} replies in {metrics['dialogues']} dialogues; 95 % intervals over dialogues"
-    source = "best published: Kochmar et al. 2025, on the blind test set, so on other replies than any labelled file has"
+    source = (
+        "best published: Kochmar et al. 2025, on the blind test set, so on other replies than any labelled file has"
+    )
     files = [path for system in metrics["systems"].values() for path in system["submissions"]]
     missing = [
         f"{name}: no verdict on {system['asked'] - system['answered']} of {system['asked']} replies"

@@ -1,9 +1,9 @@
 """MRBench: judges label tutors' replies to a student's mistake in maths on eight dimensions, and are compared with the
 people who labelled them.
 
-Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Three file formats are read: the published one of V1 and V2, a
-conversation with the replies of several tutors; that of V3, which labels four dimensions or none (`bea2025.py`); and a
-flat one with one reply per row (docs/evaluation.md).
+Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Three file formats are read: the published one of V1 and V2,
+a conversation with the replies of several tutors; that of V3, which labels four dimensions or none (`bea2025.py`); and
+a flat one with one reply per row (docs/evaluation.md).
 
 Intervals are over dialogues: replies to one dialogue resemble each other, so each bootstrap resample draws dialogues
 and takes all replies to each.
