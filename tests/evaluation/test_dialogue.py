@@ -163,11 +163,15 @@ def test_a_run_folder_has_a_column_for_each_set(tmp_path: Path, capsys):
     for name in ("before", "after"):
         write_parquet(tmp_path / f"eval/{name}/conversations.parquet", sampling=["sampled", "greedy"])
     read = read_dialogues(tmp_path)
-    names = ["rollouts", "eval/after greedy", "eval/after sampled", "eval/before greedy", "eval/before sampled"]
-    assert sorted(dialogues.name for dialogues in read) == sorted(names)
+    names = ["rollouts", "eval/before sampled", "eval/before greedy", "eval/after sampled", "eval/after greedy"]
+    assert [dialogues.name for dialogues in read] == names
     assert [len(dialogues.conversations) for dialogues in read] == [2, 1, 1, 1, 1]
     assert read[0].conversations == [("1", SIDES), ("2", SIDES)]
-    assert main([str(tmp_path)]) == 0 and "[5] eval/before greedy: 1 conversations" in capsys.readouterr().out
+    assert (
+        main([str(tmp_path)]) == 0
+        and "[2] eval/before sampled: 1 conversations (1 in English) on 1 problems, uptake in 1 ex"
+        in capsys.readouterr().out
+    )
     (other := tmp_path / "other.parquet").write_bytes(b"")
     pq.write_table(pa.table({"text": ["a"]}), other)
     with pytest.raises(DataError, match="has the columns text; a file of a run has turns and problem_id"):
@@ -180,7 +184,10 @@ def test_two_files_are_compared_on_their_common_problems():
         return Dialogues(name, [(str(problem), talk[: 4 + extra + problem % 2]) for problem in range(8)])
 
     text = table([dialogues("before", 0), dialogues("after", 2)])
-    assert "[1] before: 8 conversations on 8 problems" in text and "[2] − [1] on 8 common problems" in text
+    assert (
+        "[1] before: 8 conversations (8 in English) on 8 problems, uptake in 8 exchanges" in text
+        and "[2] − [1] on 8 problems" in text
+    )
     row = next(line for line in text.splitlines() if line.startswith("turns"))
     assert "4.50 [4." in row and "6.50 [" in row and "+2.00" in row
 

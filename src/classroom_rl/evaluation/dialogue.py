@@ -4,9 +4,9 @@
 
 Each name is a run folder (its `rollouts/`, and every `eval/*/conversations.parquet`), a Parquet file of a run, a set of
 rollouts (`.jsonl`, `.parquet`), or a `.jsonl` or `.json` file of others: a row per conversation, with its turns under
-one of `TURNS`, each an object with one of `ROLE` and one of `TEXT`; or, as in CIMA, a `history` of texts that ends with
-the student, and the reply `tutor`. The conversations on one problem (`PROBLEM`) resemble each other, so intervals are
-over problems; a conversation without a problem is one of its own.
+one of `TURNS`, each an object with one of `ROLE` and one of `TEXT`; or, as in CIMA, a `history` of alternating texts,
+the last one the student's, and the reply `tutor`. The conversations on one problem (`PROBLEM`) resemble each other, so
+intervals are over problems; a conversation without a problem is one of its own.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,7 @@ from classroom_rl.judges.moves.labelled import numbered_rows
 from classroom_rl.judges.moves.rules import is_question, words
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
 from classroom_rl.results.statistics import paired_change
-from classroom_rl.rollout.intervals import Estimate, mean_with_ci, shown
+from classroom_rl.rollout.intervals import mean_with_ci, shown
 from classroom_rl.rollout.rollout_set import RolloutSet
 from classroom_rl.rollout.store.set_files import FORMAT
 from classroom_rl.system.keys import print_error
@@ -48,6 +48,7 @@ OTHER_ROLES = {"system", "tool"}
 SHORTEST_UPTAKE = 5
 """Uptake is measured after student turns of at least so many words (Demszky et al., 2021)."""
 
+UPTAKE, EASE = "uptake (share of content words)", "Flesch reading ease (English)"
 _NGRAM = 3
 _VOWELS = re.compile(r"[aeiouy]+")
 _SILENT_E = re.compile(r"(?:[^laeiouy]e|[^aeiouytd]ed|[^aeiouycgszx]es)$")
@@ -113,7 +114,10 @@ def read_dialogues(path: Path) -> list[Dialogues]:
     by_name: dict[str, Dialogues] = {}
     files = [path]
     if path.is_dir():
-        files = [*sorted(path.glob("rollouts/*.parquet")), *sorted(path.glob(f"eval/*/{CONVERSATIONS_NAME}"))]
+        measured = sorted(
+            path.glob(f"eval/*/{CONVERSATIONS_NAME}"), key=lambda file: (file.parent.name != "before", file)
+        )
+        files = [*sorted(path.glob("rollouts/*.parquet")), *measured]
     for file in files:
         folder = file.parent.relative_to(path) if path.is_dir() else file
         for where, part, problem, turns in _read(file):
@@ -227,11 +231,11 @@ def measures_of(turns: Sequence[tuple[bool, str]]) -> dict[str, list[float]]:
         "student's words per message": [float(length) for length in lengths[1]],
         "questions per tutor's message": [float(sum(map(is_question, part))) for part in parts],
         "words per tutor's sentence": [fmean(len(one.split()) for one in part) for part in parts if part],
-        "uptake (share of content words)": [value for value in uptakes if value is not None],
+        UPTAKE: [value for value in uptakes if value is not None],
     }
     drifts = {f"drift: {name}": _drift(values) for name, values in by_message.items()}
-    total, easy = sum(map(sum, lengths)), flesch_reading_ease("\n".join(tutor))
-    english = easy is not None and is_english("\n".join(tutor))
+    total, whole = sum(map(sum, lengths)), "\n".join(tutor)
+    ease = flesch_reading_ease(whole) if is_english(whole) else None
     heard: set[tuple[str, ...]] = set()
     repeated = []
     for ngrams in filter(None, map(_ngrams, tutor)):
@@ -242,7 +246,7 @@ def measures_of(turns: Sequence[tuple[bool, str]]) -> dict[str, list[float]]:
         "student's share of words": [sum(lengths[1]) / total] if total else [],
         **by_message,
         "tutor repeats itself (share of trigrams)": repeated,
-        "Flesch reading ease (English)": [easy] if easy is not None and english else [],
+        EASE: [] if ease is None else [ease],
         **drifts,
     }
 
@@ -265,21 +269,21 @@ def values_of(dialogues: Dialogues) -> dict[str, dict[str, list[float]]]:
 
 def table(files: Sequence[Dialogues]) -> str:
     """The measures of each file in a column; of two files with common problems, also the mean change on these."""
-    columns: list[tuple[str, Callable[[str], Estimate], str]] = []
     by_file = [values_of(dialogues) for dialogues in files]
-    for number, values in enumerate(by_file, start=1):
-        columns.append((f"[{number}]", lambda name, values=values: mean_with_ci(values[name]), ""))
-    both = [{problem for problem, _ in dialogues.conversations} for dialogues in files]
-    if len(files) == 2 and both[0] & both[1]:
-        title = f"[2] − [1] on {len(both[0] & both[1])} common problems"
-        columns.append((title, lambda name: paired_change(by_file[0][name], by_file[1][name]), "+"))
-    rows = [["mean [95 % interval over problems]", *(title for title, _, _ in columns)]]
-    rows += [[name, *(shown(estimate(name), sign, 2) for _, estimate, sign in columns)] for name in by_file[0]]
-    lines = [
-        f"[{number}] {dialogues.name}: {len(dialogues.conversations)} conversations on {len(problems)} problems"
-        + "".join(f"; left out: {count} {reason}" for reason, count in dialogues.left_out.items())
-        for number, (dialogues, problems) in enumerate(zip(files, both, strict=True), start=1)
-    ]
+    problems = [{problem for problem, _ in dialogues.conversations} for dialogues in files]
+    common = len(problems[0] & problems[1]) if len(files) == 2 else 0
+    titles = [f"[{number}]" for number in range(1, len(files) + 1)]
+    rows = [["mean [95 % interval over problems]", *titles, *([f"[2] − [1] on {common} problems"] if common else [])]]
+    for name in by_file[0]:
+        estimates = [shown(mean_with_ci(values[name]), digits=2) for values in by_file]
+        change = [shown(paired_change(by_file[0][name], by_file[1][name]), "+", 2)] if common else []
+        rows.append([name, *estimates, *change])
+    lines = []
+    for title, dialogues, values, own in zip(titles, files, by_file, problems, strict=True):
+        exchanges, english = (sum(map(len, values[name].values())) for name in (UPTAKE, EASE))
+        counted = f"{len(dialogues.conversations)} conversations ({english} in English) on {len(own)} problems"
+        left_out = "".join(f"; left out: {count} {reason}" for reason, count in dialogues.left_out.items())
+        lines.append(f"{title} {dialogues.name}: {counted}, uptake in {exchanges} exchanges{left_out}")
     return "\n".join([*lines, "", align(rows), "", "drift: second half of a conversation minus its first half"])
 
 
