@@ -20,6 +20,8 @@ from classroom_rl.evaluation.dialogue import (
     table,
     uptake,
 )
+from classroom_rl.rollout.rollout_set import RolloutSet
+from tests.support.played_rollouts import made
 
 TALK = [
     ("tutor", "How many eggs are there? Count them."),
@@ -115,7 +117,7 @@ def test_files_of_others_are_read(row: dict[str, Any], tmp_path: Path):
 REFUSED = [
     (
         {"turns": [{"role": "Mariana", "text": "Hi"}]},
-        "line 2: turn 1 is said by 'Mariana'. The tutor must be called assis",
+        "line 2: turn 1 is said by 'Mariana'. Known: tutors assistant, gpt",
     ),
     ({"turns": [{"role": "tutor"}]}, "line 2: turn 1 is .*text under text or content"),
     ({"turns": ["Hello"]}, 'line 2: turn 1 is "Hello"; it must be an object'),
@@ -145,7 +147,10 @@ def test_what_is_left_out_is_counted_and_thoughts_are_not_seen(tmp_path: Path):
     assert [turns for _, turns in read.conversations] == [[(True, "Why?"), (False, "So.")]]
     assert read.left_out == {"messages without text": 1, "conversations in which only one side speaks": 1}
     for path, message in (
-        (write_lines(tmp_path / "b.jsonl", silent), "no conversation of a"),
+        (
+            write_lines(tmp_path / "b.jsonl", silent),
+            "holds no talk of a tutor and a student; left out: 1 conversations in which only",
+        ),
         (tmp_path / "c", "There is no"),
     ):
         with pytest.raises(DataError, match=message):
@@ -173,9 +178,20 @@ def test_a_run_folder_has_a_column_for_each_set(tmp_path: Path, capsys):
         in capsys.readouterr().out
     )
     (other := tmp_path / "other.parquet").write_bytes(b"")
+    with pytest.raises(DataError, match="is damaged or no Parquet file"):
+        read_dialogues(other)
     pq.write_table(pa.table({"text": ["a"]}), other)
     with pytest.raises(DataError, match="has the columns text; a file of a run has turns and problem_id"):
         read_dialogues(other)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_sets_of_rollouts_are_read(suffix: str, tmp_path: Path):
+    rollout = made(0)
+    (read,) = read_dialogues(RolloutSet([rollout, made(1)]).save(tmp_path / f"set{suffix}"))
+    (_, talk), _ = read.conversations
+    said = [text for step in rollout.steps for text in (step.prompt, step.content)]
+    assert [text for _, text in talk[-len(said) :]] == said and [side for side, _ in talk[-2:]] == [False, True]
 
 
 def test_two_files_are_compared_on_their_common_problems():

@@ -20,6 +20,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.metrics.language import is_english
 from classroom_rl.evaluation.report.tables import align
@@ -57,10 +60,7 @@ _SILENT_E = re.compile(r"(?:[^laeiouy]e|[^aeiouytd]ed|[^aeiouycgszx]es)$")
 @dataclass
 class Dialogues:
     """The conversations of a file: (problem, turns) each; a turn is (whether the tutor speaks, its visible text).
-
-    Attributes:
-        left_out: what was left out → how often.
-    """
+    `left_out` says what was left out, and how often."""
 
     name: str
     conversations: list[tuple[str, list[tuple[bool, str]]]] = field(default_factory=list)
@@ -93,10 +93,8 @@ def _side_and_text(where: str, turn: Any) -> tuple[bool | None, str | None]:
         )
     name = role.strip().lower()
     if name not in TUTOR_ROLES | STUDENT_ROLES | OTHER_ROLES:
-        raise DataError(
-            f"{where} is said by {role!r}. The tutor must be called {', '.join(sorted(TUTOR_ROLES))}, the student "
-            f"{', '.join(sorted(STUDENT_ROLES))}; {', '.join(sorted(OTHER_ROLES))} are left out."
-        )
+        known = (", ".join(sorted(roles)) for roles in (TUTOR_ROLES, STUDENT_ROLES, OTHER_ROLES))
+        raise DataError("{} is said by {!r}. Known: tutors {}; students {}; left out {}.".format(where, role, *known))
     return None if name in OTHER_ROLES else name in TUTOR_ROLES, text
 
 
@@ -114,54 +112,52 @@ def read_dialogues(path: Path) -> list[Dialogues]:
     by_name: dict[str, Dialogues] = {}
     files = [path]
     if path.is_dir():
-        measured = sorted(
-            path.glob(f"eval/*/{CONVERSATIONS_NAME}"), key=lambda file: (file.parent.name != "before", file)
-        )
+        sets = path.glob(f"eval/*/{CONVERSATIONS_NAME}")
+        measured = sorted(sets, key=lambda file: (file.parent.name != "before", file))
         files = [*sorted(path.glob("rollouts/*.parquet")), *measured]
     for file in files:
         folder = file.parent.relative_to(path) if path.is_dir() else file
         for where, part, problem, turns in _read(file):
             name = " ".join([str(folder), *part])
             by_name.setdefault(name, Dialogues(name)).add(where, problem, turns)
-    if not any(dialogues.conversations for dialogues in by_name.values()):
-        left_out = sum((dialogues.left_out for dialogues in by_name.values()), Counter())
-        raise DataError(
-            f"{path} holds no conversation of a tutor and a student (left out: {dict(left_out) or 'none'})."
-        )
-    return [dialogues for dialogues in by_name.values() if dialogues.conversations]
+    for dialogues in by_name.values() or [Dialogues(str(path))]:
+        if not dialogues.conversations:
+            left_out = ", ".join(f"{count} {reason}" for reason, count in dialogues.left_out.items()) or "nothing"
+            raise DataError(f"{dialogues.name} holds no talk of a tutor and a student; left out: {left_out}.")
+    return [*by_name.values()]
 
 
 def _read(file: Path) -> Iterator[tuple[str, list[str], str, Sequence[Mapping[str, Any]]]]:
     """Each conversation: where it is, its sampling and tutor (if there are several), its problem, and its turns."""
-    if _is_rollout_set(file):
+    columns = _columns(file)
+    if "steps" in columns:
         for rollout in RolloutSet.load(file):
             messages = [*rollout.opening]
             for step in rollout.steps:
                 messages += [{"role": "user", "content": step.prompt}, {"role": "assistant", "content": step.content}]
             yield f"{file}: rollout {rollout.id}", [], str(rollout.prompt_index), messages
-    elif file.suffix == ".parquet":
-        yield from _read_records(file)
+    elif columns:
+        yield from _read_records(file, columns)
     else:
         for where, row in numbered_rows(str(file), ""):
-            problem = next((json.dumps(row[key]) for key in PROBLEM if row.get(key)), where)
+            problem = next((json.dumps(row[key]) for key in PROBLEM if row.get(key) is not None), where)
             yield where, [], problem, _turns_of(where, row)
 
 
-def _is_rollout_set(file: Path) -> bool:
-    import pyarrow.parquet as pq
+def _columns(file: Path) -> list[str]:
+    """The columns of a Parquet file, or of a set of rollouts; none of any other file."""
+    if file.suffix != ".parquet":
+        with file.open("rb") as lines:
+            return ["steps"] if f'"format": "{FORMAT}"'.encode() in lines.readline(200) else []
+    try:
+        return pq.read_schema(file).names
+    except pa.ArrowException as error:
+        raise DataError(f"{file} is damaged or no Parquet file: {error}") from error
 
-    if file.suffix == ".parquet":
-        return FORMAT.encode() in (pq.read_schema(file).metadata or {})
-    with file.open("rb") as lines:
-        return f'"format": "{FORMAT}"'.encode() in lines.readline(200)
 
-
-def _read_records(file: Path) -> Iterator[tuple[str, list[str], str, Sequence[Mapping[str, Any]]]]:
+def _read_records(file: Path, names: list[str]) -> Iterator[tuple[str, list[str], str, Sequence[Mapping[str, Any]]]]:
     """The conversations of a run's or an evaluation's Parquet file."""
-    import pyarrow.parquet as pq
-
-    names = pq.read_schema(file).names
-    if "turns" not in names or "problem_id" not in names:
+    if not {"turns", "problem_id"} <= set(names):
         raise DataError(f"{file} has the columns {', '.join(names)[:200]}; a file of a run has turns and problem_id.")
     parts = [name for name in ("tutor", "sampling") if name in names]
     rows = pq.read_table(file, columns=["problem_id", "turns", *parts]).to_pylist()
