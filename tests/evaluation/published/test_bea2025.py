@@ -151,6 +151,7 @@ def test_no_problem_is_in_training_and_test(tmp_path: Path, monkeypatch: pytest.
     assert (seen == 1).all() and about == {"train": 36, "shared_problems": 6, "folds": 5}
     scores = score(replies, labels)
     assert scores["mistake_identification"]["exact"]["macro_f1"] == pytest.approx(1), "the form decides the label"
+    monkeypatch.undo()
     far = read_mrbench(write_json(tmp_path / "b.json", [v3_conversation(900, annotated=False)]), "")
     assert classify(training, far)[1] == {"train": 36, "shared_problems": 0, "folds": 1}
 
