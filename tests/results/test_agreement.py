@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from sklearn.metrics import cohen_kappa_score
+from sklearn.metrics import cohen_kappa_score, f1_score
 
 from classroom_rl.results.agreement import (
     confusion_by_group,
     disagreement_weights,
     krippendorff_alpha,
+    macro_f1,
     resampled,
     weighted_kappa,
 )
@@ -30,6 +31,15 @@ def test_kappa_is_that_of_scikit_learn(ordinal: bool, weights: str | None):
     assert tables.shape == (23, 3, 3) and tables.sum() == 200
     mine = weighted_kappa(tables.sum(axis=0), disagreement_weights(3, ordinal))
     assert mine == pytest.approx(cohen_kappa_score(given, found, weights=weights))
+
+
+@pytest.mark.parametrize("answers", [(0, 1, 2), (0, 2), (1,)], ids=str)
+def test_macro_f1_is_that_of_scikit_learn(answers: tuple[int, ...]):
+    generator = np.random.default_rng(4)
+    given, found = generator.choice(answers, (2, 90))
+    tables = confusion_by_group(given, found, ["a", "b", "c"] * 30, 3)
+    assert macro_f1(tables.sum(axis=0)) == pytest.approx(f1_score(given, found, average="macro"))
+    assert macro_f1(tables).shape == (3,) and macro_f1(np.zeros((3, 3))) == 0
 
 
 def test_who_always_says_the_same_agrees_by_chance():

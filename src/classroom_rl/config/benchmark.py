@@ -10,8 +10,8 @@ from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
 from classroom_rl.errors import ConfigError
 
-Benchmark = Literal["mrbench", "mathdial", "mathtutorbench"]
-MRBENCH, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = get_args(Benchmark)
+Benchmark = Literal["mrbench", "bea2025", "mathdial", "mathtutorbench"]
+MRBENCH, BEA2025, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = get_args(Benchmark)
 
 PROBLEM_SOLVING = "problem_solving"
 SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
@@ -36,8 +36,8 @@ class BenchmarkConfig:
     """A published benchmark in place of conversations with a simulated student (docs/evaluation.md)."""
 
     name: Benchmark = MRBENCH
-    """`mrbench`: judges label tutors' replies as people did. `mathdial`: the tutor writes a teacher's next turn.
-    `mathtutorbench`: a tutor's tasks."""
+    """`mrbench`: judges label tutors' replies as people did. `bea2025`: the same, scored as in that shared task.
+    `mathdial`: the tutor writes a teacher's next turn. `mathtutorbench`: a tutor's tasks."""
     path: FilePath = ""
     """A .jsonl or .json file or a Hub name; for `mathtutorbench` the folder that holds its data files."""
     split: Text = "test"
@@ -45,6 +45,9 @@ class BenchmarkConfig:
     max_dialogues: Examples = -1
     """How many dialogues (of `mathtutorbench`: problems of each task) are read; fewer than all are drawn with
     `seed`."""
+    train_path: FilePath = ""
+    """For `bea2025`: labelled replies (MRBench, any version) on which a classifier is trained; dialogues that it shares
+    with `path` are left out when they are predicted."""
     tasks: list[Text] = field(default_factory=list)
     """Those of `mathtutorbench` to measure."""
     prompts_paths: dict[str, FilePath] = field(default_factory=dict)
@@ -53,14 +56,14 @@ class BenchmarkConfig:
 
 def has_tutor(benchmark: BenchmarkConfig) -> bool:
     """Whether a tutor answers the benchmark; in MRBench the tutors' replies are a part of the data."""
-    return benchmark.name != MRBENCH
+    return benchmark.name not in (MRBENCH, BEA2025)
 
 
 def needed_prompts(benchmark: BenchmarkConfig) -> list[str]:
     """The keys that `prompts_paths` must have."""
     if benchmark.name == MATHTUTORBENCH:
         return list(benchmark.tasks)
-    return [JUDGE] if benchmark.name == MRBENCH else [JUDGE, TUTOR]
+    return [JUDGE, TUTOR] if has_tutor(benchmark) else [JUDGE]
 
 
 def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], generation: GenerationConfig) -> None:
@@ -78,8 +81,10 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
             f"benchmark.prompts_paths has no template for {', '.join(missing)}; name one, as "
             f"config/eval/{benchmark.name}.yaml does."
         )
-    if benchmark.name == MRBENCH and not judges:
+    if not has_tutor(benchmark) and not judges and not benchmark.train_path:
         raise ConfigError("judges is empty; name who is compared with people: judges=[{model_name_or_path: rules}].")
+    if benchmark.train_path and benchmark.name != BEA2025:
+        raise ConfigError(f"benchmark.train_path is {benchmark.train_path}, but only {BEA2025} trains: leave it out.")
     if benchmark.name == MATHTUTORBENCH and judges:
         raise ConfigError("judges is set, but no judge takes part in mathtutorbench: leave it out.")
     _check_labelling_judges(judges, generation)

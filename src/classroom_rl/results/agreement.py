@@ -153,6 +153,18 @@ def weighted_kappa(tables: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.where(chance > 0, kappa, 0.0)
 
 
+def macro_f1(tables: np.ndarray) -> np.ndarray:
+    """Compute the macro-averaged F1 of confusion tables of shape (…, k, k): the mean F1 of the categories. A category
+    that neither side gives is left out, as scikit-learn's `f1_score(average="macro")` does; 0 for an empty table."""
+    tables = np.asarray(tables, float)
+    right = np.diagonal(tables, axis1=-2, axis2=-1)
+    given = tables.sum(axis=-1) + tables.sum(axis=-2)
+    occurring = (given > 0).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scores = np.where(given > 0, 2 * right / given, 0.0).sum(axis=-1) / occurring
+    return np.where(occurring > 0, scores, 0.0)
+
+
 def resampled(tables: np.ndarray) -> np.ndarray:
     """Sum tables of shape (groups, …) over all groups, over the groups of each of `RESAMPLES` bootstrap samples, and
     over all groups but one, for each of them. The result has shape (1 + RESAMPLES + groups, …)."""

@@ -16,7 +16,7 @@ REFUSED = [
     (
         "mrbench",
         ["benchmark.name=mrbunch"],
-        "benchmark.name is mrbunch; it must be one of mrbench, mathdial, mathtutorbench",
+        "benchmark.name is mrbunch; it must be one of mrbench, bea2025, mathdial, mathtutorbench",
     ),
     ("mrbench", ["benchmark.path=''"], "benchmark.path is empty"),
     ("mrbench", ["benchmark.max_dialogues=0"], "benchmark.max_dialogues is 0; it must be at least 1, or -1 for all"),

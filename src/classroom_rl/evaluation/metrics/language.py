@@ -230,7 +230,7 @@ def _add_message_figures(
     figures.add("tasks_per_message", len(message.tasks))
     if message.tasks:
         figures.add("ends_with_task", message.ends_with_task)
-    figures.add("in_english", _is_english(message.text))
+    figures.add("in_english", is_english(message.text))
     if unknown:
         return
     if error:
@@ -297,7 +297,8 @@ def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[st
     return introduced, sum(any(holds(text, phrase.text) for text in student) for phrase in plan.phrases)
 
 
-def _is_english(text: str) -> bool:
+def is_english(text: str) -> bool:
+    """Whether a text is mostly English outside quotations."""
     words = re.findall(r"[^\W\d_]+", own_words(text).casefold())
     return bool(words) and sum(word in _ENGLISH for word in words) / len(words) >= _ENGLISH_SHARE
 

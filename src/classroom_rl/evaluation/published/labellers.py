@@ -14,6 +14,7 @@ from typing import Any
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.models import JudgeModelConfig
+from classroom_rl.config.values import RULES as RULES_JUDGE
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
@@ -183,6 +184,12 @@ class MessageLabels:
         version = None if self._readers is None else self._readers.version
         by_rules = [label for label in labels if label not in trained]
         return {"readers": version, "by_readers": trained, "by_rules": by_rules}
+
+    def source_of(self, label: str) -> str | None:
+        """Who reads a label: `rules`, or the data set whose labels trained its move classifier; None if nobody does."""
+        if self._readers is not None and label in self._readers.trust:
+            return self._readers.trust[label].data
+        return RULES_JUDGE if label in RULES else None
 
     def reads(self, label: str, about: Exchange) -> bool:
         """Whether the label holds for the message."""

@@ -1,8 +1,9 @@
 """MRBench: judges label tutors' replies to a student's mistake in maths on eight dimensions, and are compared with the
 people who labelled them.
 
-Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Two file formats are read: the published one, a conversation
-with the replies of several tutors, and a flat one with one reply per row (docs/evaluation.md).
+Maurya et al., "Unifying AI Tutor Evaluation", NAACL 2025. Three file formats are read: the published one of V1 and V2,
+a conversation with the replies of several tutors; that of V3, which labels four dimensions or none (`bea2025.py`); and
+a flat one with one reply per row (docs/evaluation.md).
 
 Intervals are over dialogues: replies to one dialogue resemble each other, so each bootstrap resample draws dialogues
 and takes all replies to each.
@@ -10,13 +11,14 @@ and takes all replies to each.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from classroom_rl.config.benchmark import JUDGE, BenchmarkConfig
 from classroom_rl.config.evaluation import EvalConfig
@@ -68,6 +70,9 @@ DIMENSIONS = {
 }
 """Name in the data, in lower case → dimension."""
 
+TRACKS = ("mistake_identification", "mistake_location", "providing_guidance", "actionability")
+"""The dimensions of V3: the first four tracks of the BEA 2025 shared task."""
+
 READ_AS = {name.lower(): label for label, name in OF_DIMENSIONS.items()}
 """Dimension → the label of `classroom_rl.judges.readings` that corresponds to its yes."""
 
@@ -88,6 +93,19 @@ class _Conversation(PublishedRow):
     anno_llm_responses: dict[str, _Annotated | None]
 
 
+class _Response(PublishedRow):
+    response: str
+    annotation: dict[str, str | None] = Field(default_factory=dict)
+
+
+class _V3Conversation(PublishedRow):
+    """A row of V3, which has no solution; the blind test set has no annotations either."""
+
+    conversation_id: str
+    conversation_history: str
+    tutor_responses: dict[str, _Response | None]
+
+
 class _Flat(PublishedRow):
     history: str
     solution: str
@@ -105,7 +123,7 @@ class LabelledReply:
         history: the conversation before it, as one text, which also names the dialogue.
         solution: the problem's solution; "" if unknown.
         text: the reply.
-        labels: people's answer in each of `DIMENSIONS`.
+        labels: people's answer in each of `DIMENSIONS`; of V3, in each of `TRACKS`, or {} in its blind test set.
         exchange: the reply with its context, as input of a move classifier.
     """
 
@@ -123,31 +141,51 @@ def read_mrbench(name: str, split: str) -> list[LabelledReply]:
     Raises:
         DataError: naming file, row and field, if it cannot be read or is empty.
     """
-    replies = [reply for where, row in read_rows(name, split, _Conversation, _Flat) for reply in _replies(where, row)]
+    rows = read_rows(name, split, _Conversation, _V3Conversation, _Flat)
+    replies = [reply for where, row in rows for reply in _replies(where, row)]
     if not replies:
         raise DataError(f"{name} holds no labelled reply.")
     return replies
 
 
-def _replies(where: str, row: _Conversation | _Flat) -> Iterator[LabelledReply]:
+def _replies(where: str, row: _Conversation | _V3Conversation | _Flat) -> Iterator[LabelledReply]:
     if isinstance(row, _Flat):
         yield _reply(row.id or where, f"{where}: field labels", row.history, row.solution, row.tutor, row.labels)
+        return
+    if isinstance(row, _V3Conversation):
+        for tutor, response in row.tutor_responses.items():
+            if response is not None:
+                field = f"{where}: field tutor_responses.{tutor}.annotation"
+                name, wanted = reply_id(row.conversation_id, tutor), TRACKS if response.annotation else ()
+                about = (row.conversation_history, "", response.response, response.annotation)
+                yield _reply(name, field, *about, wanted)
         return
     for tutor, reply in row.anno_llm_responses.items():
         if reply is not None:
             field = f"{where}: field anno_llm_responses.{tutor}.annotation"
             about = (row.conversation_history, row.Ground_Truth_Solution, reply.response, reply.annotation)
-            yield _reply(f"{row.conversation_id}-{tutor}", field, *about)
+            yield _reply(reply_id(row.conversation_id, tutor), field, *about)
+
+
+def reply_id(conversation_id: str, tutor: str) -> str:
+    """The id of a published reply."""
+    return f"{conversation_id}-{tutor}"
 
 
 def _reply(
-    name: str, field: str, history: str, solution: str, text: str, labels: Mapping[str, str | None]
+    name: str,
+    field: str,
+    history: str,
+    solution: str,
+    text: str,
+    labels: Mapping[str, str | None],
+    wanted: Iterable[str] = DIMENSIONS,
 ) -> LabelledReply:
     labelled = {key.lower(): value for key, value in labels.items() if value is not None}
-    missing = [dimension for dimension in DIMENSIONS if dimension not in labelled]
+    missing = [dimension for dimension in wanted if dimension not in labelled]
     if missing:
         raise DataError(f"{field} has no {', '.join(missing)}; there are: {', '.join(labels)}.")
-    answers = {dimension: _answer(f"{field}.{dimension}", dimension, labelled[dimension]) for dimension in DIMENSIONS}
+    answers = {dimension: _answer(f"{field}.{dimension}", dimension, labelled[dimension]) for dimension in wanted}
     clean_history = "\n".join(line.strip() for line in history.replace("\xa0", " ").splitlines() if line.strip())
     shown = "" if is_unknown(solution) else solution.strip()
     exchange = exchange_of_mrbench(history, solution, text)
@@ -298,6 +336,11 @@ async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder:
         ProviderFailure: if a judge cannot be asked at all.
     """
     everything = read_mrbench(benchmark.path, benchmark.split)
+    if any(len(reply.labels) < len(DIMENSIONS) for reply in everything):
+        raise DataError(
+            f"{benchmark.path} is MRBench V3, which has labels in at most {len(TRACKS)} of the {len(DIMENSIONS)} "
+            "dimensions: run it with --config-name bea2025."
+        )
     replies = draw(everything, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
     prompts = [judge_prompt(benchmark.prompts_paths[JUDGE], reply) for reply in replies]
     # Judges without a model come first: an error in the move classifiers shows before anything is paid.

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from classroom_rl.config.benchmark import MATHDIAL, MATHTUTORBENCH, MRBENCH, BenchmarkConfig, needed_prompts
+from classroom_rl.config.benchmark import BEA2025, MATHDIAL, MATHTUTORBENCH, MRBENCH, BenchmarkConfig, needed_prompts
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import record_run
+from classroom_rl.evaluation.published.bea2025 import score_systems, systems_table
 from classroom_rl.evaluation.published.checked_rows import digest_of
 from classroom_rl.evaluation.published.mathdial import continue_dialogues
 from classroom_rl.evaluation.published.mathtutorbench import do_tasks
@@ -143,6 +144,7 @@ def _interval(interval: Any, form: str) -> str:
 Job = Callable[[EvalConfig, BenchmarkConfig, Path], Awaitable[dict[str, Any]]]
 JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
     MRBENCH: (compare_judges, judges_table),
+    BEA2025: (score_systems, systems_table),
     MATHDIAL: (continue_dialogues, continuation_table),
     MATHTUTORBENCH: (do_tasks, tasks_table),
 }

@@ -44,9 +44,10 @@ another version are refused."""
 _TOKEN = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+|[^\W\d_][\w']*|[?？!.…_=]")
 _LONGEST_COMPARED = 300
 """In characters. Longer texts are not compared: `SequenceMatcher` takes time quadratic in the length."""
-_STOPWORDS = frozenset(
+STOPWORDS = frozenset(
     "a an the is are of to in on it that this you your we i he she and so for with be as at have has was were".split()
 )
+"""Words without content."""
 
 
 @lru_cache(maxsize=8192)
@@ -140,9 +141,9 @@ def _target_features(exchange: Exchange) -> dict[str, float]:
 
 def _context_features(exchange: Exchange) -> dict[str, float]:
     """How far the tutor's message takes up the words of the student and of the earlier messages."""
-    message, student = (set(words(text)) - _STOPWORDS for text in (exchange.message, exchange.student))
+    message, student = (set(words(text)) - STOPWORDS for text in (exchange.message, exchange.student))
     shares_target_word = bool(set(words(exchange.student)) & set(words(exchange.target)))
-    before = {word for text in exchange.before for word in words(text)} - _STOPWORDS
+    before = {word for text in exchange.before for word in words(text)} - STOPWORDS
     asks_for_help = bool(ASKS_FOR_HELP.search(exchange.student))
     return {
         "student_asks": asks_for_help,

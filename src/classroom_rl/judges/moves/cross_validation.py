@@ -212,9 +212,9 @@ def _out_of_fold(
     counted = Counted(exchanges, texts)
     scores = {label: np.zeros(len(exchanges)) for label in targets}
     predictions = {label: np.zeros(len(exchanges), bool) for label in targets}
-    for train, test in _folds(lessons, folds, _SEED):
+    for train, test in folds_by_lesson(lessons, folds, _SEED):
         inner_scores = {label: np.zeros(len(train)) for label in targets}
-        for fitted, held_out in _folds([lessons[index] for index in train], INNER_FOLDS, _SEED + 1):
+        for fitted, held_out in folds_by_lesson([lessons[index] for index in train], INNER_FOLDS, _SEED + 1):
             for label, values in _score(counted, targets, train[fitted], train[held_out]).items():
                 inner_scores[label][held_out] = values
         for label, values in _score(counted, targets, train, test).items():
@@ -223,7 +223,8 @@ def _out_of_fold(
     return scores, predictions
 
 
-def _folds(lessons: Sequence[str], folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def folds_by_lesson(lessons: Sequence[str], folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The indices (train, test) of each fold; all messages of a lesson are in one fold."""
     from sklearn.model_selection import GroupKFold
 
     return list(GroupKFold(folds, shuffle=True, random_state=seed).split(lessons, groups=lessons))
