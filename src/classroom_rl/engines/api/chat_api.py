@@ -53,17 +53,21 @@ _DRAIN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request to a model. `draw` distinguishes requests with equal content that must get different replies."""
+    """A request to a model. `draw` distinguishes requests with equal content that must get different replies. With
+    `completes`, the text of the only message is continued as it is, by the API's `/completions`."""
 
     messages: Sequence[dict[str, str]]
     sampling: Sampling
     schema: dict[str, Any] | None = None
     draw: tuple[str | int | None, ...] = ()
+    completes: bool = False
 
     def key(self, model: str) -> str:
         """A hash of the request's content and the model's name."""
         sampling = (self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens, self.sampling.seed)
         content = [model, list(self.messages), sampling, self.schema, self.draw]
+        if self.completes or self.sampling.stop:  # other requests keep the keys of earlier versions
+            content += [self.completes, self.sampling.stop]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -406,23 +410,29 @@ class ChatApi:
 
         arguments: dict[str, Any] = {
             "model": model.name,
-            "messages": list(request.messages),
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
             "max_tokens": request.sampling.max_tokens,
         }
         if request.sampling.seed is not None:
             arguments["seed"] = request.sampling.seed
+        if request.sampling.stop:
+            arguments["stop"] = list(request.sampling.stop)
         schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
             json_schema = {"name": "answer", "strict": True, "schema": request.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
             async with asyncio.timeout(self._config.request_timeout_s):  # also limits a reply that arrives slowly
-                reply = await self._client.chat.completions.with_raw_response.create(**arguments)
+                if request.completes:
+                    text = request.messages[0]["content"]
+                    reply = await self._client.completions.with_raw_response.create(prompt=text, **arguments)
+                else:
+                    messages = list(request.messages)
+                    reply = await self._client.chat.completions.with_raw_response.create(messages=messages, **arguments)
         except (APIError, TimeoutError) as error:
             return of_exception(error, schema_sent)
-        return read_body(reply.text, schema_sent)
+        return read_body(reply.text, schema_sent, may_be_empty=bool(request.sampling.stop))
 
     def _price(self, prompt_tokens: int, completion_tokens: int) -> float:
         config = self._config
