@@ -95,8 +95,8 @@ def continuation_table(metrics: Mapping[str, Any]) -> str:
     opening = (
         f"\n{metrics['tutor']} on {metrics['turns']} turns in {metrics['dialogues']} dialogues; 95 % intervals over "
         f"dialogues. No reply: {causes_text(metrics['failures'])}; cut off: {metrics['cut']}. Words per turn: tutor "
-        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels {estimate_text(own_labels, 'mean')} "
-        "of their turns tell."
+        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels "
+        f"{estimate_text(own_labels, 'mean')} of their turns tell."
     )
     judged = [
         f"{name}: {labeller['answered']} of {labeller['asked']} calls answered; no verdict: "
