@@ -131,7 +131,7 @@ class ChatApi:
         self.ledger = ledger
         self._role = role
         self._clock, self._sleep = clock, sleep
-        self._client = _connect(config)
+        self._client = connect(config)
         names = [config.model_name_or_path, *config.fallback_models]
         self._models = [_ModelState(name, without_schema=config.response_format == "text") for name in names]
         self._slots = asyncio.Semaphore(config.max_concurrent_requests)
@@ -418,18 +418,17 @@ class ChatApi:
             arguments["seed"] = request.sampling.seed
         if request.sampling.stop:
             arguments["stop"] = list(request.sampling.stop)
+        route: Any = self._client.completions if request.completes else self._client.chat.completions
+        arguments |= (
+            {"prompt": request.messages[0]["content"]} if request.completes else {"messages": [*request.messages]}
+        )
         schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
             json_schema = {"name": "answer", "strict": True, "schema": request.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
             async with asyncio.timeout(self._config.request_timeout_s):  # also limits a reply that arrives slowly
-                if request.completes:
-                    text = request.messages[0]["content"]
-                    reply = await self._client.completions.with_raw_response.create(prompt=text, **arguments)
-                else:
-                    messages = list(request.messages)
-                    reply = await self._client.chat.completions.with_raw_response.create(messages=messages, **arguments)
+                reply = await route.with_raw_response.create(**arguments)
         except (APIError, TimeoutError) as error:
             return of_exception(error, schema_sent)
         return read_body(reply.text, schema_sent, may_be_empty=bool(request.sampling.stop))
@@ -481,7 +480,8 @@ def key_variable(config: ApiModelConfig) -> str | None:
     return "GEMINI_API_KEY" if config.use_gemini else None
 
 
-def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
+def connect(config: ApiModelConfig) -> "AsyncOpenAI":
+    """A client of a model's API, without retries. A missing key is a ConfigError."""
     import httpx2
     from openai import AsyncOpenAI
 

@@ -151,15 +151,14 @@ def asking(answers: Sequence[str], targets: Sequence[str]) -> Figures:
     return {"match": fmean(map(asks, answers))}
 
 
-_NUMBER = {"target": float, "total": accuracy, "each": is_number}
 MEASURES: Mapping[str, Measure] = {
-    PROBLEM_SOLVING: Measure("accuracy", last_number, **_NUMBER),
+    PROBLEM_SOLVING: Measure("accuracy", last_number, float, accuracy, is_number),
     SOCRATIC_QUESTIONING: Measure("bleu", answer_lines, guiding_questions, questioning, best_bleu),
     SOLUTION_CORRECTNESS: Measure(
         "f1", says_incorrect, lambda text: says_incorrect(text) is not False, verdicts, default=True
     ),
     MISTAKE_LOCATION: Measure("f1_micro", first_step, int, f1_by_step, lambda *pair: float(pair[0] == pair[1]), 0),
-    MISTAKE_CORRECTION: Measure("accuracy", final_answer, **_NUMBER),
+    MISTAKE_CORRECTION: Measure("accuracy", final_answer, float, accuracy, is_number),
     **dict.fromkeys(TEACHING, Measure("win_rate", str, str, asking)),
 }
 """Task → its measure. `win_rate` comes from the reward model (rewards.py)."""

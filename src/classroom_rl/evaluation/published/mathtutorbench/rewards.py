@@ -12,6 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from classroom_rl.config.evaluation import EvalConfig
+from classroom_rl.config.models import ApiModelConfig
+from classroom_rl.engines.api.chat_api import connect
 from classroom_rl.errors import ClassroomError, ConfigError, ProviderFailure
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.evaluation.published.mathtutorbench.clone import Question, reward_instruction
@@ -21,7 +23,7 @@ from classroom_rl.rollout.intervals import mean_with_ci
 
 _TEACHERS = ("Teacher", "Tutor")
 _AT_ONCE = 32
-_RETRIES = 5
+_RETRIES, _TIMEOUT_S = 5, 600.0
 Turns = Sequence[tuple[Question, str]]
 """Questions of a teaching task, each with the turn that the tutor wrote."""
 
@@ -114,7 +116,7 @@ def _local_scores(config: EvalConfig, dialogues: Sequence[list[Message]], progre
 async def _served_scores(
     config: EvalConfig, dialogues: Sequence[list[Message]], progress: EvaluationProgress
 ) -> list[float]:
-    from openai import AsyncOpenAI, OpenAIError
+    from openai import OpenAIError
 
     url = config.benchmark.reward_url
     slots = asyncio.Semaphore(_AT_ONCE)
@@ -134,5 +136,7 @@ async def _served_scores(
                     f"server of {config.pedagogical_reward_model}: vllm serve MODEL --runner pooling"
                 ) from error
 
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=_RETRIES) as client:
+    model = ApiModelConfig(model_name_or_path=config.pedagogical_reward_model, base_url=url)
+    async with connect(model) as connected:
+        client = connected.with_options(max_retries=_RETRIES, timeout=_TIMEOUT_S)
         return await gather_or_stop(map(score, dialogues))
