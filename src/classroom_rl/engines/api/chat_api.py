@@ -66,8 +66,8 @@ class ChatRequest:
         """A hash of the request's content and the model's name."""
         sampling = (self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens, self.sampling.seed)
         content = [model, list(self.messages), sampling, self.schema, self.draw]
-        if self.completes or self.sampling.stop:  # other requests keep the keys of earlier versions
-            content += [self.completes, self.sampling.stop]
+        # Other requests keep the keys of earlier versions.
+        content += [self.completes, self.sampling.stop] if self.completes or self.sampling.stop else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -408,7 +408,9 @@ class ChatApi:
     async def _receive(self, model: _ModelState, request: ChatRequest) -> Answer | Failure:
         from openai import APIError
 
+        chat, text = self._client.chat.completions, self._client.completions
         arguments: dict[str, Any] = {
+            **({"prompt": request.messages[0]["content"]} if request.completes else {"messages": [*request.messages]}),
             "model": model.name,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
@@ -418,17 +420,13 @@ class ChatApi:
             arguments["seed"] = request.sampling.seed
         if request.sampling.stop:
             arguments["stop"] = list(request.sampling.stop)
-        route: Any = self._client.completions if request.completes else self._client.chat.completions
-        arguments |= (
-            {"prompt": request.messages[0]["content"]} if request.completes else {"messages": [*request.messages]}
-        )
         schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
             json_schema = {"name": "answer", "strict": True, "schema": request.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
             async with asyncio.timeout(self._config.request_timeout_s):  # also limits a reply that arrives slowly
-                reply = await route.with_raw_response.create(**arguments)
+                reply = await (text if request.completes else chat).with_raw_response.create(**arguments)
         except (APIError, TimeoutError) as error:
             return of_exception(error, schema_sent)
         return read_body(reply.text, schema_sent, may_be_empty=bool(request.sampling.stop))
