@@ -106,6 +106,8 @@ def test_prompts_and_figures_are_those_of_the_benchmarks_program(
         )
         assert found[task]["answered"] == found[task]["asked"] == len(double.prompts)
         if task in TEACHING:
+            written = json.loads((tmp_path / f"run/generations-tutor_1-{task}.json").read_text("utf-8"))
+            assert [row["generated_teacher_utterance"] for row in written] == expected_answers(double, is_chat)
             assert found[task]["value"] is None and "score_using_pedagogical_reward" in found[task]["why"]
         else:
             assert found[task]["value"] == found[task]["figures"][MEASURES[task].figure]
