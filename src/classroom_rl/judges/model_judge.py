@@ -113,8 +113,15 @@ class ApiChatEngine:
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
         """
+        return await self._ask(messages, sampling, completes=False)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """The text that follows `prompt`, without a chat template; raises as `chat`."""
+        return await self._ask([{"role": "user", "content": prompt}], sampling, completes=True)
+
+    async def _ask(self, messages: Sequence[Message], sampling: Sampling, completes: bool) -> Completion:
         draw = sampling.draw if sampling.seed is None else (sampling.seed,)
-        request = ChatRequest(messages, replace(sampling, seed=None), draw=draw)
+        request = ChatRequest(messages, replace(sampling, seed=None), draw=draw, completes=completes)
         answer, _ = await self._replies.get(request)
         tokens = answer.usage.completion_tokens if answer.usage is not None else 0
         tokens = tokens or approximate_tokens(answer.text)  # not every provider reports its usage

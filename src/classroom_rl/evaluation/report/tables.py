@@ -297,3 +297,20 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
+
+def causes_text(failures: Mapping[str, int]) -> str:
+    """Failures by cause, such as "2 too long"; "0" without any."""
+    return ", ".join(f"{count} {cause}" for cause, count in failures.items()) or "0"
+
+
+def estimate_text(estimate: Mapping[str, Any] | None, key: str, form: str = ".2f") -> str:
+    """The figure `key` of an estimate with its interval `ci95`, if it has one."""
+    if estimate is None or estimate[key] is None:
+        return NO_VALUE
+    return f"{estimate[key]:{form}} {interval_text(estimate['ci95'], form)}".rstrip()
+
+
+def interval_text(interval: Sequence[float] | None, form: str) -> str:
+    """An interval in brackets; "" for None."""
+    return "" if interval is None else f"[{interval[0]:{form}}, {interval[1]:{form}}]"
