@@ -31,6 +31,7 @@ from classroom_rl.environments.classroom.prompt_check import (
     check_group_prompts,
     check_lengths,
     check_prompts,
+    check_rubric_prompt,
     refuse_long_opening,
 )
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
@@ -158,6 +159,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
         """Check the prompt templates."""
         check_prompts(config.generation, judge_reads_templates)
+        if config.judge_model.rubric is not None:
+            check_rubric_prompt(config.judge_model.rubric_prompt_path)
         if config.judge_model.mode == GROUP:
             check_group_prompts(config.judge_model.group_prompts_paths, config.generation.judge_rules)
 

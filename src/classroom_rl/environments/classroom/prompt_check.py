@@ -58,6 +58,19 @@ def check_group_prompts(paths: Mapping[str, str], rules: Collection[str]) -> Non
         check_template(key, paths[name], {"conversations": GROUP, "problem": "…"})
 
 
+def check_rubric_prompt(path: str) -> None:
+    """Render the template that asks a judge by a rubric.
+
+    Raises:
+        DataError: if the template is invalid, or shows neither the conversation nor the criteria.
+    """
+    key = "judge_model.rubric_prompt_path"
+    criterion = {"name": "…", "question": "…", "anchors": [{"score": "0", "text": "…"}]}
+    check_template(key, path, {"conversation": TRANSCRIPT, "problem": "…", "criteria": [criterion]})
+    if "criteria" not in variables_of(path):
+        raise DataError(f"{key}: {path} never uses criteria, so the judge would not know what to judge by.")
+
+
 def _check_teacher_prompt(generation: GenerationConfig) -> None:
     key, path = "generation.teacher_prompt_path", generation.teacher_prompt_path
     try:
