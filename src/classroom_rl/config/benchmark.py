@@ -10,8 +10,8 @@ from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
 from classroom_rl.errors import ConfigError
 
-Benchmark = Literal["mrbench", "mathdial", "mathtutorbench"]
-MRBENCH, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = get_args(Benchmark)
+Benchmark = Literal["mrbench", "mathdial", "mathtutorbench", "tutorbench"]
+MRBENCH, MATHDIAL, MATHTUTORBENCH, TUTORBENCH = BENCHMARKS = get_args(Benchmark)
 
 PROBLEM_SOLVING = "problem_solving"
 SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
@@ -37,9 +37,9 @@ class BenchmarkConfig:
 
     name: Benchmark = MRBENCH
     """`mrbench`: judges label tutors' replies as people did. `mathdial`: the tutor writes a teacher's next turn.
-    `mathtutorbench`: a tutor's tasks."""
+    `mathtutorbench`: a tutor's tasks. `tutorbench`: judges judge a tutor's reply by each row's criteria."""
     path: FilePath = ""
-    """A .jsonl or .json file or a Hub name; for `mathtutorbench` the folder that holds its data files."""
+    """A .jsonl or .json file (of `tutorbench` also .parquet) or a Hub name; for `mathtutorbench` the folder that holds its data files."""
     split: Text = "test"
     """Of a Hub name."""
     max_dialogues: Examples = -1
@@ -80,6 +80,11 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
         )
     if benchmark.name == MRBENCH and not judges:
         raise ConfigError("judges is empty; name who is compared with people: judges=[{model_name_or_path: rules}].")
+    if benchmark.name == TUTORBENCH and (not judges or any(judge.model_name_or_path == RULES for judge in judges)):
+        raise ConfigError(
+            f"judges is {[judge.model_name_or_path for judge in judges]}; only models can judge tutorbench's criteria: "
+            "judges=[{model_name_or_path: google/gemini-2.5-flash, use_openrouter: true}]."
+        )
     if benchmark.name == MATHTUTORBENCH and judges:
         raise ConfigError("judges is set, but no judge takes part in mathtutorbench: leave it out.")
     _check_labelling_judges(judges, generation)

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from classroom_rl.config.benchmark import MATHDIAL, MATHTUTORBENCH, MRBENCH, BenchmarkConfig, needed_prompts
+from classroom_rl.config.benchmark import MATHDIAL, MATHTUTORBENCH, MRBENCH, TUTORBENCH, BenchmarkConfig, needed_prompts
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import record_run
 from classroom_rl.evaluation.published.checked_rows import digest_of
 from classroom_rl.evaluation.published.mathdial import continue_dialogues
 from classroom_rl.evaluation.published.mathtutorbench import do_tasks
 from classroom_rl.evaluation.published.mrbench import DIMENSIONS, compare_judges
+from classroom_rl.evaluation.published.tutorbench import judge_replies
 from classroom_rl.evaluation.report.tables import NO_VALUE, align
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.prompts import variables_of
@@ -126,6 +127,23 @@ def tasks_table(metrics: Mapping[str, Any]) -> str:
     return f"\n{metrics['tutor']}; 95 % intervals over problems\n\n{align(rows)}"
 
 
+def rubrics_table(metrics: Mapping[str, Any]) -> str:
+    """TutorBench: each judge's weighted score of the tutor's replies, of all and by use case."""
+    rows = [["judge", "replies", "rows", "score", "criteria met"]]
+    for name, judge in metrics["judges"].items():
+        for replies, figures in judge["scores"].items():
+            rows.append(
+                [name, replies, str(figures["score"]["n"]), *(_value(figures[key], "mean") for key in ("score", "met"))]
+            )
+    left_out = ", ".join(f"{count} {cause}" for cause, count in metrics["left_out"].items()) or "none"
+    opening = (
+        f"\n{metrics['tutor']} on {metrics['rows']} rows; 95 % intervals over rows. Left out: {left_out}. No reply: "
+        f"{_causes(metrics['failures'])}; cut off: {metrics['cut']}."
+    )
+    calls = [["calls", *metrics["judges"]], *_calls(metrics["judges"])]
+    return "\n\n".join([opening, align(rows), align(calls)])
+
+
 def _causes(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in failures.items()) or "0"
 
@@ -145,6 +163,7 @@ JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
     MRBENCH: (compare_judges, judges_table),
     MATHDIAL: (continue_dialogues, continuation_table),
     MATHTUTORBENCH: (do_tasks, tasks_table),
+    TUTORBENCH: (judge_replies, rubrics_table),
 }
 """Benchmark → the function that runs it, and the one that formats its results."""
 
