@@ -39,7 +39,7 @@ class BenchmarkConfig:
     """`mrbench`: judges label tutors' replies as people did. `mathdial`: the tutor writes a teacher's next turn.
     `mathtutorbench`: a tutor's tasks. `tutorbench`: judges judge a tutor's reply by each row's criteria."""
     path: FilePath = ""
-    """A .jsonl or .json file (of `tutorbench` also .parquet) or a Hub name; for `mathtutorbench` the folder that holds its data files."""
+    """A .jsonl, .json or .parquet file or a Hub name; for `mathtutorbench` the folder that holds its data files."""
     split: Text = "test"
     """Of a Hub name."""
     max_dialogues: Examples = -1

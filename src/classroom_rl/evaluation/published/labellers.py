@@ -65,8 +65,8 @@ class JudgeAnswers:
 async def ask_judge(
     judge: JudgeModelConfig, prompts: Sequence[str], choices: Choices | Sequence[Choices], max_tokens: int, folder: Path
 ) -> JudgeAnswers:
-    """Ask a judge behind an API all questions about each reply, with one call per prompt. The questions are the same for
-    all prompts, or those of each prompt in turn.
+    """Ask a judge behind an API all questions about each reply, with one call per prompt. The questions are the same
+    for all prompts, or a list with those of each prompt.
 
     Answers are kept in the judge's ledger in `folder`, so the same question is not paid for twice, even after a
     restart. A call without a verdict is repeated after a restart.

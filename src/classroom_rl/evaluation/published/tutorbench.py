@@ -135,8 +135,8 @@ def _weight(where: str, criterion: _Criterion) -> float:
 
 
 async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
-    """Have the tutor reply to each row, and each judge judge the replies by the row's criteria, one request a reply. The
-    replies and the judges' answers are written to `replies.jsonl`.
+    """Have the tutor reply to each row, and each judge judge the replies by the row's criteria, one request a reply.
+    The replies and the judges' answers are written to `replies.jsonl`.
 
     Returns:
         The entries of metrics.json.
@@ -161,12 +161,7 @@ async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
         answers = await ask_judge(judge, prompts, choices, max_tokens, folder / "judges")
         judges[judge.model_name_or_path] = answers.about() | {"scores": score_replies(replied, answers.by_prompt)}
         lines += [
-            {
-                "judge": judge.model_name_or_path,
-                "answer": answer,
-                "score": None if answer is None else row.score(answer),
-            }
-            | {"reply": text}
+            {"judge": judge.model_name_or_path, "answer": answer, "score": answer and row.score(answer), "reply": text}
             | asdict(row)
             for (row, text), answer in zip(pairs, answers.by_prompt, strict=True)
         ]
@@ -184,9 +179,7 @@ async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
 def score_replies(rows: Sequence[TutoringRow], answers: Sequence[dict[str, str] | None]) -> dict[str, Any]:
     """The mean weighted `score` over rows, and the share of criteria with a positive weight that are `met`, of all
     replies that the judge judged (`all`) and by use case, each with an interval over rows."""
-    groups: dict[str, list[tuple[TutoringRow, dict[str, str]]]] = {"all": []} | {
-        case: [] for case in USE_CASES.values()
-    }
+    groups: dict[str, list[tuple[TutoringRow, dict[str, str]]]] = {name: [] for name in ("all", *USE_CASES.values())}
     for row, answer in zip(rows, answers, strict=True):
         if answer is not None:
             groups["all"].append((row, answer))

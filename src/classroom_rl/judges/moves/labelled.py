@@ -47,7 +47,7 @@ def numbered_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
         DataError: if it cannot be read.
     """
     path = Path(name)
-    if path.suffix in (".parquet", ".csv"):
+    if path.suffix == ".parquet":
         table = load_rows(DataSource(name))
         for number, row in enumerate(zip(*(table[column] for column in table.column_names), strict=True), start=1):
             yield f"{name}: row {number}", dict(zip(table.column_names, row, strict=True))
