@@ -43,8 +43,8 @@ class BenchmarkConfig:
     split: Text = "test"
     """Of a Hub name."""
     max_dialogues: Examples = -1
-    """How many dialogues (of `mathtutorbench`: problems of each task) are read; fewer than all are drawn with
-    `seed`."""
+    """How many dialogues (of `mathtutorbench`: problems of each task; of `tutorbench`: rows) are read; fewer than all
+    are drawn with `seed`."""
     tasks: list[Text] = field(default_factory=list)
     """Those of `mathtutorbench` to measure."""
     prompts_paths: dict[str, FilePath] = field(default_factory=dict)

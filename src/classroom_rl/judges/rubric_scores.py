@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +21,7 @@ class RubricScores:
         final_reward: `weighted_score` of them, cut to [0, 1] and rounded to four decimal places.
     """
 
-    values: dict[str, float]
+    values: dict[str, float] = field(hash=False)
     final_reward: float
 
 

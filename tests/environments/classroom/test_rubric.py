@@ -77,13 +77,17 @@ def test_a_rubric_needs_a_judge_that_can_read_it(tmp_path: Path):
     assert training(key, "judge_model.base_url=http://127.0.0.1:1/v1").judge_model.rubric == str(
         tmp_path / "criteria.yaml"
     )
-    for override, message in [
-        ("judge_model.model_name_or_path=rules", "is no model and cannot read it"),
-        ("judge_model.mode=group", "is read for one conversation at a time"),
-        ("generation.number_judge_attempts=0", "no rule of generation.judges_rules_prompts_paths gives scores"),
+    maths = ("--config-name", "maths_small", key)
+    for arguments, message in [
+        ((key, "judge_model.model_name_or_path=rules"), "is no model and cannot read it"),
+        ((key, "judge_model.mode=group"), "is read for one conversation at a time"),
+        (maths, "no rule of generation.judges_rules_prompts_paths gives scores"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            training(key, override)
+            training(*arguments)
+    scored = "+generation.judges_rules_prompts_paths.pedagogical_eval=prompt_templates/judges/language_tutor_eval.txt"
+    both = training(*maths, scored, "train.reward_weights={end_rm: 1, pedagogical: 1}")
+    assert both.judge_model.rubric and len(both.generation.judge_rules) == 3, "beside the rules that decide"
 
 
 def test_the_template_shows_all_criteria_and_asks_for_what_is_read(tmp_path: Path):
@@ -160,6 +164,9 @@ def test_a_verdict_by_a_rubric_and_one_by_the_built_in_criteria_are_read_back_as
         verdict = adapter.validate_python({"rule": RULE, "attempt": 0, "scores": scores})
         assert isinstance(verdict.scores, RubricScores) is ("values" in scores)
         assert adapter.dump_python(verdict)["scores"] == scores
+        assert len({verdict.scores, adapter.validate_python(adapter.dump_python(verdict)).scores}) == 1, (
+            "they are compared in sets"
+        )
 
 
 # A room --------------------------------------------------------------------------------------------------------------

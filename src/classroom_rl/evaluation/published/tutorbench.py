@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import FiniteFloat
+
 from classroom_rl.config.benchmark import JUDGE, TUTOR, BenchmarkConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.rubric import weighted_score
@@ -35,7 +37,7 @@ class _Attributes(PublishedRow):
 
 class _Criterion(PublishedRow):
     criteria: str
-    weight: float | None = None
+    weight: FiniteFloat | None = None
     attributes: _Attributes | None = None
 
 
