@@ -44,7 +44,7 @@ def test_five_steps_are_paid_by_the_rubric(
         return says(rubric_answer(criterion_8=number % 2, warmth=1 + number % 5))
 
     options = [f"train.max_steps={STEPS}", "train.mu=1", "train.beta=0", "logging.save_steps=100"]
-    options += [f"judge_model.rubric={rubric}"]
+    options += [f"judge_model.rubric={rubric}", "judge_model.model_name_or_path=judge"]
     trainer = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"), options)
     rules = replace(judged_by({"pedagogical_eval": "not read"}, generation), number_judge_attempts=1)
     template = str(ROOT / trainer.run_config.judge_model.rubric_prompt_path)

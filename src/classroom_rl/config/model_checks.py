@@ -82,7 +82,8 @@ def _check_rubric(judge: JudgeModelConfig, generation: EnvironmentConfig, name: 
     if not SCORING_RULES.intersection(generation.judge_rules):
         raise ConfigError(
             f"{name}.rubric is set, but no rule of generation.judges_rules_prompts_paths gives scores: name "
-            f"{', '.join(sorted(SCORING_RULES))} there with a judge's template, which {name}.rubric_prompt_path replaces."
+            f"{', '.join(sorted(SCORING_RULES))} there with a judge's template, in whose place "
+            f"{name}.rubric_prompt_path is read."
         )
 
 

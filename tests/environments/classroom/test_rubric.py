@@ -74,13 +74,12 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path):
 
 def test_a_rubric_needs_a_judge_that_can_read_it(tmp_path: Path):
     key = f"judge_model.rubric={write_rubric(tmp_path)}"
-    assert training(key, "judge_model.base_url=http://127.0.0.1:1/v1").judge_model.rubric == str(
-        tmp_path / "criteria.yaml"
-    )
+    language = ("--config-name", "language_tutor", key)
+    assert training(*language).judge_model.rubric == str(tmp_path / "criteria.yaml")
     maths = ("--config-name", "maths_small", key)
     for arguments, message in [
-        ((key, "judge_model.model_name_or_path=rules"), "is no model and cannot read it"),
-        ((key, "judge_model.mode=group"), "is read for one conversation at a time"),
+        ((*language, "judge_model.model_name_or_path=rules"), "is no model and cannot read it"),
+        ((*language, "judge_model.mode=group"), "is read for one conversation at a time"),
         (maths, "no rule of generation.judges_rules_prompts_paths gives scores"),
     ]:
         with pytest.raises(ConfigError, match=message):
