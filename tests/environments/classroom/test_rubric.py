@@ -21,7 +21,7 @@ from classroom_rl.evaluation.metrics.compared import figures_of, judged_by_lesso
 from classroom_rl.evaluation.report.build import scores_of
 from classroom_rl.evaluation.report.tables import measures_of
 from classroom_rl.judges.rubric_scores import RubricScores, rubric_variables
-from classroom_rl.judges.verdicts import Verdict, parse_verdict
+from classroom_rl.judges.verdicts import Verdict, judged_criteria, parse_verdict
 from classroom_rl.results.rollout_files import read_records, write_records
 from classroom_rl.results.statistics import mean_scores
 from classroom_rl.rollout.prompts import render
@@ -197,6 +197,8 @@ def test_a_room_is_judged_by_the_rubric_and_every_value_is_shown(rubric_room, tm
     metrics = batch_metrics([record])
     assert (metrics["judge/criterion_8_score"], metrics["judge/warmth_score"]) == (1.0, 0.75)
     assert metrics["judge/criterion_1_score"] == 0.5 and "judge/task_final_score" not in metrics
+    shown = judged_criteria([metrics])
+    assert len(shown) == 10 and (shown["warmth_score"].label, shown["warmth_score"].top) == ("Warmth", 1)
     write_records(tmp_path / "a.parquet", [record])
     assert read_records(tmp_path / "a.parquet") == [record]
     means = mean_scores([record])
