@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.rubric import load_rubric, weighted_score
 from classroom_rl.environments.classroom.metrics import batch_metrics
-from classroom_rl.environments.classroom.prompt_check import check_rubric_prompt
+from classroom_rl.environments.classroom.prompt_check import check_judge_prompts
 from classroom_rl.errors import ConfigError, DataError, JudgeOutputError
 from classroom_rl.evaluation.metrics.compared import figures_of, judged_by_lesson
 from classroom_rl.evaluation.report.build import scores_of
@@ -98,11 +99,12 @@ def test_the_template_shows_all_criteria_and_asks_for_what_is_read(tmp_path: Pat
     asked_for = page[page.rindex("{\n") :]
     assert list(json.loads(asked_for)) == list(json.loads(rubric_answer()))
     assert not re.search(r"\b(?:40|-10|weight)\b", page), "the judge is not told what a criterion is worth"
-    check_rubric_prompt(TEMPLATE)
+    judge = JudgeModelConfig(rubric="criteria.yaml", rubric_prompt_path=TEMPLATE)
+    check_judge_prompts(judge, [RULE])
     blind = tmp_path / "blind.txt"
     blind.write_text("{{ problem }}{{ conversation[0].content }}", encoding="utf-8")
     with pytest.raises(DataError, match=r"judge_model\.rubric_prompt_path: .* never uses criteria"):
-        check_rubric_prompt(str(blind))
+        check_judge_prompts(replace(judge, rubric_prompt_path=str(blind)), [RULE])
 
 
 # The score -----------------------------------------------------------------------------------------------------------
