@@ -1,6 +1,7 @@
 """Five training steps whose rewards a judge gives by a rubric of one's own."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
 from tests.support.judged_room import PRICES, Server, judged_by
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 from tests.support.rubrics import RUBRIC, rubric_answer, write_rubric
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.scripted_room import Room
 
 STEPS, CONVERSATIONS, EVERY = 5, 8, 3
@@ -23,6 +25,8 @@ class JudgedClient:
 
     def __init__(self, room: Room, generation: GenerationConfig, url: str, **options):
         self._room, self._generation, self._url, self._options = room, generation, url, options
+        numbers = count()
+        room.teacher = ScriptedEngine(room.tokenizer, lambda _: f"Say {next(numbers)}.")  # equal ones are judged once
         room.teacher.policy = PolicyVersion("run", 0)
 
     def sample(self, request: SampleRequest) -> SampleResponse:
@@ -46,7 +50,11 @@ def test_five_steps_are_paid_by_the_rubric(
     options = [f"train.max_steps={STEPS}", "train.mu=1", "train.beta=0", "logging.save_steps=100"]
     options += [f"judge_model.rubric={rubric}", "judge_model.model_name_or_path=judge"]
     trainer = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"), options)
-    rules = replace(judged_by({"pedagogical_eval": "not read"}, generation), number_judge_attempts=1)
+    rules = replace(
+        judged_by({"pedagogical_eval": "not read"}, generation),
+        number_judge_attempts=1,
+        extra_penalty_for_rejected_judges=0.0,  # what a low score costs besides, by any judge
+    )
     template = str(ROOT / trainer.run_config.judge_model.rubric_prompt_path)
     with judge_endpoint(judge) as endpoint:
         trainer.player._client = JudgedClient(
