@@ -10,8 +10,8 @@ from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES, check_url
 from classroom_rl.errors import ConfigError
 
-Benchmark = Literal["mrbench", "bea2025", "mathdial", "mathtutorbench"]
-MRBENCH, BEA2025, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = get_args(Benchmark)
+Benchmark = Literal["mrbench", "bea2025", "mathdial", "mathtutorbench", "tutorbench"]
+MRBENCH, BEA2025, MATHDIAL, MATHTUTORBENCH, TUTORBENCH = BENCHMARKS = get_args(Benchmark)
 
 PROBLEM_SOLVING, SOCRATIC_QUESTIONING = "problem_solving", "socratic_questioning"
 SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
@@ -37,14 +37,15 @@ class BenchmarkConfig:
 
     name: Benchmark = MRBENCH
     """`mrbench`: judges label tutors' replies as people did. `bea2025`: the same, scored as in that shared task.
-    `mathdial`: the tutor writes a teacher's next turn. `mathtutorbench`: a tutor's tasks."""
+    `mathdial`: the tutor writes a teacher's next turn. `mathtutorbench`: a tutor's tasks. `tutorbench`: judges judge a
+    tutor's reply by each row's criteria."""
     path: FilePath = ""
-    """A .jsonl or .json file or a Hub name; for `mathtutorbench` a clone of the benchmark's repository."""
+    """A .jsonl, .json or .parquet file or a Hub name; for `mathtutorbench` a clone of the benchmark's repository."""
     split: Text = "test"
     """Of a Hub name; `mathtutorbench` has it from the clone."""
     max_dialogues: Examples = -1
-    """How many dialogues (of `mathtutorbench`: problems of each task) are read; fewer than all are drawn with
-    `seed`."""
+    """How many dialogues (of `mathtutorbench`: problems of each task; of `tutorbench`: rows) are read; fewer than all
+    are drawn with `seed`."""
     train_path: FilePath = ""
     """For `bea2025`: labelled replies (MRBench, any version) on which a classifier is trained; dialogues that it shares
     with `path` are left out when they are predicted."""
@@ -95,6 +96,11 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
         raise ConfigError("judges is empty; name who is compared with people: judges=[{model_name_or_path: rules}].")
     if benchmark.train_path and benchmark.name != BEA2025:
         raise ConfigError(f"benchmark.train_path is {benchmark.train_path}, but only {BEA2025} trains: leave it out.")
+    if benchmark.name == TUTORBENCH and (not judges or any(judge.model_name_or_path == RULES for judge in judges)):
+        raise ConfigError(
+            f"judges is {[judge.model_name_or_path for judge in judges]}; only models can judge tutorbench's criteria: "
+            "judges=[{model_name_or_path: google/gemini-2.5-flash, use_openrouter: true}]."
+        )
     if benchmark.name == MATHTUTORBENCH and judges:
         raise ConfigError("judges is set, but no judge takes part in mathtutorbench: leave it out.")
     _check_labelling_judges(judges, generation)

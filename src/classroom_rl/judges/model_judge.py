@@ -8,11 +8,14 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig
+from classroom_rl.config.rubric import Rubric, load_rubric
+from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
 from classroom_rl.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
 from classroom_rl.judges.json_answer import quote
+from classroom_rl.judges.rubric_scores import rubric_variables
 from classroom_rl.judges.verdicts import answer_schema, group_schema, parse_group, parse_verdict
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
@@ -26,9 +29,10 @@ _NEUTRAL_TEXT = "Hello! Please go on. "
 Dialogue = Sequence[dict[str, str]]
 
 
-def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str) -> list[dict[str, str]]:
-    """The chat messages that request a verdict from a judge model; `path` is the prompt template of the rule."""
-    return [{"role": "user", "content": render(path, conversation=conversation, problem=problem)}]
+def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str, **more: Any) -> list[dict[str, str]]:
+    """The chat messages that request a verdict from a judge model; `path` is the prompt template of the rule, and
+    `more` are further variables of it."""
+    return [{"role": "user", "content": render(path, conversation=conversation, problem=problem, **more)}]
 
 
 def render_group(path: str, conversations: Sequence[Dialogue], problem: str) -> list[dict[str, str]]:
@@ -171,12 +175,24 @@ class ModelJudge:
         config: the model, and `replies_per_attempt`.
         rules: the path of the prompt template of each rule.
         sampling: the sampling parameters; `max_tokens` is the limit of an answer on one conversation.
+
+    Attributes:
+        rubric: the criteria that a scoring rule scores by, if the configuration names a file of them; else None.
+
+    Raises:
+        ConfigError: if that file cannot be read.
     """
 
     def __init__(self, config: JudgeModelConfig, rules: dict[str, str], sampling: Sampling):
         self._config = config
         self._rules = rules
         self._sampling = sampling
+        self.rubric = None if config.rubric is None else load_rubric(config.rubric)
+
+    def _render(self, rule: str, dialogue: Dialogue, problem: str) -> list[dict[str, str]]:
+        if self.rubric is None or rule not in SCORING_RULES:
+            return render_rule(self._rules[rule], dialogue, problem)
+        return render_rule(self._config.rubric_prompt_path, dialogue, problem, criteria=rubric_variables(self.rubric))
 
     async def _reply(
         self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
@@ -194,12 +210,13 @@ class ModelJudge:
                 tutor's messages.
             JudgeOutputError: if the last reply was truncated.
         """
-        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
-        holds = partial(_holds_verdict, rule)
+        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule, self.rubric)))
+        holds = partial(_holds_verdict, rule, self.rubric)
 
         async def reply(dialogue: Dialogue, number: int) -> tuple[Answer, bool]:
-            messages = render_rule(self._rules[rule], dialogue, problem)
-            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
+            return await self._reply(
+                self._render(rule, dialogue, problem), replace(sampling, draw=(attempt, number)), holds
+            )
 
         async def control(dialogue: Dialogue) -> str:
             answer, _ = await reply(dialogue, 0)
@@ -208,7 +225,7 @@ class ModelJudge:
         async def answer() -> str:
             return await first_usable(partial(reply, conversation), holds, self._config.replies_per_attempt)
 
-        return await answer_or_blame(rule, conversation, answer, control)
+        return await answer_or_blame(holds, conversation, answer, control)
 
     async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
         """The first reply that ranks and scores all conversations, or the last one that does not. Its token limit is
@@ -270,7 +287,7 @@ class ChatEngineJudge(ModelJudge):
 
 
 async def answer_or_blame(
-    rule: str,
+    holds: Callable[[str], bool],
     conversation: Dialogue,
     answer: Callable[[], Awaitable[str]],
     control: Callable[[Dialogue], Awaitable[str]],
@@ -283,7 +300,7 @@ async def answer_or_blame(
     failure says nothing about the tutor. A malformed answer never counts against the tutor, whatever the tutor wrote.
 
     Args:
-        rule: the rule to judge by.
+        holds: whether the text of a reply is a verdict.
         conversation: the conversation to judge.
         answer: requests the answer.
         control: requests one reply on another conversation.
@@ -304,7 +321,7 @@ async def answer_or_blame(
             str(error),
         )
     try:
-        has_verdict = _holds_verdict(rule, await control(in_plain_words(conversation, same_length)))
+        has_verdict = holds(await control(in_plain_words(conversation, same_length)))
     except (RequestRefused, ContextOverflow, JudgeOutputError):
         has_verdict = False
     if has_verdict:
@@ -333,8 +350,8 @@ def _holds_group(rule: str, size: int, text: str) -> bool:
         return False
 
 
-def _holds_verdict(rule: str, text: str) -> bool:
+def _holds_verdict(rule: str, rubric: Rubric | None, text: str) -> bool:
     try:
-        return parse_verdict(rule, 0, text).valid
+        return parse_verdict(rule, 0, text, rubric).valid
     except JudgeOutputError:
         return False

@@ -227,8 +227,13 @@ def load_from_hub(name: str, split: str, subset: str | None = None) -> "datasets
     import datasets
 
     try:
-        return datasets.load_dataset(name, subset, split=split)
+        rows = datasets.load_dataset(name, subset, split=split)
     # A RuntimeError says that the dataset needs a loading script.
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error.__cause__ or error)
         raise DataError(f"{name} (split {split}) cannot be read: {reason}") from error
+    # An image stays as bytes: no reader wants it as a picture, which would need Pillow.
+    for column, feature in rows.features.items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+    return rows

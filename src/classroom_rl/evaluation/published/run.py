@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from classroom_rl.config.benchmark import BEA2025, MATHDIAL, MATHTUTORBENCH, MRBENCH, BenchmarkConfig, needed_prompts
+from classroom_rl.config.benchmark import (
+    BEA2025,
+    MATHDIAL,
+    MATHTUTORBENCH,
+    MRBENCH,
+    TUTORBENCH,
+    BenchmarkConfig,
+    needed_prompts,
+)
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import record_run
 from classroom_rl.evaluation.published.bea2025 import score_systems, systems_table
@@ -16,6 +24,7 @@ from classroom_rl.evaluation.published.mathdial import continue_dialogues
 from classroom_rl.evaluation.published.mathtutorbench.run import do_tasks
 from classroom_rl.evaluation.published.mathtutorbench.table import tasks_table
 from classroom_rl.evaluation.published.mrbench import DIMENSIONS, compare_judges
+from classroom_rl.evaluation.published.tutorbench import judge_replies
 from classroom_rl.evaluation.report.tables import NO_VALUE, align, causes_text, estimate_text, interval_text
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.prompts import variables_of
@@ -108,12 +117,29 @@ def continuation_table(metrics: Mapping[str, Any]) -> str:
     return "\n\n".join([opening, align(rows), *judged])
 
 
+def rubrics_table(metrics: Mapping[str, Any]) -> str:
+    """TutorBench: each judge's weighted score of the tutor's replies, of all and by use case."""
+    rows = [["judge", "replies", "rows", "score", "criteria met"]]
+    for name, judge in metrics["judges"].items():
+        for replies, figures in judge["scores"].items():
+            estimates = (estimate_text(figures[key], "mean") for key in ("score", "met"))
+            rows.append([name, replies, str(figures["score"]["n"]), *estimates])
+    left_out = ", ".join(f"{count} {cause}" for cause, count in metrics["left_out"].items()) or "none"
+    opening = (
+        f"\n{metrics['tutor']} on {metrics['rows']} rows; 95 % intervals over rows. Left out: {left_out}. No reply: "
+        f"{causes_text(metrics['failures'])}; cut off: {metrics['cut']}."
+    )
+    calls = [["calls", *metrics["judges"]], *_calls(metrics["judges"])]
+    return "\n\n".join([opening, align(rows), align(calls)])
+
+
 Job = Callable[[EvalConfig, BenchmarkConfig, Path], Awaitable[dict[str, Any]]]
 JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
     MRBENCH: (compare_judges, judges_table),
     BEA2025: (score_systems, systems_table),
     MATHDIAL: (continue_dialogues, continuation_table),
     MATHTUTORBENCH: (do_tasks, tasks_table),
+    TUTORBENCH: (judge_replies, rubrics_table),
 }
 """Benchmark → the function that runs it, and the one that formats its results."""
 

@@ -8,7 +8,7 @@ from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE, SAMPLINGS
 from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.judges.readings import LABELS, Trust
-from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.judges.verdicts import CRITERIA, criterion_of
 from classroom_rl.results.run_folder import RunData, is_number, look_up
 from classroom_rl.results.statistics import is_clear
 from classroom_rl.rollout.intervals import Estimate
@@ -94,10 +94,15 @@ _REJECTIONS = {LEAK_RULE: "Leaks the answer", PEDAGOGY_RULE: "Breaks pedagogical
 
 
 def named_measures(metrics: Mapping[str, Any]) -> list[Measure]:
-    """The measures that a configuration names, and not this file: each reward of several (`rewards`), and each judge
-    rule that accepts or rejects (`rejected_by`)."""
-    rewards = [_estimated(f"Reward {name}", "rewards", name) for name in metrics.get("rewards", ())]
-    return rewards + [
+    """The measures that a configuration names, and not this file: each reward of several (`rewards`), each criterion of
+    a rubric (`scores`), and each judge rule that accepts or rejects (`rejected_by`)."""
+    named = [_estimated(f"Reward {name}", "rewards", name) for name in metrics.get("rewards", ())]
+    named += [
+        Measure(f"{criterion_of(key).label} (0–1)", ("scores", key), direction=1)
+        for key in metrics.get("scores") or ()
+        if key not in CRITERIA
+    ]
+    return named + [
         _estimated(_REJECTIONS.get(rule, f"Rejected by {rule}"), "rejected_by", rule, is_share=True, direction=-1)
         for rule in metrics.get("rejected_by", ())
     ]
