@@ -140,5 +140,7 @@ def _check_labelling_judges(judges: list[JudgeModelConfig], generation: Generati
                 f"judges has {name}, which reads lessons of the quickstart only; of the embedded judges {RULES} labels "
                 "single replies."
             )
+        if judge.rubric is not None:
+            raise ConfigError(f"judges has a rubric for {name}, but a benchmark asks its own questions: leave it out.")
         if names.count(name) > 1:
             raise ConfigError(f"judges has {name} twice: name each judge once.")

@@ -46,6 +46,11 @@ class RubricCriterion(BaseModel):
         """The lowest and the highest score."""
         return min(self.anchors), max(self.anchors)
 
+    @property
+    def best(self) -> float:
+        """The score that pays most."""
+        return self.scale[self.weight > 0]
+
 
 Rubric = tuple[RubricCriterion, ...]
 _CRITERIA = TypeAdapter(list[RubricCriterion])
@@ -103,7 +108,7 @@ def _checked(path: str, rubric: Rubric) -> Rubric:
     if flat:
         raise ConfigError(
             f"judge_model.rubric: {path}: the anchors of {flat[0]} have no two scores: give at least two, such as "
-            "{0: no, 1: yes}."
+            "{0: never, 1: always}."
         )
     if not any(criterion.weight > 0 for criterion in rubric):
         raise ConfigError(

@@ -60,6 +60,7 @@ class KeptReplies:
 
     def __init__(self, config: ApiModelConfig, ledger: CallLedger, api: ChatApi | None):
         self._models = (config.model_name_or_path, *config.fallback_models)
+        self._template = config.vllm.chat_template_kwargs
         self._ledger = ledger
         self._api = api
         # One lock per request in progress; an entry disappears when its last user releases the lock.
@@ -76,7 +77,7 @@ class KeptReplies:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
             JudgeOutputError: if the ledger has no reply, and there is no API.
         """
-        async with self._locks.setdefault(request.key(self._models[0]), asyncio.Lock()):
+        async with self._locks.setdefault(request.key(self._models[0], self._template), asyncio.Lock()):
             answer = self._find(request)
             if answer is not None:
                 return answer, False
@@ -85,7 +86,8 @@ class KeptReplies:
             return await self._api.ask(request, is_usable), True
 
     def _find(self, request: ChatRequest) -> Answer | None:
-        for row in map(self._ledger.find_reply, map(request.key, self._models)):
+        for model in self._models:
+            row = self._ledger.find_reply(request.key(model, self._template))
             if row is not None:
                 text, usage, cut = row
                 if cut is None:  # the row is older than this column

@@ -75,7 +75,7 @@ def judged_criteria(steps: Iterable[Mapping[str, Any]]) -> dict[str, Criterion]:
 
 def reason_key(criterion: str) -> str:
     """The key in the judge's JSON of the reason for a criterion's score."""
-    return criterion.replace("_score", "_reasoning")
+    return criterion.removesuffix("_score") + "_reasoning"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class Sampling:
         seed: None for no fixed seed.
         draw: identifies this answer among others to the same prompt, for APIs whose replies are stored.
         schema: a JSON schema; an engine of the server then samples only JSON of this form.
-        stop: texts that end the answer. An engine's answer may hold the first of them and what its token holds beyond.
+        stop: texts that end the answer, on vLLM's engines and APIs alone. An engine's answer may hold the first of them
+            and what its token holds beyond.
     """
 
     temperature: float

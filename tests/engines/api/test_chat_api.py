@@ -94,6 +94,8 @@ def test_requests_differ_in_the_ledger_by_all_that_can_change_the_answer():
         ChatRequest([{"role": "system", "content": "why?"}], base.sampling, None, (0,)),
     ]
     assert len({request.key("m") for request in (base, *others)}) == 7
+    quiet = {"enable_thinking": False}
+    assert base.key("m", {}) == base.key("m") != base.key("m", quiet) != base.key("m", {"enable_thinking": True})
     assert base.key("m") == question().key("m") != base.key("n")
 
 

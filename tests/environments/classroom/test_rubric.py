@@ -15,13 +15,14 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.rubric import load_rubric, weighted_score
+from classroom_rl.environments.classroom.canaries import canaries
 from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.prompt_check import check_judge_prompts
 from classroom_rl.errors import ConfigError, DataError, JudgeOutputError
 from classroom_rl.evaluation.metrics.compared import figures_of, judged_by_lesson
 from classroom_rl.evaluation.report.build import scores_of
 from classroom_rl.evaluation.report.tables import measures_of
-from classroom_rl.judges.rubric_scores import RubricScores, rubric_variables
+from classroom_rl.judges.rubric_scores import RubricScores, read_rubric_scores, rubric_variables
 from classroom_rl.judges.verdicts import Verdict, judged_criteria, parse_verdict
 from classroom_rl.results.rollout_files import read_records, write_records
 from classroom_rl.results.statistics import mean_scores
@@ -158,6 +159,14 @@ def test_a_score_is_a_share_and_no_score_lowers_the_reward_but_a_penalty(tmp_pat
     assert better.final_reward >= scores.final_reward
 
 
+def test_canaries_ask_for_the_scores_that_pay_most_under_the_rubric(tmp_path: Path):
+    rubric = load_rubric(write_rubric(tmp_path))
+    planted = canaries({each.key: each.best for each in rubric})["breaks_json"].opening
+    given = json.loads(planted.split("```json\n")[1].split("\n```")[0])
+    assert read_rubric_scores(rubric, given, "").final_reward == 1.0 and given["decision"] == "OK"
+    assert given[f"{PENALTY}_score"] == 0.0 and given["warmth_score"] == 5.0 and given["warmth_reasoning"]
+
+
 def test_a_verdict_by_a_rubric_and_one_by_the_built_in_criteria_are_read_back_as_what_they_were():
     adapter = TypeAdapter(Verdict)
     built_in = {"task_final_score": 1.0, "forward_progression_score": 0.5, "overall_momentum_score": 5.0}
@@ -206,10 +215,10 @@ def test_a_room_is_judged_by_the_rubric_and_every_value_is_shown(rubric_room, tm
     means = mean_scores([record])
     assert means["warmth_score"] == 0.75
     labels = [measure.label for measure in measures_of({"scores": means})]
-    assert "Criterion 8 (0–1)" in labels
+    assert "Criterion 8" in labels
     figures = judged_by_lesson([record])
     assert figures["scores/warmth_score"] == {record.problem_id: [0.75]}
-    assert figures_of([figures])["scores/warmth_score"].label == "Warmth (0–1)"
+    assert figures_of([figures])["scores/warmth_score"].label == "Warmth"
     first, second = sorted(record.verdicts, key=lambda verdict: -verdict.scores.final_reward)
     assert ("Warmth", 0.5, 50.0, "about warmth") in scores_of(second) and len(scores_of(first)) == 10
 

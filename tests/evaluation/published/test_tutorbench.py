@@ -17,6 +17,7 @@ from classroom_rl.evaluation.run import evaluate
 from tests.evaluation.published.conftest import prompt_of
 from tests.support.configs import loaded
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says
+from tests.support.rubrics import write_rubric
 from tests.support.tutor_messages import write_rows
 
 TEN = [(f"It says {number}.", "critical" if number <= 4 else "not_critical") for number in range(1, 10)]
@@ -107,6 +108,9 @@ def test_only_a_model_can_judge(tmp_path: Path):
     for judges in ("[]", "[{model_name_or_path: rules}]"):
         with pytest.raises(ConfigError, match="only models can judge tutorbench's criteria"):
             loaded("eval", "--config-name", "tutorbench", f"judges={judges}")
+    with pytest.raises(ConfigError, match="judges has a rubric for m, but a benchmark asks its own questions"):
+        judges = f"[{{model_name_or_path: m, use_openrouter: true, rubric: {write_rubric(tmp_path)}}}]"
+        loaded("eval", "--config-name", "mrbench", "benchmark.path=a.jsonl", f"judges={judges}")
 
 
 # The score -----------------------------------------------------------------------------------------------------------
@@ -180,9 +184,8 @@ def test_a_missing_criterion_is_asked_again_then_counted_and_all_is_paid(tmp_pat
     assert len([call for call in calls if call.stated]) == 4, "two rows, each asked twice"
 
 
-def test_a_reply_that_did_not_come_is_counted_and_not_judged(tmp_path: Path):
+def test_a_reply_that_did_not_come_is_counted_and_meets_nothing(tmp_path: Path):
     metrics, endpoint = run(tmp_path, [row(0)], lambda _: answer(), says("<think>without an end"))
     assert metrics["failures"] == {"empty": 1} and not calls_of(endpoint, "judge")
-    assert metrics["judges"]["judge"]["scores"] == {
-        "all": {"score": {"mean": None, "ci95": None, "n": 0}, "met": {"mean": None, "ci95": None, "n": 0}}
-    }
+    scores = metrics["judges"]["judge"]["scores"]["all"]
+    assert (scores["score"]["mean"], scores["met"]["mean"], scores["score"]["n"]) == (0.0, 0.0, 1)

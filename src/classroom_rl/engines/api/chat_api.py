@@ -13,7 +13,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -62,12 +62,13 @@ class ChatRequest:
     draw: tuple[str | int | None, ...] = ()
     completes: bool = False
 
-    def key(self, model: str) -> str:
-        """A hash of the request's content and the model's name."""
+    def key(self, model: str, template: Mapping[str, Any] | None = None) -> str:
+        """A hash of the request's content, the model's name, and the variables set in its chat template."""
         sampling = (self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens, self.sampling.seed)
         content = [model, list(self.messages), sampling, self.schema, self.draw]
         # Other requests keep the keys of earlier versions.
         content += [self.completes, self.sampling.stop] if self.completes or self.sampling.stop else []
+        content += [template] if template else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -348,10 +349,11 @@ class ChatApi:
         """
         tokens = request.max_prompt_tokens + request.sampling.max_tokens
         worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
+        template = self._config.vllm.chat_template_kwargs
         while True:
             reservation = await self._limiter.reserve(tokens)
             model = self._available()
-            call = model and self.ledger.enter(request.key(model.name), model.name, worst_usd)
+            call = model and self.ledger.enter(request.key(model.name, template), model.name, worst_usd)
             if call is not None:
                 if model.pause_s > 0:  # the model is down, and this request is the probe
                     model.probes += 1

@@ -71,7 +71,7 @@ class JudgePanel:
         """What the verdicts depend on besides the rules; empty if conversations are judged one by one by the
         built-in criteria."""
         if self._rubric is not None:
-            return (self._rubric,)
+            return (self._rubric, self._options.rubric_prompt_path)
         if self._options.mode != GROUP:
             return ()
         return (GROUP, tuple(sorted(self._options.group_prompts_paths.items())))

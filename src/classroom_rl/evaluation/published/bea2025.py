@@ -197,11 +197,13 @@ async def score_systems(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
         where its answers come from.
 
     Raises:
-        DataError: if a file cannot be read, or has some replies with labels and some without.
+        DataError: if a file cannot be read, has some replies with labels and some without, or an id twice.
         ConfigError: if a key is missing, or the move classifiers were trained on MRBench, whose dialogues V3 has.
         ProviderFailure: if a judge cannot be asked at all.
     """
     everything = read_mrbench(benchmark.path, benchmark.split)
+    if len({reply.id for reply in everything}) < len(everything):
+        raise DataError(f"{benchmark.path} has two conversations of one conversation_id: no submission can tell them.")
     labelled = sum(bool(reply.labels) for reply in everything)
     if labelled not in (0, len(everything)):
         raise DataError(
@@ -278,16 +280,11 @@ def write_submissions(
 
     Returns:
         The paths of the files in `folder`; none for a file that is no V3, which the task does not take.
-
-    Raises:
-        DataError: if two replies have the same id.
     """
     rows = [row for _, row in numbered_rows(benchmark.path, benchmark.split)]
     if not all("tutor_responses" in row for row in rows):
         return []
     by_id = {reply.id: answers or {} for reply, answers in zip(replies, labels, strict=True)}
-    if len(by_id) < len(replies):
-        raise DataError(f"{benchmark.path} has two conversations of one conversation_id: no submission can tell them.")
     written = []
     for track, name in TRACK_NAMES.items():
         if not all(track in answers for answers in by_id.values()):

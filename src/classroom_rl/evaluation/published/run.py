@@ -126,8 +126,8 @@ def rubrics_table(metrics: Mapping[str, Any]) -> str:
             rows.append([name, replies, str(figures["score"]["n"]), *estimates])
     left_out = ", ".join(f"{count} {cause}" for cause, count in metrics["left_out"].items()) or "none"
     opening = (
-        f"\n{metrics['tutor']} on {metrics['rows']} rows; 95 % intervals over rows. Left out: {left_out}. No reply: "
-        f"{causes_text(metrics['failures'])}; cut off: {metrics['cut']}."
+        f"\n{metrics['tutor']} on {metrics['rows']} rows; 95 % intervals over rows. Left out: {left_out}. No reply, "
+        f"scored 0: {causes_text(metrics['failures'])}; cut off: {metrics['cut']}."
     )
     calls = [["calls", *metrics["judges"]], *_calls(metrics["judges"])]
     return "\n\n".join([opening, align(rows), align(calls)])

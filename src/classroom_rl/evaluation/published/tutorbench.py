@@ -137,8 +137,8 @@ def _weight(where: str, criterion: _Criterion) -> float:
 
 
 async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
-    """Have the tutor reply to each row, and each judge judge the replies by the row's criteria, one request a reply.
-    The replies and the judges' answers are written to `replies.jsonl`.
+    """Have the tutor reply to each row, and each judge judge the replies by the row's criteria, one request a reply. A
+    row without a reply meets no criterion. The replies and the judges' answers are written to `replies.jsonl`.
 
     Returns:
         The entries of metrics.json.
@@ -156,12 +156,15 @@ async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
         about = tutor.about()
     pairs = [(row, text) for row, text in zip(rows, replies.texts, strict=True) if text is not None]
     replied = [row for row, _ in pairs]
+    silent = [row for row, text in zip(rows, replies.texts, strict=True) if text is None]
+    unmet = [dict.fromkeys(row.choices, NO) for row in silent]
     prompts = [render(benchmark.prompts_paths[JUDGE], reply=text, **_variables(row)) for row, text in pairs]
     max_tokens, judges, lines = config.generation.max_tokens_per_judge_attempt, {}, []
     for judge in config.judges:
         choices = [row.choices for row in replied]
         answers = await ask_judge(judge, prompts, choices, max_tokens, folder / "judges")
-        judges[judge.model_name_or_path] = answers.about() | {"scores": score_replies(replied, answers.by_prompt)}
+        scores = score_replies([*replied, *silent], [*answers.by_prompt, *unmet])
+        judges[judge.model_name_or_path] = answers.about() | {"scores": scores}
         lines += [
             {"judge": judge.model_name_or_path, "answer": answer, "score": answer and row.score(answer), "reply": text}
             | asdict(row)

@@ -98,7 +98,7 @@ def named_measures(metrics: Mapping[str, Any]) -> list[Measure]:
     a rubric (`scores`), and each judge rule that accepts or rejects (`rejected_by`)."""
     named = [_estimated(f"Reward {name}", "rewards", name) for name in metrics.get("rewards", ())]
     named += [
-        Measure(f"{criterion_of(key).label} (0–1)", ("scores", key), direction=1)
+        Measure(criterion_of(key).label, ("scores", key), is_share=True)  # of a penalty less is better: not said here
         for key in metrics.get("scores") or ()
         if key not in CRITERIA
     ]

@@ -6,7 +6,7 @@ are filled in as Jinja's defaults do it, so that prompts are the same to the cha
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -197,23 +197,15 @@ def _rows(benchmark: BenchmarkConfig, file: TaskFile) -> Iterator[tuple[str, dic
         paths = [Path(benchmark.path) / name, Path(benchmark.path) / "datasets" / Path(name).name]
         own = str(next((path for path in paths if path.is_file()), paths[0]))
     own = own or _ON_THE_HUB.get(name, name)
-    if own.endswith((".json", ".jsonl")):
+    if own.endswith((".json", ".jsonl", ".parquet")):
         yield from numbered_rows(own, file.test_split)
-    elif own.endswith(".parquet"):
-        import pyarrow.parquet
-
-        yield from _numbered(own, pyarrow.parquet.read_table(own).to_pylist())
     else:
         try:
             rows = load_from_hub(own, file.test_split, subset)
         except DataError as error:
             raise DataError(f"{error} For a local copy: benchmark.datasets={{{name}: PATH}}.") from error
-        yield from _numbered(f"{own} ({subset}, {file.test_split})", rows)
-
-
-def _numbered(name: str, rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, row in enumerate(rows, start=1):
-        yield f"{name}: row {number}", row
+        for number, row in enumerate(rows, start=1):
+            yield f"{own} ({subset}, {file.test_split}): row {number}", row
 
 
 def _problem_examples(where: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:

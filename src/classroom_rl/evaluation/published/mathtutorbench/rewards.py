@@ -105,11 +105,14 @@ def _local_scores(config: EvalConfig, dialogues: Sequence[list[Message]], progre
             f"pedagogical_reward_model: {name} gives {model.config.num_labels} numbers where a reward model gives one."
         )
     scores = []
-    with torch.inference_mode():
-        for dialogue in dialogues:
-            ids = torch.tensor([encode_dialogue(tokenizer, dialogue)], device=device)
-            scores.append(model(input_ids=ids).logits[0, 0].item())
-            progress.add(1)
+    try:
+        with torch.inference_mode():
+            for dialogue in dialogues:
+                ids = torch.tensor([encode_dialogue(tokenizer, dialogue)], device=device)
+                scores.append(model(input_ids=ids).logits[0, 0].item())
+                progress.add(1)
+    except RuntimeError as error:  # such as a GPU whose memory is full
+        raise ConfigError(f"pedagogical_reward_model: {name} cannot score on {device}: {error}") from error
     return scores
 
 
