@@ -129,6 +129,8 @@ def _check_labelling_judges(judges: list[JudgeModelConfig], generation: Generati
     names = [judge.model_name_or_path for judge in judges]
     for judge in judges:
         name = judge.model_name_or_path
+        if judge.rubric is not None:
+            raise ConfigError(f"judges has a rubric for {name}, but a benchmark asks its own questions: leave it out.")
         check_judge(judge, generation, "judges")
         if name not in EMBEDDED_JUDGES and not judge.is_remote:
             raise ConfigError(
@@ -140,7 +142,5 @@ def _check_labelling_judges(judges: list[JudgeModelConfig], generation: Generati
                 f"judges has {name}, which reads lessons of the quickstart only; of the embedded judges {RULES} labels "
                 "single replies."
             )
-        if judge.rubric is not None:
-            raise ConfigError(f"judges has a rubric for {name}, but a benchmark asks its own questions: leave it out.")
         if names.count(name) > 1:
             raise ConfigError(f"judges has {name} twice: name each judge once.")
