@@ -159,6 +159,8 @@ PPO = "train.algorithm=ppo"
     [
         (["train.loss_type=cispo"], r"train\.loss_type is cispo, which says which loss GRPO has; .* set it to dapo"),
         (["train.scale_rewards=none"], r"train\.scale_rewards is none, .*compares the conversations of a group"),
+        (["train.normalise_per_criterion=true"], r"criterion is True, .*compares the conversations of a group"),
+        (["train.reward_step=0.1"], r"train\.reward_step is 0\.1, .*compares the conversations of a group"),
         ([RUBRIC, "train.corrections.mode=same_step"], r"corrections\.mode is same_step, which .*ppo cannot"),
         (
             [RUBRIC, IMMEDIATE, "generation.supervisor.on_invalid=retry"],
@@ -173,6 +175,11 @@ def test_what_does_not_go_with_ppo_is_refused_and_goes_with_grpo(overrides: list
     with pytest.raises(ConfigError, match=message):
         training(PPO, *overrides)
     assert training(*overrides).train.algorithm == "grpo"
+
+
+def test_a_scale_that_has_no_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match="scale_rewards is batch, which has no effect on train.normalise_per_crit"):
+        training("train.normalise_per_criterion=true", "train.scale_rewards=batch")
 
 
 def test_what_goes_with_ppo() -> None:

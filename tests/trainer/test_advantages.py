@@ -1,5 +1,7 @@
 """Group-relative advantages on numbers worked out by hand: of outcomes, of single messages, and of players."""
 
+import random
+from pathlib import Path
 from statistics import stdev
 
 import pytest
@@ -9,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
+from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.judges.rubric_scores import RubricScores
+from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.rollout.reviews import Review
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.tokens import AuxSample, Turn
@@ -18,6 +23,7 @@ from classroom_rl.trainer.advantages import (
     Credits,
     PlayerRewards,
     ProcessRewards,
+    advantages_per_criterion,
     by_player,
     credits_of,
     group_credits,
@@ -25,9 +31,12 @@ from classroom_rl.trainer.advantages import (
     outcome_advantages,
     process_rewards,
     shuffled,
+    to_step,
 )
 from classroom_rl.trainer.grpo import GRPO, reward_figures
+from tests.support.configs import training
 from tests.support.offline_trainer import PROBLEMS, conversation
+from tests.support.rubrics import RUBRIC, write_rubric
 
 MODES = ("immediate", "to_go", "progress")
 COLONIST, TRAITOR = "colonist", "traitor"
@@ -181,6 +190,107 @@ def test_the_outcome_of_the_only_player_has_the_advantage_that_trl_gives_it(
     assert outcomes == pytest.approx(wanted, rel=1e-6, abs=1e-9)
     found = merged(episodes, [Credits([0.0, 0.0], [])] * 8, outcomes)
     assert [(*each.messages, each.outcome) for each in found] == [(each, each, each) for each in outcomes]
+
+
+# Criteria, each compared by itself --------------------------------------------------------------------------------
+
+SCORES = st.lists(st.sampled_from([None, 0.0, 0.1, 0.7, 1.0]), min_size=8, max_size=8)
+
+
+@given(SCORES, SCORES, st.lists(st.sampled_from([True, True, False]), min_size=8, max_size=8))
+def test_criteria_have_the_advantage_that_trl_gives_them(one: list, other: list, scored: list[bool]) -> None:
+    """Two groups of four, by the formula of `normalize_then_sum` in `GRPOTrainer`."""
+    weights = {"one": 0.25, "other": 2.0}
+    criteria = [
+        {name: value for name, value in zip(weights, pair, strict=True) if value is not None and known}
+        for *pair, known in zip(one, other, scored, strict=True)
+    ]
+    nan = float("nan")
+    rewards = torch.tensor([[each.get(name, nan) for name in weights] for each in criteria], dtype=torch.float64)
+    grouped = rewards.view(2, 4, 2)
+    scaled = (grouped - grouped.nanmean(dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+    total = (scaled.view(8, 2) * torch.tensor([*weights.values()])).nansum(dim=1)
+    total[rewards.isnan().all(dim=1)] = nan
+    wanted = ((total - total.nanmean()) / (nanstd(total) + 1e-4)).nan_to_num(nan=0.0).tolist()
+    players = [by_player(of(None), [], 0.5 if each else None, each)[0] for each in criteria]
+    found = advantages_per_criterion(players, [(place // 4, "") for place in range(8)], weights)
+    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+
+
+def test_players_with_outcomes_of_their_own_have_one_criterion() -> None:
+    players = [player for rewards in ([0.0], [2.0], [10.0], [14.0]) for player in apart(game(rewards, 1.0))]
+    groups = [(number // 4, player.role) for number, player in enumerate(players)]
+    whole = outcome_advantages(players, groups, "group")
+    scale = stdev(whole[::2]) + 1e-4
+    assert advantages_per_criterion(players, groups, {"reward": 1.0})[::2] == pytest.approx(
+        [each / scale for each in whole[::2]]
+    )
+
+
+@pytest.mark.parametrize("by_rubric", [False, True])
+def test_weighted_criteria_add_up_to_the_reward(by_rubric: bool, tmp_path: Path) -> None:
+    """Whatever a rejection or a cap has left of the pedagogical one; a rubric's penalties count below 0."""
+    overrides = ["train.reward_weights={pedagogical: 2.0, length: 0.5}"]
+    if by_rubric:
+        overrides += [f"judge_model.rubric={write_rubric(tmp_path)}", "judge_model.model_name_or_path=own/judge"]
+        overrides += ["judge_model.base_url=http://127.0.0.1:1/v1"]
+    weights, draw = criterion_weights(training(*overrides)), random.Random(1)
+    for _ in range(200):
+        if by_rubric:
+            shares = {f"{each['name']}_score": draw.random() for each in RUBRIC}
+            scores = RubricScores(shares, sum(shares[f"{each['name']}_score"] * each["weight"] / 40 for each in RUBRIC))
+        else:
+            scores = Scores(draw.random(), draw.random(), 10 * draw.random())
+        reward = scores.final_reward * draw.random()
+        changes = {"rewards": {"pedagogical": reward, "length": -0.5}}
+        record = conversation(0, PROBLEMS[0], 1, verdicts=[Verdict("pedagogical_eval", 0, scores=scores)], **changes)
+        assert record.criteria.keys() == weights.keys() and "pedagogical" not in weights
+        total = sum(weight * record.criteria[name] for name, weight in weights.items())
+        assert total == pytest.approx(2 * reward - 0.25, abs=2e-3)  # the score is rounded
+
+
+def test_a_conversation_without_a_verdict_has_no_criteria() -> None:
+    record = conversation(0, PROBLEMS[0], 1, rewards={"pedagogical": None}, reward=None, verdicts=[])
+    assert record.criteria == {}
+
+
+def advantages_of(rewards: list[tuple[float, float]], *overrides: str) -> list[float]:
+    """GRPO's for one group of conversations with these scores of task and of progression, and the same momentum."""
+    scores = [Scores(task, forward, 5.0) for task, forward in rewards]
+    records = [
+        conversation(
+            place,
+            PROBLEMS[0],
+            1,
+            verdicts=[Verdict("pedagogical_eval", 0, scores=each)],
+            rewards={"pedagogical": each.final_reward},
+            reward=each.final_reward,
+        )
+        for place, each in enumerate(scores)
+    ]
+    size = [f"train.num_samples_per_problem={len(records)}", "train.reward_weights={pedagogical: 1.0}"]
+    samples, _ = GRPO(training(*size, *overrides)).samples(records, set(), 0, Accelerator(cpu=True))
+    return [sample.advantages[0] for sample in samples]
+
+
+PER_CRITERION = "train.normalise_per_criterion=true"
+
+
+def test_a_criterion_whose_scores_lie_close_together_weighs_as_much_as_another() -> None:
+    """The first two differ much in the task, the others a little in progression."""
+    rewards = [(0.0, 0.5), (1.0, 0.5), (0.5, 0.49), (0.5, 0.51)]
+    whole, apart_ = advantages_of(rewards), advantages_of(rewards, PER_CRITERION)
+    assert whole[1] > 0.5 and abs(whole[3]) < 0.05 and apart_[3] > 0.5
+    shuffled_ = advantages_of(rewards, PER_CRITERION, "train.shuffle_rewards=true", "seed=3")
+    assert shuffled_ != apart_ and sorted(shuffled_) == pytest.approx(sorted(apart_))
+
+
+def test_rewards_that_differ_by_less_than_a_step_are_the_same() -> None:
+    assert to_step(0.74, 0.5) == 0.5 and to_step(0.76, 0.5) == 1.0 and to_step(None, 0.5) is None
+    rewards = [(0.5, 0.5), (0.52, 0.5), (0.5, 0.5), (0.5, 0.52)]
+    for overrides in ([], [PER_CRITERION]):
+        assert any(advantages_of(rewards, *overrides))
+        assert not any(advantages_of(rewards, *overrides, "train.reward_step=0.25"))
 
 
 def test_rewards_are_logged_with_the_share_of_groups_that_teach_nothing() -> None:

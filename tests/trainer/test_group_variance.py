@@ -14,6 +14,7 @@ from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError, TooManyFailedJudgements
+from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.trainer.corrections import sampled_rows
 from classroom_rl.trainer.group_variance import FurtherProblems, GroupVariance, varies
@@ -210,3 +211,24 @@ def test_a_process_with_parts_of_groups_says_what_to_do() -> None:
     records = [conversation(index, PROBLEMS[0], seed=1) for index in range(6)]
     with pytest.raises(ConfigError, match="Make train.number_of_problems_per_batch a multiple"):
         GroupVariance(4, {}).flat_groups(records)
+
+
+def test_a_group_teaches_by_what_is_compared() -> None:
+    """Equal sums of unequal criteria teach where criteria are compared; differences below a step do not."""
+    scores = [Scores(0.6, 0.4, 5.0), Scores(0.4, 0.4 + 0.2 * 0.4 / 0.3, 5.0)]
+    records = [
+        conversation(
+            place,
+            PROBLEMS[0],
+            1,
+            verdicts=[Verdict("pedagogical_eval", 0, scores=each)],
+            rewards={"pedagogical": 0.5},
+            reward=0.5 + place / 1000,
+        )
+        for place, each in enumerate(scores)
+    ]
+    assert GroupVariance(2, {}).flat_groups(records) == []
+    assert GroupVariance(2, {}, reward_step=0.1).flat_groups(records) == [0]
+    names = ["pedagogical/task_final_score", "pedagogical/forward_progression_score"]
+    assert GroupVariance(2, {}, names, 0.1).flat_groups(records) == []
+    assert GroupVariance(2, {}, names, 2.0).flat_groups(records) == [0]

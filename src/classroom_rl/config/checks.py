@@ -57,6 +57,13 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
     return module_of(config.environment, "config").default_weights(config.generation)
 
 
+def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
+    """The weights of what `train.normalise_per_criterion` compares one by one, by the names of a record's `criteria`:
+    as the environment divides its rewards, or else the rewards' own."""
+    divided = getattr(module_of(config.environment, "config"), "criterion_weights", reward_weights)
+    return divided(config)
+
+
 def check_environment(config: Any) -> None:
     """Check what the environment of a training or an evaluation needs besides models, such as prompt templates.
 

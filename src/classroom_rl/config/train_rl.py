@@ -169,8 +169,8 @@ class TrainConfig:
     over it is one optimizer step."""
 
     algorithm: Algorithm = GRPO
-    """PPO trains a critic, too, and has no use for `loss_type`, `importance_sampling_level`, `scale_rewards` and
-    `groups_without_variance`."""
+    """PPO trains a critic, too, and has no use for `loss_type`, `importance_sampling_level`, `scale_rewards`,
+    `normalise_per_criterion`, `reward_step` and `groups_without_variance`."""
     number_of_problems_per_batch: Count = 16
     """Each is played by a group of conversations."""
     num_samples_per_problem: Annotated[
@@ -210,6 +210,13 @@ class TrainConfig:
     scale_rewards: RewardScale = "group"
     """What the advantages are divided by: the standard deviation of the group's rewards, that of the batch's, or
     nothing."""
+    normalise_per_criterion: Flag = False
+    """Compares a group's conversations by each reward alone, in the classroom by each criterion of the judge's scores,
+    and adds up these advantages by the rewards' weights, scaled over the batch (GDPO): a criterion whose scores lie
+    close together then weighs as much as one whose scores are far apart. `scale_rewards` has no effect."""
+    reward_step: Positive | None = None
+    """Rewards are rounded to multiples of this before they are compared, so that differences of a judge's noise teach
+    nothing; with `normalise_per_criterion`, each of them. Null: they are not."""
     max_grad_norm: Annotated[Number, at_least(0, 1e30)] = 1.0
     """The gradient is clipped to this norm; 0: never."""
     gradient_checkpointing: Flag = True

@@ -29,6 +29,8 @@ OF_GRPO = {
     "loss_type": "which loss GRPO has",
     "importance_sampling_level": "whether GRPO's ratio is of a token or of a sample",
     "scale_rewards": "how GRPO compares the conversations of a group",
+    "normalise_per_criterion": "how GRPO compares the conversations of a group",
+    "reward_step": "how GRPO compares the conversations of a group",
     "groups_without_variance": "what becomes of groups that teach GRPO nothing",
 }
 """Keys of `train` that mean nothing to PPO, and what they say."""
@@ -46,6 +48,11 @@ def check_algorithm(config: TrainRLConfig) -> None:
         _refuse_rows_beside_conversations(config)
         _check_credit(train)
         _check_steps(train)
+    elif train.normalise_per_criterion and train.scale_rewards != TrainConfig().scale_rewards:
+        raise ConfigError(
+            f"train.scale_rewards is {train.scale_rewards}, which has no effect on train.normalise_per_criterion: it "
+            "divides each criterion by the deviation of its group, and their sum by that of the batch. Leave it out."
+        )
 
 
 def _refuse_keys_of_grpo(train: TrainConfig) -> None:

@@ -95,7 +95,7 @@ BNPO, CISPO = "bnpo", "cispo"
 CISPO_LARGEST_RATIO = 5.0
 """What TRL recommends for `epsilon_high` with this loss, after ScaleRL; TRL's own default is `epsilon`."""
 RewardScale = Literal["group", "batch", "none"]
-BY_BATCH, UNSCALED = "batch", "none"
+BY_BATCH, BY_GROUP, UNSCALED = "batch", "group", "none"
 ImportanceSamplingLevel = Literal["token", "sequence"]
 ImportanceSamplingMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 TrainingDtype = Literal["float32", "bfloat16", "float16"]

@@ -73,6 +73,12 @@ class Trajectory(BaseModel):
         return {} if self.reward is None else {"reward": self.reward, **own}
 
     @property
+    def criteria(self) -> dict[str, float]:
+        """What `train.normalise_per_criterion` compares one by one: the rewards, unless an environment divides them
+        further; {} for an episode that could not be scored. Their weights are the environment's `criterion_weights`."""
+        return {name: value for name, value in self.rewards.items() if value is not None}
+
+    @property
     def truncated(self) -> bool:
         """Whether the episode was cut before its end, so that it might have gone on."""
         return self.overflow is not None

@@ -35,14 +35,16 @@ episodes and L the most tokens of one.
 import random
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from classroom_rl.config.values import (
     BY_BATCH,
+    BY_GROUP,
     IMMEDIATE,
     NO_CREDIT,
     PROGRESS,
@@ -228,6 +230,7 @@ class PlayerRewards:
         messages: the numbers of its messages in the episode.
         beside: the places of its rejected drafts among all of the episode's.
         process: the process rewards of its messages, numbered from 0.
+        criteria: the parts of its outcome by name; {} for one of several players.
     """
 
     role: str
@@ -235,17 +238,23 @@ class PlayerRewards:
     messages: tuple[int, ...]
     beside: tuple[int, ...]
     process: ProcessRewards
+    criteria: Mapping[str, float] = field(default_factory=dict)
 
 
-def by_player(process: ProcessRewards, players: Sequence[PlayerOutcome], reward: float | None) -> list[PlayerRewards]:
+def by_player(
+    process: ProcessRewards,
+    players: Sequence[PlayerOutcome],
+    reward: float | None,
+    criteria: Mapping[str, float] = MappingProxyType({}),
+) -> list[PlayerRewards]:
     """The rewards of an episode, apart for each player; of the only one if `players` is empty.
 
     Args:
-        reward: the episode's reward.
+        reward, criteria: the episode's reward, and its parts.
     """
     everything = tuple(range(len(process.messages)))
     if not players:
-        return [PlayerRewards("", reward, everything, tuple(range(len(process.beside))), process)]
+        return [PlayerRewards("", reward, everything, tuple(range(len(process.beside))), process, dict(criteria))]
     found = []
     for player in players:
         place_of = {number: place for place, number in enumerate(player.messages)}
@@ -284,6 +293,35 @@ def outcome_advantages(players: Sequence[PlayerRewards], groups: Sequence[Hashab
             advantage /= (stdev(known) if len(known) > 1 else 0.0) + EPSILON
         found.append(advantage)
     return found
+
+
+def advantages_per_criterion(
+    players: Sequence[PlayerRewards], groups: Sequence[Hashable], weights: Mapping[str, float]
+) -> list[float]:
+    """The advantage of each player's outcome from those of its criteria: each is compared within its group and divided
+    by its deviation there; their weighted sum is scaled over all players of the role in the batch. 0 for a player
+    without an outcome. Liu et al. 2026, "GDPO"; TRL's `multi_objective_aggregation: normalize_then_sum`.
+
+    Args:
+        weights: of the criteria. A player without criteria has one, its outcome.
+    """
+    parts = {name: [each.criteria.get(name) for each in players] for name in weights}
+    parts[""] = [None if each.criteria else each.outcome for each in players]
+    sums = [0.0] * len(players)
+    for name, values in parts.items():
+        alone = [replace(player, outcome=value) for player, value in zip(players, values, strict=True)]
+        for place, advantage in enumerate(outcome_advantages(alone, groups, BY_GROUP)):
+            sums[place] += weights.get(name, 1.0) * advantage
+    summed = [
+        replace(player, outcome=None if player.outcome is None else total)
+        for player, total in zip(players, sums, strict=True)
+    ]
+    return outcome_advantages(summed, [player.role for player in players], BY_GROUP)
+
+
+def to_step(value: float | None, step: float | None) -> float | None:
+    """The nearest multiple of `step` (`train.reward_step`); a reward as it is if either is None."""
+    return value if value is None or step is None else step * round(value / step)
 
 
 def _spread_key(group: Hashable, role: str, scale: str) -> Hashable:

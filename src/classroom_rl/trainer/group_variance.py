@@ -2,19 +2,21 @@
 with further problems. GRPO's advantage is the distance from a group's mean, so it is 0 in such a group."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import pstdev
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import KEEP, RESAMPLE
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.trainer.advantages import to_step
 
 _SAME = 1e-6
 """Rewards whose standard deviation is below this are the same."""
@@ -54,10 +56,14 @@ class GroupVariance:
     Attributes:
         group_size: conversations of a group.
         turn_rewards: the rewards of single messages that count, and their weights.
+        criteria: what is compared one by one in place of the reward.
+        reward_step: what rewards are rounded to before they are compared.
     """
 
     group_size: int
     turn_rewards: Mapping[str, float]
+    criteria: Collection[str] = ()
+    reward_step: float | None = None
 
     def flat_groups(self, records: Sequence[Trajectory]) -> list[int]:
         """The places of this rank's groups without variance, from 0.
@@ -77,7 +83,11 @@ class GroupVariance:
         return [place for place, group in enumerate(groups) if not self._teaches(group)]
 
     def _teaches(self, group: Sequence[Trajectory]) -> bool:
-        return varies([each.reward for each in group]) or any(
+        if self.criteria:
+            parts = [[each.criteria.get(name) for each in group] for name in self.criteria]
+        else:
+            parts = [[each.reward for each in group]]
+        return any(varies([to_step(value, self.reward_step) for value in values]) for values in parts) or any(
             varies(values)
             for name, weight in self.turn_rewards.items()
             if weight
@@ -138,7 +148,12 @@ class GroupFilter:
             return None
         again = train.groups_without_variance == RESAMPLE
         further = FurtherProblems(problem_ids, config.seed) if again else None
-        variance = GroupVariance(train.num_samples_per_problem, turn_reward_weights(config))
+        variance = GroupVariance(
+            train.num_samples_per_problem,
+            turn_reward_weights(config),
+            criterion_weights(config) if train.normalise_per_criterion else (),
+            train.reward_step,
+        )
         return cls(variance, further, train.resample_up_to)
 
     def apply(self, accelerator: Accelerator, batch: PlayedBatch, step: int, tried: Sequence[str], play: Play) -> None:

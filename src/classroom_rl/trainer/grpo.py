@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import BY_BATCH, CHANGED, NO_CREDIT, SAME_STEP
@@ -25,12 +26,14 @@ from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.advantages import (
     Credits,
     PlayerRewards,
+    advantages_per_criterion,
     by_player,
     group_credits,
     merged,
     outcome_advantages,
     process_rewards,
     shuffled,
+    to_step,
 )
 from classroom_rl.trainer.batch import Batch, Sample, Totals
 from classroom_rl.trainer.log_probs import Scores
@@ -55,6 +58,7 @@ class GRPO:
 
     Attributes:
         needs_old_log_probs: whether the log-probs before a batch's first step are needed in any case.
+        criteria: the weights of what is compared one by one; {} if rewards are compared as a whole.
         policy_learns: whether this pass over a batch changes the policy.
     """
 
@@ -67,6 +71,7 @@ class GRPO:
         self._by_sequence = train.importance_sampling_level == "sequence"
         self.options = LossOptions(train.epsilon, train.upper_clip, config.generation.max_tokens_in_conversation)
         self._turn_weights = turn_reward_weights(config)
+        self.criteria = criterion_weights(config) if train.normalise_per_criterion else {}
         self._seed, self._temperature = config.seed, config.teacher_model.vllm.temperature
         self._means, self._mismatch = TokenMeans(), MismatchFigures()
 
@@ -166,8 +171,9 @@ class GRPO:
     ) -> tuple[list[Credits], dict[str, float]]:
         """The advantages of the messages of this process's episodes, and figures of all episodes' rewards."""
         own = [
-            by_player(process_rewards(record, each, self._turn_weights), record.players, record.reward)
+            [self._with_steps(player) for player in by_player(process, record.players, record.reward, record.criteria)]
             for record, each in zip(records, rows, strict=True)
+            for process in [process_rewards(record, each, self._turn_weights)]
         ]
         everyone: list[list[PlayerRewards]] = gather_object(own)
         rewards: list[float | None] = gather_object([record.reward for record in records])
@@ -179,10 +185,18 @@ class GRPO:
         if credit.shuffle:
             process = shuffled(process, self._seed * 1_000_003 + step)
         credits = group_credits(process, groups, credit.mode, credit.gamma, credit.weight)
-        outcomes = outcome_advantages(players, groups, self.train.scale_rewards)
+        if self.criteria:
+            outcomes = advantages_per_criterion(players, groups, self.criteria)
+        else:
+            outcomes = outcome_advantages(players, groups, self.train.scale_rewards)
         found = merged(everyone, credits, outcomes)
         start = accelerator.process_index * len(own)
         return found[start : start + len(own)], reward_figures(rewards, size, self.train.scale_rewards)
+
+    def _with_steps(self, player: PlayerRewards) -> PlayerRewards:
+        step, names = self.train.reward_step, self.criteria.keys() & player.criteria.keys()
+        criteria = {name: to_step(player.criteria[name], step) for name in names}
+        return replace(player, outcome=to_step(player.outcome, step), criteria=criteria)
 
     def advantages(
         self, batch: Batch, old: Scores | None, step: int, accelerator: Accelerator
@@ -256,7 +270,10 @@ class GRPO:
 def _with_shuffled_outcomes(players: Sequence[PlayerRewards], seed: int) -> list[PlayerRewards]:
     """The same outcomes, permuted over a batch: a control that must teach nothing."""
     order = torch.randperm(len(players), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [replace(player, outcome=players[other].outcome) for player, other in zip(players, order, strict=True)]
+    return [
+        replace(player, outcome=players[other].outcome, criteria=players[other].criteria)
+        for player, other in zip(players, order, strict=True)
+    ]
 
 
 def reward_figures(rewards: Sequence[float | None], group_size: int, scale: str) -> dict[str, float]:

@@ -9,11 +9,14 @@ from typing import Any
 
 from classroom_rl.config.base import GenerationConfig as Generation
 from classroom_rl.config.checks import check_classroom_rewards, check_generation, reward_weights
+from classroom_rl.config.rubric import load_rubric
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import ERROR_PERSONA, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import ClassroomRules
+from classroom_rl.environments.classroom.record import PEDAGOGICAL
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, persona_weights
+from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.rollout.extensions import RunView
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "Generation",
     "check",
     "classroom_rules",
+    "criterion_weights",
     "default_weights",
     "error_share",
     "setup_options",
@@ -43,7 +47,21 @@ MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
 def default_weights(generation: Generation) -> dict[str, float]:
     """The rewards that the judge rules imply, each with weight 1."""
     scoring_rules = SCORING_RULES & set(generation.judges_rules_prompts_paths)
-    return dict.fromkeys(("pedagogical",) if scoring_rules else MATHS_REWARDS, 1.0)
+    return dict.fromkeys((PEDAGOGICAL,) if scoring_rules else MATHS_REWARDS, 1.0)
+
+
+def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
+    """The weights of a record's `criteria`: those of the rewards, that of the pedagogical one divided among the
+    criteria of the judge's scores."""
+    weights, judge = reward_weights(config), config.judge_model
+    whole = weights.pop(PEDAGOGICAL, 0.0)
+    if judge.rubric is None:
+        parts = {key: criterion.weight for key, criterion in CRITERIA.items()}
+    else:
+        rubric = load_rubric(judge.rubric)
+        most = sum(criterion.weight for criterion in rubric if criterion.weight > 0)
+        parts = {criterion.key: criterion.weight / most for criterion in rubric}
+    return weights | {f"{PEDAGOGICAL}/{key}": whole * part for key, part in parts.items() if whole}
 
 
 def check(config: TrainRLConfig) -> None:

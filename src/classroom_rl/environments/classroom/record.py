@@ -12,11 +12,14 @@ from pydantic import Field, TypeAdapter
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.judges.post_test.records import PostTest
-from classroom_rl.judges.verdicts import Verdict, sum_up
+from classroom_rl.judges.verdicts import Verdict, criterion_of, sum_up
 from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.policy_turn import replay_event
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.trajectory import Trajectory
+
+PEDAGOGICAL = "pedagogical"
+"""The reward that is made of the judge's scores."""
 
 
 class ConversationRecord(Trajectory):
@@ -54,6 +57,19 @@ class ConversationRecord(Trajectory):
             max_turns=conversation.rules.max_turns,
             supervised=conversation.supervised,
         )
+
+    @property
+    def criteria(self) -> dict[str, float]:
+        """The rewards; in place of the pedagogical one the criteria of the judge's scores, as shares of their scales.
+        They are lowered as the reward was, by a rejection or a cap, from the weighted sum of the scores."""
+        found = super().criteria
+        judgement = sum_up(self.verdicts, dict.fromkeys(verdict.rule for verdict in self.verdicts))
+        if PEDAGOGICAL not in found or judgement is None or judgement.scores is None:
+            return found
+        reward, scores = found.pop(PEDAGOGICAL), judgement.scores
+        left = reward / scores.final_reward if scores.final_reward > 0 else 0.0
+        shares = {key: left * value / criterion_of(key).top for key, value in scores.values.items()}
+        return found | {f"{PEDAGOGICAL}/{key}": share for key, share in shares.items()}
 
     @property
     def refused(self) -> bool:
