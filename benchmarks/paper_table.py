@@ -29,19 +29,18 @@ from typing import Any
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.evaluation import EvalConfig, check_eval
-from classroom_rl.config.load import USER_ERRORS, command_line, load, read_keys
+from classroom_rl.config.load import command_line, load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE, SAMPLED
 from classroom_rl.errors import ClassroomError, ConfigError, DataError
 from classroom_rl.evaluation.metrics.maths import SOLVED
 from classroom_rl.launch.commands import OVERRIDE, split_arguments
-from classroom_rl.launch.quickstart import StageFailed, run_program
+from classroom_rl.launch.quickstart import run_command, run_program
 from classroom_rl.launch.quickstart_plan import applies, overridden_key, quoted
 from classroom_rl.memory.sources import like_gpus
 from classroom_rl.results.run_folder import LEARNING_NAME, METRICS_NAME, look_up, read_json, read_lines
 from classroom_rl.rollout.intervals import shown
-from classroom_rl.system.keys import print_error
-from classroom_rl.system.processes import Interrupted, Signals
+from classroom_rl.system.processes import Signals
 from classroom_rl.system.storage import write_whole
 from classroom_rl.trainer.run_length import load_training_problems, run_length
 
@@ -55,10 +54,10 @@ al., "From Problem-Solving to Teaching Problem-Solving", EMNLP 2025, on Big-Math
 TASKS = {"MMLU": "mmlu|5", "GSM8K": "gsm8k|4", "MATH500": "math_500|0"}
 """LightEval's tasks and their numbers of examples."""
 SAMPLING_OF_TASKS = "generation_parameters={max_new_tokens:8192,temperature:0.6,top_p:0.95}"
-TRAINING, EVALUATION = "training", "evaluation"
+TRAINING, EVALUATION = "training", "eval"
+EVALUATE = (sys.executable, "-m", "classroom_rl.launch.evaluate")
 UNFIT = re.compile(
-    r"^# (?:warning: )?(A machine with .* cannot hold .*|a start would be refused: .*|.* has not been fetched before.*)",
-    re.MULTILINE,
+    r"# (?:warning: )?(A machine with .* cannot hold .*|a start would be.*|.* not been fetched before.*)"
 )
 """What a dry run says of a configuration that is right, but cannot start on this machine."""
 
@@ -86,11 +85,7 @@ class Part:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is finished.
-
-        Raises:
-            ConfigError: if it is, with other settings.
-        """
+        """Whether it is finished. Raises `ConfigError` if it is, with other settings."""
         if next(self.folder.glob(self.finished), None) is None:
             return False
         made_with = read_json(self.folder / "made_with.json").get("settings", ["unknown settings"])
@@ -102,12 +97,7 @@ class Part:
         return True
 
     def run(self, signals: Signals) -> None:
-        """Run it to its end. Its output is in `output.log`, too.
-
-        Raises:
-            StageFailed: if it ends with an error status.
-            ClassroomError: if it ends without one, and without its result.
-        """
+        """Run it to its end. Its output is in `output.log`, too. Raises `ClassroomError` if it leaves no result."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / "made_with.json", json.dumps({"settings": self.settings}, indent=2) + "\n")
         log = self.folder / "output.log"
@@ -117,20 +107,12 @@ class Part:
 
 
 class PaperTable:
-    """The parts of the table, and what they found.
-
-    Args:
-        others: overrides, and flags for Hydra and accelerate.
-
-    Raises:
-        ConfigError: if an arm, an override or one of the configurations is not valid.
-    """
+    """The parts of the table, and what they found. `others` are overrides, and flags for Hydra and accelerate. Raises
+    `ConfigError` if an arm, an override or one of the configurations is not valid."""
 
     def __init__(self, options: argparse.Namespace, others: Sequence[str]):
-        self.folder, self.eval_name, self.like, self.lighteval = (
-            *(options.folder, options.eval_config, options.like),
-            options.lighteval,
-        )
+        self.folder, self.eval_name = options.folder, options.eval_config
+        self.like, self.lighteval = options.like, options.lighteval
         split = split_arguments(others)
         command = command_line("train_rl", ["--config-name=7b", *split.hydra])
         self.name, self.flags = command.name, split.accelerate
@@ -145,9 +127,9 @@ class PaperTable:
             raise ConfigError(f"--arms is {options.arms}: name each λ once, as in 0,0.5,hard-1,hard-1-think.")
         if self.lighteval and not shutil.which(self.lighteval):
             raise ConfigError(f"--lighteval {self.lighteval}: there is no such program. docs/evaluation.md has a way.")
-        self.configs = {
-            arm: load(TrainRLConfig, "train_rl", self.training_arguments(arm), check_train_rl) for arm in self.arms
-        }
+        arguments = map(self.training_arguments, self.arms)
+        configs = [load(TrainRLConfig, "train_rl", each, check_train_rl) for each in arguments]
+        self.configs = dict(zip(self.arms, configs, strict=True))
         load(EvalConfig, "eval", self.eval_arguments(BASE), check_eval)
 
     def training_arguments(self, arm: str) -> list[str]:
@@ -183,20 +165,17 @@ class PaperTable:
         program = [self.lighteval or "lighteval", "vllm" if like_gpus() else "accelerate"]
         return [*program, ",".join(model), TASKS[benchmark], "--output-dir", str(folder / benchmark)]
 
-    # The plan ---------------------------------------------------------------------------------------------------------
-
     def parts(self) -> Iterator[Part]:
         """All parts, in the order in which they are run: LightEval's last."""
-        base, python = self.tutor(BASE), [sys.executable, "-m"]
+        base = self.tutor(BASE)
         for arm in (BASE, *self.arms):
             if arm != BASE:
                 arguments = self.training_arguments(arm)
-                command = [*python, "classroom_rl.launch.cli", *self.flags, *arguments]
-                progress, seconds = self._training_left(arm)
-                settings = arguments[:-1]
-                yield Part(TRAINING, arm, self.folder / arm, command, settings, LEARNING_NAME, progress, seconds)
+                command = [sys.executable, "-m", "classroom_rl.launch.cli", *self.flags, *arguments]
+                left = self._training_left(arm)
+                yield Part(TRAINING, arm, self.folder / arm, command, arguments[:-1], LEARNING_NAME, *left)
             arguments = self.eval_arguments(arm)
-            command, folder = [*python, "classroom_rl.launch.evaluate", *arguments], self.folder / arm / EVALUATION
+            command, folder = [*EVALUATE, *arguments], self.folder / arm / EVALUATION
             seconds = self._measured(lambda other: self._metrics(other).get("seconds"))
             yield Part(EVALUATION, arm, folder, command, [base, *arguments[:-2]], "metrics.json", seconds=seconds)
         for arm, benchmark in ((arm, benchmark) for arm in (BASE, *self.arms) for benchmark in TASKS):
@@ -224,42 +203,34 @@ class PaperTable:
         """The parts that are not finished. Those that this machine cannot hold have a reason."""
         waiting = [part for part in self.parts() if not part.is_done]
         trainings = [part for part in waiting if part.kind == TRAINING]
-        training = why_unfit(trainings[0].command) if trainings else ""
-        evaluation = ""
-        if len(waiting) > len(trainings):
-            # On a CPU both have the same memory, and about the same models; a dry run of eval.py reckons no memory.
-            without_gpu = training if not like_gpus() else ""
-            evaluate = [sys.executable, "-m", "classroom_rl.launch.evaluate", *self.eval_arguments(BASE)]
-            evaluation = without_gpu or why_unfit(evaluate)
-        untrained = {part.arm for part in trainings} if training else ()
-
-        def because(part: Part) -> str:
-            if part.kind == TRAINING:
-                return training
-            return evaluation or ("its tutor is not trained" if part.arm in untrained else "")
-
-        return [replace(part, because=because(part)) for part in waiting]
+        unfit = why_unfit(trainings[0].command) if trainings else ""
+        # On a CPU both have the same memory, and about the same models; a dry run of eval.py reckons no memory.
+        unmeasured = unfit if not like_gpus() else ""
+        if len(waiting) > len(trainings) and not unmeasured:
+            unmeasured = why_unfit([*EVALUATE, *self.eval_arguments(BASE)])
+        reasons = {part.arm: unmeasured or (unfit and "its tutor is not trained") for part in trainings}
+        return [
+            replace(part, because=unfit if part.kind == TRAINING else reasons.get(part.arm, unmeasured))
+            for part in waiting
+        ]
 
     def plan(self, due: Sequence[Part]) -> str:
         """The plan as text."""
         gpus = len(like_gpus())
         unit, rate = ("GPU hours", gpus / 3600) if gpus else ("hours on the CPU", 1 / 3600)
         waiting = {(part.kind, part.arm): part for part in due}
+        reasons = list(dict.fromkeys(part.because for part in due if part.because))
         lines = [f"plan: {self.folder}, --config-name {self.name}, --eval-config {self.eval_name}, {gpus} GPUs"]
         for part in self.parts():
             here = waiting.get((part.kind, part.arm))
             hours = "unknown" if part.seconds is None else f"{part.seconds * rate:.2f}"
-            notes = (
-                [f"not run: {here.because}" if here.because else "runs", part.progress, f"{unit}: {hours}"]
-                if here
-                else []
-            )
-            lines.append(f"  {part.kind:18} {part.arm:14} {'; '.join(filter(None, notes)) or 'finished'}")
+            number = reasons.index(here.because) + 1 if here and here.because else 0
+            state = (f"not run ({number})" if number else "runs") if here else "finished"
+            notes = (state, part.progress, f"{unit}: {hours}") if here else (state,)
+            lines.append(f"  {part.kind:17} {part.arm:12} {'; '.join(filter(None, notes))}")
         known = [part.seconds for part in due if part.seconds is not None]
         lines.append(f"  {unit} in all: {sum(known) * rate:.2f}, and {len(due) - len(known)} parts of unknown length")
-        return "\n".join(lines)
-
-    # The results ------------------------------------------------------------------------------------------------------
+        return "\n".join([*lines, *(f"  ({number}) {reason}" for number, reason in enumerate(reasons, 1))])
 
     def _metrics(self, arm: str) -> dict[str, Any]:
         return read_json(self.folder / arm / EVALUATION / "metrics.json")
@@ -305,18 +276,13 @@ def why_unfit(command: Sequence[str]) -> str:
     done = subprocess.run([*command, "dry_run=true"], capture_output=True, text=True, check=False)
     if done.returncode:
         return " ".join(done.stderr.strip().splitlines()[-3:]) or f"its dry run ends with status {done.returncode}"
-    found = UNFIT.search(done.stdout)
-    return found[1] if found else ""
+    return next((found[1] for line in done.stdout.splitlines() if (found := UNFIT.match(line))), "")
 
 
 def read_lighteval(path: Path, task: str) -> dict[str, Any]:
-    """A task's result in a file of LightEval (`results/MODEL/results_TIME.json`), in percent: that of its own entry, or
-    of the average over its subjects. Entries are named `task|examples`, in earlier versions `suite|task|examples`; of
-    several metrics the first one counts.
-
-    Raises:
-        DataError: if it has no such entry.
-    """
+    """A task's result in a file of LightEval, in percent: that of its own entry, or of the average over its subjects.
+    Entries are named `task|examples`, in earlier versions `suite|task|examples`; of several metrics the first counts.
+    Raises `DataError` if there is no such entry."""
     content, name = read_json(path), task.partition("|")[0]
     entries = {key.split("|")[-2]: value for key, value in content.get("results", {}).items() if "|" in key}
     metrics = entries.get(f"{name}:_average") or entries.get(name) or {}
@@ -360,9 +326,8 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("--folder", type=Path, default=Path("runs/paper_table"))
     parser.add_argument("--arms", default="0,0.5,1,hard-1-think")
     parser.add_argument("--eval-config", default="maths", help="a name in config/eval, or in --config-dir")
@@ -370,25 +335,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--like", type=Path, help="a run folder whose seconds per step are taken for those of the arms")
     parser.add_argument("--plan", action="store_true", help="start nothing")
     options, others = parser.parse_known_args(argv)
-    read_keys()
-    try:
+
+    def start(_overrides: Sequence[str], _models_only: bool, signals: Signals) -> None:
         paper = PaperTable(options, others)
         due = paper.due()
         print(paper.plan(due), flush=True)
         try:
-            with Signals() as signals:
-                for part in due:
-                    if not part.because and not options.plan:
-                        part.run(signals)
+            for part in due:
+                if not part.because and not options.plan:
+                    part.run(signals)
         finally:
             paper.write()
-    except Interrupted as interruption:
-        print(f"\n{interruption}; the same command goes on from here", file=sys.stderr)
-        return interruption.status
-    except USER_ERRORS as error:
-        print_error(error)
-        return error.exit_status if isinstance(error, StageFailed) else 2
-    return 0
+
+    return run_command([], "", "The table", start)
 
 
 if __name__ == "__main__":
