@@ -310,17 +310,13 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         if figures := arms.get(arm):
             signs = {"solve_rate_gain": "+", "leaked": "", "helpful": ""}
             cells = [shown(figures[key], sign, 1) if figures[key] else "not measured" for key, sign in signs.items()]
-            tasks = [
-                f"{task['value']:.1f} ({task['metric']})" if task else "not run"
-                for task in figures["lighteval"].values()
-            ]
+            found = figures["lighteval"].values()
+            tasks = [f"{task['value']:.1f} ({task['metric']})" if task else "not run" for task in found]
             rows.append([label, *cells, *tasks])
         if arm in PUBLISHED:
             gain, leaked = PUBLISHED[arm]
             rows.append([f"{label}, published", f"+{gain}", f"{leaked}", *["–"] * 4])
-    source = (
-        "published: Dinucu-Jianu et al., EMNLP 2025, Qwen2.5-7B-Instruct on Big-Math, with their prompts and judges"
-    )
+    source = "published: Dinucu-Jianu et al., EMNLP 2025: Qwen2.5-7B-Instruct, Big-Math, their prompts and judges"
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", source])
 
 
