@@ -48,7 +48,7 @@ class StageFailed(ClassroomError):
     def __init__(self, program: Child, status: int):
         super().__init__(
             f"{program.name} ended with status {status}. Its log is {program.log}. Started again with the same "
-            "arguments, the quickstart goes on from here."
+            "arguments, the command goes on from here."
         )
         self.exit_status = status
 
