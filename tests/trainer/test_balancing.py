@@ -227,10 +227,10 @@ def test_a_lost_server_s_share_goes_to_the_others_and_it_comes_back_with_new_wei
     through = servers.clients()
     servers.publish(1, through)
     lost = servers.rooms[1].teacher
-    lost.may_speak = lambda: len(lost.calls) < 4  # in the middle of its second messages
+    lost.may_speak = lambda: len(lost.calls) < 4  # its first messages, of three
     asked = request()
     answer = in_thread(lambda: through.sample(asked), "batch")
-    wait_until(lambda: len(lost.calls) == 4)
+    wait_until(lambda: len(lost.calls) >= 4)
     servers.kill(1)
     assert_each_once(asked, answer.result(60))
     assert through.take_figures()["servers/moved_groups"] == 2
@@ -262,10 +262,10 @@ def test_a_restarted_trainer_asks_the_same_servers(servers: Servers) -> None:
     servers.publish(1, before)
     opened, (first, *others) = threading.Event(), [room.teacher for room in servers.rooms]
     for teacher in others:
-        teacher.may_speak = lambda teacher=teacher: opened.is_set() or len(teacher.calls) < 5
+        teacher.may_speak = lambda teacher=teacher: opened.is_set() or len(teacher.calls) < 4
     asked = request()
     given_up = in_thread(lambda: before.sample(asked), "killed")
-    wait_until(lambda: len(first.calls) == 2 * 2 * TURNS and all(len(each.calls) == 5 for each in others))
+    wait_until(lambda: len(first.calls) == 2 * 2 * TURNS and all(len(each.calls) >= 4 for each in others))
     with next(servers.folder.glob("placements.*")).open("a") as file:
         file.write('\n{"request": "run-st')  # a kill in the middle of a line
     again = in_thread(lambda: servers.clients().sample(asked), "restarted")
@@ -310,16 +310,16 @@ def test_what_a_server_loses_while_its_judge_reads_is_played_with_the_weights_of
 
 
 class Client:
-    """A server that plays one conversation after the other. `answer`: fields of its answers."""
+    """A server that answers at once. `answer`: fields of its answers."""
 
-    is_lost = False
+    is_lost, running = False, 0
 
     def __init__(self, place: int, **answer: Any):
         self.url, self._place, self._answer = f"server {place}", place, answer
         self.checked: list[JudgeCheckRequest] = []
 
     def health(self) -> Any:
-        return health("run", policy=PolicyVersion("run", 1))
+        return health("run", policy=PolicyVersion("run", 1), running_conversations=self.running)
 
     def sample(self, body: SampleRequest) -> SampleResponse:
         records = [
@@ -360,9 +360,10 @@ def test_episodes_on_one_problem_stay_together_and_usage_is_added_up(tmp_path: P
     ],
 )
 def test_what_one_server_answers_wrongly_is_refused(answer: dict, error: type, said: str, tmp_path: Path) -> None:
-    through = balanced(tmp_path, [Client(0), Client(1, **answer), Client(2)])
+    clients = [Client(0), Client(1, **answer), Client(2)]
+    clients[0].running = clients[2].running = 9  # so that the other one is asked
     with pytest.raises(error, match=said):
-        through.sample(request())
+        balanced(tmp_path, clients).sample(request())
 
 
 def test_each_server_checks_the_judge_with_its_own_conversations(tmp_path: Path) -> None:
