@@ -75,6 +75,11 @@ class DeadlineExceeded(ClassroomError):
     status = 504
 
 
+class ServerLost(DeadlineExceeded):
+    """A server that ended, or cannot be reached, and did not come back in the time that it may take. With other
+    servers the training goes on."""
+
+
 class EngineFailure(ClassroomError):
     """An inference engine died or refused a request."""
 

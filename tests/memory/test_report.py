@@ -68,6 +68,15 @@ def test_what_cannot_fit_is_refused_and_fits_when_it_is_split(qwen):
     assert refusals(qwen, launch=ZERO_2) == [], "no limit is known"
 
 
+def test_more_servers_than_processes_are_said_and_take_no_turns(qwen):
+    urls = "generation.server_urls=[http://127.0.0.1:8005,http://127.0.0.1:8006]"
+    lines = report(small_training(qwen, PLANNED, urls), lambda: ZERO_2).lines
+    assert any(line.startswith("servers: 2 for 1 × trainer: each group") for line in lines)
+    assert not any("servers: " in line for line in report(small_training(qwen, PLANNED), lambda: ZERO_2).lines)
+    refused = report(small_training(qwen, PLANNED, urls, "generation.colocate=true"), lambda: ZERO_2).refusals
+    assert any("only a server of its own takes turns" in refusal for refusal in refused)
+
+
 def test_an_adapter_is_counted_and_not_advised(qwen):
     lora = ["teacher_model.lora={enable: true, rank: 20}", "teacher_model.vllm.dtype=bfloat16"]
     lines = report(small_training(qwen, PLANNED, *lora), lambda: ZERO_2).lines

@@ -5,21 +5,26 @@ import asyncio
 import os
 import re
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.checks import check_machines
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.cli import main as launcher
+from classroom_rl.rollout.engine import EngineHealth
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.server.app import server_subfolder
 from classroom_rl.server.auth import TOKEN_VARIABLE
 from classroom_rl.server.engine_sleep import EngineSleep, this_process
 from classroom_rl.server.schemas import ProcessId
 from classroom_rl.system.run_lock import claim
-from classroom_rl.trainer.servers import AssignedServer, assign_server
+from classroom_rl.trainer.balancing import BalancedServers
+from classroom_rl.trainer.servers import AssignedServer, SharedGpus, assign_server
 from classroom_rl.trainer.session import connect
 from tests.conftest import free_port, running_server
 from tests.support.configs import training
@@ -60,10 +65,45 @@ def test_without_addresses_there_is_the_one_server() -> None:
     ]
 
 
-def test_more_servers_than_processes_are_refused_and_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
+def test_with_more_servers_than_processes_the_first_process_leads_all(monkeypatch) -> None:
+    assert [(each.index, each.is_leader) for each in servers_of([*TWO, TWO[0]], 2)] == [(0, True), (0, False)]
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="names 2 servers, but the training has 1 processes"):
-        servers_of(TWO, 1)
+    with pytest.raises(ConfigError, match="generation.server_urls is 10.0.0.2, which other machines can reach"):
+        servers_of(["http://127.0.0.1:8005", "http://10.0.0.2:8005"], 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "machines", "processes", "message"),
+    [
+        ((), 2, 2, None),
+        ((), 1, 1, None),
+        ((), 2, 1, "2 servers for 1 processes, so each process uses them all, but http://127.0.0.1:8005 means each"),
+        (("generation.colocate=true",), 1, 2, None),
+        (("generation.colocate=true",), 1, 1, "generation.colocate is true: only a server of its own takes turns"),
+    ],
+)
+def test_what_the_launch_decides_about_more_servers_than_processes(more, machines, processes, message) -> None:
+    config = training(f"generation.server_urls=[{','.join(TWO)}]", *more)
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        check_machines(config, machines, processes)
+
+
+def test_servers_that_use_a_gpu_of_the_trainer_are_no_more_than_its_processes(tmp_path, monkeypatch) -> None:
+    engine = EngineHealth(model="m", engine="e", engine_version="", pids=[], gpus=["gpu-7"], can_sleep=True)
+    clients = [
+        SimpleNamespace(health=lambda roles=roles: health(tmp_path, roles=roles)) for roles in ({}, {"teacher": engine})
+    ]
+    state = SimpleNamespace(process_index=0, num_processes=1)
+    client = BalancedServers(clients, training(), state, tmp_path)
+    with_server = partial(SharedGpus.with_server, client, AssignedServer(0, TWO[0], True), None, tmp_path)
+    assert with_server().placement == "cpu"
+    monkeypatch.setattr("classroom_rl.trainer.servers.gpu_id", lambda _: "gpu-7")
+    with pytest.raises(ConfigError, match="one of them uses a GPU of the trainer's"):
+        with_server()
+
+
+def test_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="generation.server_urls is 10.0.0.2, which other machines can reach"):
         servers_of(["http://127.0.0.1:8005", "http://10.0.0.2:8005"], 2)
     monkeypatch.setenv(TOKEN_VARIABLE, "t" * 32)

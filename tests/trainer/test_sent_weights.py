@@ -96,8 +96,8 @@ def test_what_cannot_be_sent_is_refused(more: str, said: str) -> None:
 def test_on_several_machines_the_first_one_has_to_reach_all_servers() -> None:
     own = ["generation.server_urls=[http://127.0.0.1:8005,http://127.0.0.1:8005]"]
     config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", SENT, *own], check_train_rl)
-    check_machines(config, 1)
+    check_machines(config, 1, 2)
     with pytest.raises(ConfigError, match="http://127.0.0.1:8005 means each machine's own"):
-        check_machines(config, 2)
+        check_machines(config, 2, 2)
     config.generation.server_urls = ["http://10.0.0.1:8005", "http://10.0.0.2:8005"]
-    check_machines(config, 2)
+    check_machines(config, 2, 2)

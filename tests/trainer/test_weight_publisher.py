@@ -238,9 +238,9 @@ def test_servers_elsewhere_have_other_memory() -> None:
 def test_a_trainer_on_several_machines_publishes_through_the_disk() -> None:
     """A server of its own on each machine may have the address 127.0.0.1 on all of them."""
     for way, machines in (("memory", 1), ("disk", 2)):
-        check_machines(TrainRLConfig(train=TrainConfig(publish_through=way)), machines)
+        check_machines(TrainRLConfig(train=TrainConfig(publish_through=way)), machines, machines)
     with pytest.raises(ConfigError, match="launched on 2: set train.publish_through=disk"):
-        check_machines(TrainRLConfig(train=TrainConfig(publish_through="memory")), 2)
+        check_machines(TrainRLConfig(train=TrainConfig(publish_through="memory")), 2, 2)
 
 
 # A real engine ------------------------------------------------------------------------------------------------------

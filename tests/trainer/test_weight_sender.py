@@ -65,6 +65,16 @@ def test_every_server_gets_every_version_in_one_group(servers: Servers) -> None:
     assert len(teachers[0].worker.groups) == 2
 
 
+def test_a_lost_server_is_left_out_of_the_group_and_is_in_it_again_when_it_is_back(servers: Servers) -> None:
+    teachers, clients = servers
+    sender = WeightSender(clients, CPU, DEADLINE_S, BUFFER_BYTES)
+    for version, to in enumerate((clients, clients[:1], clients)):
+        sender.send_to(to)
+        send(sender, version)
+        assert_received(teachers[: len(to)], version)
+    assert [len(teacher.worker.groups) for teacher in teachers] == [4, 3]
+
+
 def test_a_server_that_started_again_is_in_the_next_group(servers: Servers) -> None:
     teachers, clients = servers
     sender = WeightSender(clients, CPU, DEADLINE_S, BUFFER_BYTES)

@@ -123,6 +123,14 @@ def test_the_journals_of_further_servers_belong_to_the_run(http: TestClient, run
     assert (after["playing"], after["played"]) == (0, 2) and after["journal"] != pulse["journal"]
 
 
+def test_a_conversation_that_was_moved_from_a_lost_server_is_shown_once(http: TestClient, run: Path) -> None:
+    events = events_of(conversation(3, 0, LESSONS[0]), True)
+    (run / "server1").mkdir()
+    write_journal(run, events[:1])
+    write_journal(run / "server1", [event | {"time": 4e9 + 1} for event in events])
+    assert listed(http, where="now")["columns"]["state"] == ["END"] and len(one(http, 0, "now")["turns"]) == 5
+
+
 def test_a_finished_run_plays_nothing(http: TestClient, run: Path) -> None:
     old = [event | {"time": 1.0} for event in events_of(conversation(0, 0, LESSONS[0]), True)]
     write_journal(run, old)

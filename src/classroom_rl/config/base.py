@@ -48,11 +48,14 @@ class ServerConfig:
     server_urls: list[Text] | None = None
     """The addresses of several servers, one per machine; null means the one at `server_host` and `server_port`. The
     trainer's processes are assigned to them in order: with 2 servers and 8 processes the first four use the first
-    server. Each process resolves the address itself, so http://127.0.0.1:8005 twice means each machine's own server."""
+    server. Each process resolves the address itself, so http://127.0.0.1:8005 twice means each machine's own server.
+    With more servers than processes, every process uses all of them, each by the address that all machines reach: a
+    group of episodes goes to the server with the shortest queue, and what a lost server was to play to the others."""
     server_index: CountFromZero = 0
     """The server's own position in `server_urls`, from 0."""
     server_start_timeout_s: Seconds = 1800.0
-    """How long, in seconds, a server may take to load its models, or to return after it ended."""
+    """How long, in seconds, a server may take to load its models, or to return after it ended. With more servers than
+    processes, it is lost then until new weights are published, and the others go on."""
     sample_timeout_s: Seconds = 3600.0
     """How long a batch of episodes may take, in seconds."""
     load_weights_timeout_s: Seconds = 600.0

@@ -366,12 +366,13 @@ def _check_publishing(config: TrainRLConfig) -> None:
         )
 
 
-def check_machines(config: TrainRLConfig, machines: int) -> None:
-    """Check what only the launch decides: on how many machines the trainer's processes are.
+def check_machines(config: TrainRLConfig, machines: int, processes: int) -> None:
+    """Check what only the launch decides: how many processes the trainer has, and on how many machines.
 
     Raises:
         ConfigError: if weights are published through the memory of one machine to servers on several, or sent to
-            servers whose addresses only their own machines know.
+            servers whose addresses only their own machines know. If there are more servers than processes, which use
+            all of them then: if servers have such addresses, or are to take turns with the trainer on a GPU.
     """
     if config.train.publish_through == MEMORY and machines > 1:
         raise ConfigError(
@@ -385,6 +386,19 @@ def check_machines(config: TrainRLConfig, machines: int) -> None:
             f"train.publish_through is {NCCL}, and the training was launched on {machines} machines: its first process "
             f"sends the weights to every server, but {local[0]} means each machine's own. Name the servers in "
             "generation.server_urls by addresses that all machines reach."
+        )
+    if len(urls) <= processes:
+        return
+    more = f"generation.server_urls names {len(urls)} servers for {processes} processes, so each process uses them all"
+    if machines > 1 and local:
+        raise ConfigError(
+            f"{more}, but {local[0]} means each machine's own. Name the servers by addresses that all machines reach."
+        )
+    if config.generation.colocate:
+        raise ConfigError(
+            f"{more}, but generation.colocate is true: only a server of its own takes turns with a process on a GPU. "
+            "Name fewer servers, start more processes, or give the servers GPUs of their own and set "
+            "generation.colocate=false."
         )
 
 

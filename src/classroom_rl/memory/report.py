@@ -323,7 +323,7 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
     train, model = config.train, config.teacher_model
     try:
         launch = find_launch()
-        check_machines(config, launch.machines)
+        check_machines(config, launch.machines, launch.processes)
         job = trainer_job(config, launch)
     except NotEstimated as reason:
         budget.lines.append(f"trainer: not reckoned: {reason}")
@@ -331,6 +331,11 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
     except ConfigError as refusal:
         budget.refusals.append(str(refusal))
         return None
+    if len(config.generation.server_urls or []) > launch.processes:
+        budget.lines.append(
+            f"servers: {len(config.generation.server_urls)} for {launch.processes} × trainer: each group of "
+            "conversations goes to the shortest queue, and those of a lost server to the others"
+        )
     memory = trainer_memory(job)
     limit = train.max_tokens_per_micro_batch
     rows = rows_of_micro_batch(config, launch.processes)

@@ -139,7 +139,7 @@ def _about_waiting(shares: Mapping[str, float], config: Mapping[str, Any], place
         share = shares["play"]
         text = (
             f"The trainer waits {_percent(share)} of a step for messages of a batch that was begun ahead: give the "
-            "server more of the GPUs."
+            "server more of the GPUs, or name further servers in generation.server_urls."
         )
         return Advice(share, text) if share >= _LARGE_WAIT else None
     at_stake = min(shares["play"] + shares["judging"], shares["train"])  # nothing is played while weights are loaded

@@ -235,7 +235,8 @@ class EngineHealth(BaseModel):
     the engine has a sleep mode, and whether it sleeps now. For a role behind an API, the version is the API's address,
     and `trouble` says for how long and why it has had no answer (null while it gets answers). For the policy,
     `receivers` is how many workers would receive weights from a trainer's memory, and `weight_group` the id of the
-    group in which they did last (empty: in none)."""
+    group in which they did last (empty: in none). `places` is how many messages the engine samples at a time (null: no
+    limit is known)."""
 
     model: str
     engine: str
@@ -247,3 +248,4 @@ class EngineHealth(BaseModel):
     trouble: Optional[str] = None
     receivers: int = 0
     weight_group: str = ""
+    places: Optional[int] = None

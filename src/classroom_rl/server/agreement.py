@@ -81,6 +81,15 @@ def refuse_other_play(server_keys: Mapping[str, str], trainer_keys: Mapping[str,
         )
 
 
+def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float]) -> None:
+    """Raise a `ConfigError` if a server sums up rewards by other weights than its trainer's."""
+    if theirs != ours:
+        raise ConfigError(
+            f"The server sums up rewards by {theirs}, but this trainer is configured for {ours}. Start both with the "
+            "same train.reward_weights and judge rules."
+        )
+
+
 def _belongs_to_absent_model(key: str, server_keys: Mapping[str, str], trainer_keys: Mapping[str, str]) -> bool:
     """Whether a key belongs to a model that one side does not have. The role itself is a difference then."""
     # A missing model has the role itself as its key; a configured one only has keys below the role.

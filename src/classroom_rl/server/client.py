@@ -24,6 +24,7 @@ from classroom_rl.errors import (
     PolicyMismatch,
     ProviderFailure,
     RequestTooLarge,
+    ServerLost,
     SpendingCapReached,
     UnknownConversation,
 )
@@ -79,6 +80,8 @@ class ClassroomClient:
         return_timeout_s: how long a server that ended may take to come back.
         log: the path of the server's log, for error messages.
         record: the class of the environment's trajectories.
+        has_others: whether other servers can do this one's work: then requests to a server that has not answered for
+            `return_timeout_s` are given up (`ServerLost`), also those that have more time.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class ClassroomClient:
         return_timeout_s: float = 1800.0,
         log: Path | None = None,
         record: type[Trajectory] = ConversationRecord,
+        has_others: bool = False,
     ):
         self.url = url.rstrip("/")
         self._sample_timeout_s = sample_timeout_s
@@ -96,6 +100,8 @@ class ClassroomClient:
         self._return_timeout_s = return_timeout_s
         self._log = log
         self._record = record
+        self._has_others = has_others
+        self._silent_since: float | None = None
         self._plays: dict[str, str] | None = None
         self._session = requests.Session()
         self._session.trust_env = False  # proxy settings are for the internet, not for this server
@@ -103,6 +109,12 @@ class ClassroomClient:
         token = token_from_environment()
         if token is not None:
             self._session.headers["Authorization"] = f"Bearer {token}"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server has not answered for so long that its work is to be done by others."""
+        since = self._silent_since
+        return self._has_others and since is not None and time.monotonic() - since >= self._return_timeout_s
 
     def health(self) -> Health:
         """Return the server's models and running work.
@@ -294,6 +306,7 @@ class ClassroomClient:
 
         Raises:
             DeadlineExceeded: after `timeout_s` seconds.
+            ServerLost: if other servers can do it, and this one is lost.
             ClassroomError: the server's error, if waiting would not mend it.
         """
         started = logged = time.monotonic()
@@ -301,6 +314,11 @@ class ClassroomClient:
             try:
                 return self._request(method, path, body, timeout_s=min(request_timeout_s, remaining_s))
             except (DeadlineExceeded, EngineFailure) as error:
+                if self.is_lost:
+                    raise ServerLost(
+                        f"{self.url} has not answered for {self._return_timeout_s:g} s "
+                        f"(generation.server_start_timeout_s).{self._see_log()}"
+                    ) from error
                 now = time.monotonic()
                 if now - logged >= _SECONDS_BETWEEN_MESSAGES or logged == started:
                     # A read timeout means that the server works on the request: ask it which API it waits for.
@@ -345,11 +363,14 @@ class ClassroomClient:
                 timeout=(5.0, timeout_s),
             )
         except requests.ReadTimeout as error:  # the server accepted the request and may still work on it
+            self._silent_since = None
             raise DeadlineExceeded(
                 f"{self.url} took the request and has no answer to it yet.{self._see_log()}"
             ) from error
         except _BROKEN_CONNECTION as error:
+            self._silent_since = self._silent_since or time.monotonic()
             raise DeadlineExceeded(f"{self.url} does not answer ({type(error).__name__}).{self._see_log()}") from error
+        self._silent_since = None
         if response.status_code == 200:
             return response.json()
         if response.status_code == 204:

@@ -1,8 +1,10 @@
-"""Runs an action on one rank or on all ranks, so that all continue, or all raise the same error; and brings what all
-ranks have to the one that needs it."""
+"""Runs an action on one rank or on all ranks, so that all continue, or all raise the same error; brings what all ranks
+have to the one that needs it; and runs an action beside the others, in a thread."""
 
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar, Union
 
 import torch.distributed
@@ -57,6 +59,20 @@ def to_main_process(processes: Processes, own: Result) -> list[Result] | None:
     everyone = [own] * processes.num_processes if processes.is_main_process else None
     torch.distributed.gather_object(own, everyone)
     return everyone
+
+
+def in_thread(action: Callable[[], Result], name: str) -> "Future[Result]":
+    """Run an action in a thread that does not keep the program from ending."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:  # raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _attempt(action: Callable[[], Result]) -> tuple[Result | None, ClassroomError | None]:

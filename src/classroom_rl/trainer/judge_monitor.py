@@ -31,6 +31,7 @@ from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.storage import write_whole
+from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import Processes, on_main_process
 
 logger = logging.getLogger(__name__)
@@ -220,7 +221,7 @@ class JudgeMonitor:
     replaced. A failed check is logged and recorded, and does not stop the training.
     """
 
-    def __init__(self, config: TrainRLConfig, client: ClassroomClient, run_folder: Path):
+    def __init__(self, config: TrainRLConfig, client: ClassroomClient | BalancedServers, run_folder: Path):
         self._guards = config.guards
         self._has_verdicts = isinstance(config.generation, GenerationConfig)
         self._steps_in_batch = config.train.mu

@@ -152,7 +152,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
 
     def _publish_and_play(self, step: int) -> PlayedBatch:
         """Publish the weights and play a batch with them. A server that restarts meanwhile has lost weights that came
-        from this process's memory, and refuses the batch until they are published again; what it has played is kept."""
+        from this process's memory, and refuses the batch until they are published again; what it has played is kept.
+        So with more servers than processes, if the only ones left have missed the version."""
         for attempts_left in reversed(range(_ATTEMPTS_AT_A_BATCH)):
             started = time.monotonic()
             policy = self.publisher.publish(self)
@@ -160,7 +161,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             try:
                 played = self.player.play(policy, step, self.state.max_steps, self.accelerator)
             except PolicyMismatch as error:
-                if not (self.publisher.sends and attempts_left):
+                if not (self.publisher.can_repeat and attempts_left):
                     raise
                 logger.warning("policy %s is published again: %s", policy, error)
             else:

@@ -1,5 +1,5 @@
 """Has the server play the episodes of a batch: which problems, one request for each process, and what the batch was
-like."""
+like. With more servers than processes, `balancing.py` divides each request among them."""
 
 import hashlib
 import logging
@@ -25,12 +25,14 @@ from classroom_rl.rollout.problem import material_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.rows import POLICY
 from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.server.agreement import refuse_other_weights
+from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import on_every_process, to_main_process
 from classroom_rl.trainer.curriculum import Curriculum
 from classroom_rl.trainer.group_variance import GroupFilter, PlayedBatch
 from classroom_rl.trainer.judge_monitor import JudgeMonitor
 from classroom_rl.trainer.metrics import supervision_metrics
-from classroom_rl.trainer.session import TrainingSession, refuse_other_weights
+from classroom_rl.trainer.session import TrainingSession
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,8 @@ class BatchPlayer:
         everyones = to_main_process(accelerator, (records, batch.usage))
         if everyones is not None:
             figures |= self._metrics_of_all(everyones)
+        if isinstance(self._client, BalancedServers):
+            figures |= self._client.take_figures()
         if self._curriculum is not None:
             figures |= self._curriculum.record(step, batch.played)
         if self._next is not None:

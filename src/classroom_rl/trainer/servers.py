@@ -4,6 +4,9 @@ Each process is assigned one server, which plays and scores its episodes. The fi
 that share a server is its leader: it has the server load weights and puts the server's engines to sleep. So weights are
 published once per server, and no process needs to reach the server of another machine.
 
+With more servers than processes, all servers play for every process (`balancing.py`), and the first process is the
+leader of all. They need GPUs of their own then. Otherwise they may share the trainer's:
+
     engines asleep     the trainer steps, and writes the new weights to disk; a server that dies now restarts but loads
                        no engine yet (server/gpu_lease.py)
     make_room          every rank returns PyTorch's cached memory to the GPU
@@ -33,6 +36,7 @@ from classroom_rl.server.client import ClassroomClient, server_url
 from classroom_rl.server.engine_sleep import GpuLease, this_process
 from classroom_rl.server.schemas import Health, ProcessId
 from classroom_rl.system.distributed import gpu_id
+from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import Processes, on_every_process
 
 logger = logging.getLogger(__name__)
@@ -44,7 +48,7 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class AssignedServer:
     """The server of one process: its position in `generation.server_urls`, its address, and whether this process is the
-    leader of those that share it."""
+    leader of those that share it. With more servers than processes it stands for all of them."""
 
     index: int
     url: str
@@ -64,23 +68,21 @@ class AssignedServer:
 
 def assign_server(generation: GenerationConfig, rank: int, processes: int) -> AssignedServer:
     """Assign a server to the process of this rank. Ranks are split into contiguous blocks, one per server. accelerate
-    numbers the processes of a machine in a row, so with one server per machine they share it.
+    numbers the processes of a machine in a row, so with one server per machine they share it. If there are more servers
+    than processes, each process uses all of them.
 
     Raises:
-        ConfigError: if there are more servers than processes, or a token is missing.
+        ConfigError: if a token is missing.
     """
     urls: Sequence[str] = generation.server_urls or [server_url(generation)]
-    if len(urls) > processes:
-        raise ConfigError(
-            f"generation.server_urls names {len(urls)} servers, but the training has {processes} processes: each "
-            "server plays for at least one. Name fewer servers, or start more processes."
-        )
-    places = [each * len(urls) // processes for each in range(processes)]
+    uses_all = len(urls) > processes
+    places = [0 if uses_all else each * len(urls) // processes for each in range(processes)]
     index = places[rank]
     if generation.server_urls is None:
         token_for(generation.server_host)
     else:
-        token_for(urlsplit(urls[index]).hostname or "", "generation.server_urls")
+        for url in urls if uses_all else [urls[index]]:
+            token_for(urlsplit(url).hostname or "", "generation.server_urls")
     return AssignedServer(index, urls[index].rstrip("/"), is_leader=places.index(index) == rank)
 
 
@@ -99,7 +101,9 @@ class SharedGpus:
         ClassroomError: each method, on every rank, if the server failed to sleep or wake.
     """
 
-    def __init__(self, client: ClassroomClient, server: AssignedServer, shared: bool, run_folder: Path):
+    def __init__(
+        self, client: ClassroomClient | BalancedServers, server: AssignedServer, shared: bool, run_folder: Path
+    ):
         self._client = client
         self._server = server
         self._shared = shared
@@ -108,18 +112,29 @@ class SharedGpus:
 
     @classmethod
     def with_server(
-        cls, client: ClassroomClient, server: AssignedServer, colocate: bool | None, run_folder: Path
+        cls,
+        client: ClassroomClient | BalancedServers,
+        server: AssignedServer,
+        colocate: bool | None,
+        run_folder: Path,
     ) -> "SharedGpus":
         """Set `shared` from `generation.colocate`; if that is null, from whether any server uses one of this trainer's
         GPUs.
 
         Raises:
-            ConfigError: if GPUs are to be shared and the server's engines cannot sleep.
+            ConfigError: if GPUs are to be shared and the server's engines cannot sleep, or there are more servers than
+                processes.
         """
         state = PartialState()
         own = gather_object([gpu_id(state.device)])
         found = server.once_per_server(state, lambda: engines_have_to_sleep(colocate, client.health(), own))
         shared = any(gather_object([found]))
+        if shared and isinstance(client, BalancedServers):
+            raise ConfigError(
+                "generation.server_urls names more servers than the training has processes, and one of them uses a GPU "
+                "of the trainer's, or generation.colocate is true: only a server of its own takes turns with a process"
+                ". Give the servers GPUs of their own and set generation.colocate=false, or start more processes."
+            )
         if shared and state.is_main_process:
             logger.info("server and trainer take turns on the GPUs (generation.colocate)")
         return cls(client, server, shared, run_folder)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ from classroom_rl.results.hub import check_push
 from classroom_rl.results.step_time import record_placement
 from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.server.agreement import conversation_keys
+from classroom_rl.server.agreement import conversation_keys, refuse_other_weights
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import Health
 from classroom_rl.system.run_lock import claim
+from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers, run_id_of
 from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.contents import Contents
@@ -44,7 +45,8 @@ class TrainingSession:
         run_folder: the folder that trainer and server share.
         run_id: identifies this run's policies; it stays the same after a resume.
         problems: the training problems.
-        client, server: the client of the server that plays this process's episodes, and that server's assignment.
+        client, server: the client of the server that plays this process's episodes, and that server's assignment. With
+            more servers than processes, all servers together.
         gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
         checkpoint: the checkpoint to resume from; None for a new training.
         contents: fingerprints of the problems, and of the files that the configuration names, as the training begins.
@@ -54,7 +56,7 @@ class TrainingSession:
     run_folder: Path
     run_id: str
     problems: list[Problem]
-    client: ClassroomClient
+    client: ClassroomClient | BalancedServers
     server: AssignedServer
     gpus: SharedGpus
     checkpoint: str | None
@@ -79,7 +81,7 @@ def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
 
 
 def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> TrainingSession:
-    on_every_process(state, lambda: check_machines(config, machines_of(os.environ)))
+    on_every_process(state, lambda: check_machines(config, machines_of(os.environ), state.num_processes))
     on_main_process(state, lambda: check_push(config.huggingface))
     on_main_process(state, lambda: _log_config_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
@@ -89,7 +91,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     on_main_process(state, lambda: check_problems(run_folder, problems))
     contents = on_main_process(state, lambda: contents_at_start(config, problems))
     server = on_every_process(state, lambda: assign_server(config.generation, state.process_index, state.num_processes))
-    client = on_every_process(state, lambda: connect(config, server))
+    client = on_every_process(state, lambda: _connect(config, server, state, run_folder))
     checkpoint = on_every_process(state, lambda: _checkpoint(config, run_folder))
     gpus = SharedGpus.with_server(client, server, config.generation.colocate, run_folder)
     if config.train.max_staleness > 0:
@@ -109,8 +111,23 @@ def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     return last
 
 
-def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
-    """Connect to this process's server.
+def _connect(
+    config: TrainRLConfig, server: AssignedServer, state: PartialState, run_folder: Path
+) -> ClassroomClient | BalancedServers:
+    urls = config.generation.server_urls or []
+    if len(urls) <= state.num_processes:
+        return connect(config, server)
+    clients = [
+        connect(config, AssignedServer(index, url, is_leader=False), has_others=True) for index, url in enumerate(urls)
+    ]
+    return BalancedServers(clients, config, state, run_folder)
+
+
+def connect(config: TrainRLConfig, server: AssignedServer, has_others: bool = False) -> ClassroomClient:
+    """Connect to a server of this process.
+
+    Args:
+        has_others: whether the training goes on without this server if it is lost later.
 
     Raises:
         DeadlineExceeded: if it does not answer.
@@ -125,6 +142,7 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
         generation.server_start_timeout_s,
         Path(config.logging.save_dir) / (f"server.{server.index}.log" if server.index else "server.log"),
         environment_of(config).Record,
+        has_others,
     )
     health = client.wait_until_up(generation.server_start_timeout_s)
     _refuse_server_of_another_run(health, client.url, run_folder)
@@ -137,15 +155,6 @@ def connect(config: TrainRLConfig, server: AssignedServer) -> ClassroomClient:
         refuse_other_weights(health.reward_weights, reward_weights(config))
     client.expect(conversation_keys(config))
     return client
-
-
-def refuse_other_weights(theirs: Mapping[str, float], ours: Mapping[str, float]) -> None:
-    """Raise a `ConfigError` if a server sums up rewards by other weights than its trainer's."""
-    if theirs != ours:
-        raise ConfigError(
-            f"The server sums up rewards by {theirs}, but this trainer is configured for {ours}. Start both with the "
-            "same train.reward_weights and judge rules."
-        )
 
 
 def _refuse_server_of_another_run(health: Health, url: str, run_folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Publishes the trainer's weights: writes them once, to disk or into shared memory, marks the folder as complete, and
-has each server load them in place; or sends them from the trainer's memory into the servers' engines."""
+has each server load them in place; or sends them from the trainer's memory into the servers' engines. With more servers
+than processes, a server that is lost misses a version, and gets the next one once it is back."""
 
 import logging
 import shutil
@@ -24,6 +25,7 @@ from classroom_rl.models.policy_folder import (
 )
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.weight_transfer import TensorInfo
+from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import on_main_process
 from classroom_rl.trainer.servers import clients_of_all_servers
 from classroom_rl.trainer.session import TrainingSession
@@ -55,6 +57,8 @@ class WeightPublisher:
     Attributes:
         sends: whether they are sent from memory to memory. A server that restarts has no weights then until they are
             published again.
+        can_repeat: whether a version that a server lacks is published again: if it is sent, and with more servers than
+            processes, where one may have been away when it was published.
     """
 
     def __init__(self, session: TrainingSession):
@@ -66,6 +70,7 @@ class WeightPublisher:
         self._keep = train.keep_published_policies
         self._in_memory, self._disk_every = train.publish_through == MEMORY, train.publish_to_disk_every
         self.sends = train.publish_through == NCCL
+        self.can_repeat = self.sends or isinstance(session.client, BalancedServers)
         self._on_disk = 0
         self._kept = KeptFiles()
         self._sender: WeightSender | None = None
@@ -111,10 +116,16 @@ class WeightPublisher:
         give_up_at = time.monotonic() + limit_s
         sent = False
         while not sent:
-            on_main_process(accelerator, lambda: self._sender.wait_for_servers(limit_s))
+            on_main_process(accelerator, lambda: self._wait_for_servers(self._sender, limit_s))
             pieces = gathered_weights(model, accelerator.is_main_process, accelerator.device)
             try_to_send = partial(self._try_to_send, policy, tensors, pieces, give_up_at)
             sent = use_together(trainer, pieces, try_to_send)
+
+    def _wait_for_servers(self, sender: WeightSender, timeout_s: float) -> None:
+        if isinstance(self._client, BalancedServers):
+            sender.send_to(self._client.reachable(timeout_s))
+        else:
+            sender.wait_for_servers(timeout_s)
 
     def _try_to_send(
         self, policy: PolicyVersion, tensors: Sequence[TensorInfo], pieces: Iterator[Weights], give_up_at: float

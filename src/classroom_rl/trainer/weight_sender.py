@@ -8,13 +8,11 @@ and starts again, and the next attempt forms a new group.
 """
 
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from queue import Empty, Full, Queue
-from typing import TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -28,12 +26,13 @@ from classroom_rl.models.weight_transfer import TensorInfo, TransferGroup
 from classroom_rl.rollout.environment import POLICY_ROLE
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.schemas import ReceiveWeightsRequest
+from classroom_rl.trainer.collective import in_thread
 from classroom_rl.trainer.sharded_save import Weights
 
 BUFFER_BYTES = 2**25
 _SECONDS_BETWEEN_CHECKS = 0.1
+_THREAD = "sending weights"
 _GIVEN_UP = torch.empty(0, device="meta")
-Result = TypeVar("Result")
 
 
 class WeightSender:
@@ -54,7 +53,7 @@ class WeightSender:
         timeout_s: float,
         buffer_bytes: int = BUFFER_BYTES,
     ):
-        self._clients, self._device, self._timeout_s = clients, device, timeout_s
+        self._clients, self._device, self._timeout_s = list(clients), device, timeout_s
         self._buffer_bytes = buffer_bytes
         self._infos: list[TransferGroup] = []  # the group, as each server joins it
         self._join: Callable[[], Group] | None = None
@@ -69,6 +68,12 @@ class WeightSender:
         for client in self._clients:
             client.wait_until_up(timeout_s)
 
+    def send_to(self, clients: Sequence[ClassroomClient]) -> None:
+        """Send to these servers from now on: others are lost, or have come back."""
+        if list(clients) != self._clients:
+            self._leave_group()
+            self._clients = list(clients)
+
     def send(self, policy: PolicyVersion, tensors: Sequence[TensorInfo], pieces: Iterable[Weights]) -> None:
         """Send a version, and return when all servers have loaded it.
 
@@ -81,9 +86,9 @@ class WeightSender:
         """
         self._prepare_group()
         buffers: Queue[torch.Tensor | None] = Queue(1)
-        sent = _in_thread(partial(self._broadcast, self._group, self._join, buffers, tensors))
+        sent = in_thread(partial(self._broadcast, self._group, self._join, buffers, tensors), _THREAD)
         calls = [
-            _in_thread(partial(client.receive_weights, _request(policy, info, tensors)))
+            in_thread(partial(client.receive_weights, _request(policy, info, tensors)), _THREAD)
             for client, info in zip(self._clients, self._infos, strict=True)
         ]
         try:
@@ -100,7 +105,7 @@ class WeightSender:
                 buffers.put_nowait(_GIVEN_UP)
             for client, call in zip(self._clients, calls, strict=True):
                 if not call.done():
-                    _in_thread(client.stop_receiving)
+                    in_thread(client.stop_receiving, _THREAD)
             raise
         if any(call.result().weights != sent.result() for call in calls):
             raise PolicyMismatch(f"A server answers that it received other weights than were sent as policy {policy}.")
@@ -128,7 +133,7 @@ class WeightSender:
     def _leave_group(self) -> None:
         """Close the connections of the group, so that others who wait in it notice. If it is only being formed, that is
         done as soon as it is. In a thread: closing may wait for a broadcast."""
-        self._group.add_done_callback(lambda group: group.exception() or _in_thread(group.result().destroy))
+        self._group.add_done_callback(lambda group: group.exception() or in_thread(group.result().destroy, _THREAD))
         self._infos, self._join, self._group = [], None, Future()
 
     def _broadcast(
@@ -177,20 +182,6 @@ def _own_address(urls: Sequence[str]) -> str:
 def _stream_of_its_own(device: torch.device) -> AbstractContextManager:
     """On a GPU, a context with a stream of its own: if a broadcast hangs, the main thread's work does not."""
     return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-
-
-def _in_thread(action: Callable[[], Result]) -> "Future[Result]":
-    """Run an action in a thread that does not keep the program from ending."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:  # raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="sending weights", daemon=True).start()
-    return future
 
 
 def _put(buffers: "Queue[torch.Tensor | None]", buffer: torch.Tensor | None, threads: Sequence[Future]) -> None:

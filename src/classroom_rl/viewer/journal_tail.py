@@ -60,13 +60,17 @@ class JournalTails:
         self._tails: dict[Path, JournalTail] = {}
 
     def conversations(self, since: float, written: Collection[str]) -> list[tuple["JournalTail", JournalConversation]]:
-        """Return `JournalTail.conversations` of all journals, each conversation with its journal."""
+        """Return `JournalTail.conversations` of all journals, each conversation with its journal: the one in which it
+        began last, if it was moved from a lost server to another."""
         for path in (self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))):
             if path not in self._tails and path.is_file():
                 self._tails[path] = JournalTail(path)
-        return [
-            (tail, conversation) for tail in self._tails.values() for conversation in tail.conversations(since, written)
-        ]
+        found: dict[str, tuple[JournalTail, JournalConversation]] = {}
+        for tail in self._tails.values():
+            for conversation in tail.conversations(since, written):
+                if conversation.id not in found or found[conversation.id][1].began < conversation.began:
+                    found[conversation.id] = tail, conversation
+        return list(found.values())
 
     @property
     def policy(self) -> str | None:

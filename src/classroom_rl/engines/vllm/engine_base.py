@@ -183,8 +183,8 @@ class EngineProcess:
         self._pids = pids
         self._gpus = gpus
         self._deadlines = TurnDeadlines(generation.turn_timeout_s)
-        copies = model.vllm.data_parallel_size or 1
-        self._gate = WeightsGate(generation.sample_timeout_s, copies * model.vllm.max_num_seqs)
+        self._places = (model.vllm.data_parallel_size or 1) * model.vllm.max_num_seqs
+        self._gate = WeightsGate(generation.sample_timeout_s, self._places)
         self._failure: EngineFailure | None = None
         self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = copy(engine.get_tokenizer())  # vLLM gives two engines of one model the same one
@@ -261,6 +261,7 @@ class EngineProcess:
             gpus=self._gpus,
             can_sleep=self._sleep_control.can_sleep,
             asleep=self._sleep_control.asleep,
+            places=self._places,
         )
 
     def metrics(self) -> list["Metric"]:

@@ -1,0 +1,417 @@
+"""Plays one process's episodes on all servers of a run, where there are more servers than processes.
+
+A request is divided into groups: all its episodes on one problem. Each group is a request of its own, to one server:
+
+    queue length    a server's running conversations (`GET /health`), and what this process has sent it since then
+    choice          the shortest queue, among servers that have the policy; equal ones in turn, from another for each
+                    process. A server with twice as many conversations as its engine samples at a time (each is with one
+                    engine at a time) gets no more: what waits here goes to the server that has room first
+    on record       `placements.*.jsonl` in the run folder, before the group is sent: a restarted trainer asks the same
+                    server, which has what was played in its journal
+    lost server     one that has not answered for `generation.server_start_timeout_s`: its groups go to the others, and
+                    are played there from their beginning. It gets work again once new weights have been published to it
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+from accelerate import PartialState
+
+from classroom_rl.config.checks import reward_weights
+from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import PHASED
+from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
+from classroom_rl.errors import DeadlineExceeded, EngineFailure, PolicyMismatch, ServerLost
+from classroom_rl.models.policy_version import PolicyVersion
+from classroom_rl.results.run_folder import read_lines
+from classroom_rl.rollout.engine import Usage
+from classroom_rl.rollout.environment import POLICY_ROLE
+from classroom_rl.rollout.requests import SampleRequest, SampleResponse
+from classroom_rl.rollout.store.journal import request_of
+from classroom_rl.server.agreement import refuse_other_weights
+from classroom_rl.server.client import ClassroomClient
+from classroom_rl.server.schemas import Health
+from classroom_rl.system.storage import storage_errors
+from classroom_rl.trainer.collective import in_thread
+
+logger = logging.getLogger(__name__)
+
+_CONVERSATIONS_PER_PLACE = 2
+_SECONDS_BETWEEN_LOOKS = 1.0
+_MOST_MOVES = 8
+
+
+@dataclass(eq=False)
+class _Group:
+    """A part of a request, which one server plays.
+
+    Attributes:
+        request: asks for this part only.
+        positions: the places of its episodes in the whole request.
+        server: the place of its server in `generation.server_urls`; None: it was not sent yet.
+        moves: how often another server was lost that was to play it, or had new weights by then.
+        played, answer: as in `BatchInFlight`.
+        ended: when the answer came, by the monotonic clock.
+    """
+
+    request: SampleRequest
+    positions: list[int]
+    server: int | None = None
+    moves: int = 0
+    played: "Future[None]" = field(default_factory=Future)
+    answer: "Future[SampleResponse]" = field(default_factory=Future)
+    ended: float = 0.0
+
+    def fail(self, error: BaseException) -> None:
+        for missing in (each for each in (self.played, self.answer) if not each.done()):
+            missing.set_exception(error)
+
+
+class BalancedServers:
+    """Takes the place of a process's `ClassroomClient`.
+
+    Args:
+        clients: of all servers, in the order of `generation.server_urls`; each knows that it has others.
+        config: the training's.
+        state: this process among the training's.
+        run_folder: where the placements are kept.
+    """
+
+    def __init__(
+        self, clients: Sequence[ClassroomClient], config: TrainRLConfig, state: PartialState, run_folder: Path
+    ):
+        rank, processes = state.process_index, state.num_processes
+        self._reward_weights = reward_weights(config)
+        self._clients, self._timeout_s = clients, config.generation.sample_timeout_s
+        self._fills_up = config.generation.schedule != PHASED  # what comes late would wait for the next phase
+        self._first = rank * len(clients) // processes
+        self._path = run_folder / f"placements.rank{rank}of{processes}.jsonl"
+        self._server_of: dict[str, int] = {
+            line["request"]: line["server"] for line in read_lines(self._path) if line["server"] < len(clients)
+        }
+        self._batches: dict[str, list[_Group]] = {}
+        self._in_flight: list[_Group] = []
+        self._changed = Condition()
+        self._seen: dict[int, Health] = {}
+        self._seen_at = float("-inf")
+        self._played: Counter[int] = Counter()
+        self._moved = 0
+
+    def health(self) -> Health:
+        """The first server's health, with the engines of all of them.
+
+        Raises:
+            DeadlineExceeded: if one does not answer.
+        """
+        found = [client.health() for client in self._clients]
+        roles = {f"{role} of server {place}": it for place, each in enumerate(found) for role, it in each.roles.items()}
+        return found[0].model_copy(update={"roles": roles})
+
+    def take_figures(self) -> dict[str, float]:
+        """Metrics of what ended since the last call: the groups that were moved from a lost server, and the largest
+        share of this process's conversations that one server played."""
+        with self._changed:
+            played, self._played = self._played, Counter()
+            moved, self._moved = self._moved, 0
+        share = max(played.values()) / played.total() if played else 0.0
+        return {"servers/moved_groups": float(moved), "servers/largest_share": share}
+
+    # Playing ---------------------------------------------------------------------------------------------------------
+
+    def play(self, body: SampleRequest) -> None:
+        """As `ClassroomClient.play`, on all servers. A later `sample` of the request gets its answers."""
+        groups = self._start(body, ahead=True)
+        _results([group.played for group in groups])
+        self._batches[body.request_id] = groups
+
+    def sample(self, body: SampleRequest) -> SampleResponse:
+        """As `ClassroomClient.sample`, on all servers.
+
+        Raises:
+            PolicyMismatch: if no server has the policy, or one answers with another.
+            ServerLost: if all servers are lost.
+            ClassroomError: the first error of a server. What is in play goes on there; it is in the journal.
+        """
+        groups = self._batches.pop(body.request_id, None) or self._start(body, ahead=False)
+        return _together(body, groups, _results([group.answer for group in groups]))
+
+    def _start(self, body: SampleRequest, ahead: bool) -> list[_Group]:
+        positions: dict[tuple[str, str], list[int]] = {}
+        for place, problem in enumerate(zip(body.problems, body.answers, strict=True)):
+            positions.setdefault(problem, []).append(place)
+        groups = [_part(body, number, places) for number, places in enumerate(positions.values())]
+        in_thread(partial(self._send, groups, ahead), "sending groups")
+        return groups
+
+    def _send(self, groups: Sequence[_Group], ahead: bool) -> None:
+        for number, group in enumerate(groups):
+            try:
+                server = self._server_of.get(group.request.request_id)
+                if server is None:
+                    self._place(group)
+                else:
+                    with self._changed:
+                        self._assign(group, server)
+            except BaseException as error:  # raised where the groups are waited for
+                for unsent in groups[number:]:
+                    unsent.fail(error)
+                return
+            if any(each.answer.done() and each.answer.exception() for each in groups[:number]):
+                return  # the batch has failed already
+            in_thread(partial(self._run, group, ahead), "playing a group")
+
+    def _run(self, group: _Group, ahead: bool) -> None:
+        try:
+            while (answer := self._ask(group, ahead)) is None:
+                self._place(group)
+        except BaseException as error:  # raised where the group is waited for
+            self._leave(group)
+            group.fail(error)
+            return
+        self._leave(group)
+        with self._changed:
+            self._played[group.server] += len(answer.conversations)
+        group.ended = time.monotonic()
+        group.answer.set_result(answer)
+
+    def _ask(self, group: _Group, ahead: bool) -> SampleResponse | None:
+        """Have a group played by its server. Returns None if it is to be played by another one."""
+        client, request = self._clients[group.server], group.request
+        try:
+            if ahead:
+                client.play(request)
+                if not group.played.done():
+                    group.played.set_result(None)
+                request = request.model_copy(update={"judge_again": False})  # `play` has done that
+            answer = client.sample(request)
+        except ServerLost as error:
+            logger.warning("request %s goes to another server: %s", request.request_id, error)
+        except PolicyMismatch:
+            if not 0 < group.moves < _MOST_MOVES:  # what was moved late may meet the next weights
+                raise
+        else:
+            if answer.policy != request.wanted_policy or len(answer.conversations) != len(request.problems):
+                raise PolicyMismatch(
+                    f"{client.url} answers {request.request_id} with {len(answer.conversations)} conversations of "
+                    f"{answer.policy}, not with {len(request.problems)} of {request.wanted_policy}."
+                )
+            refuse_other_weights(answer.reward_weights, self._reward_weights)
+            return answer
+        self._leave(group)
+        with self._changed:
+            self._moved += group.moves == 0
+            group.moves, self._seen_at = group.moves + 1, float("-inf")
+        return None
+
+    # Choosing a server -----------------------------------------------------------------------------------------------
+
+    def _place(self, group: _Group) -> None:
+        """Choose a group's server, as soon as one has room.
+
+        Raises:
+            ServerLost: if all servers are lost.
+            PolicyMismatch: if all others answer, and none has the policy.
+            DeadlineExceeded: if none has room in the time that a batch may take.
+        """
+        give_up_at = time.monotonic() + self._timeout_s
+        with self._changed:
+            while time.monotonic() < give_up_at:
+                if time.monotonic() - self._seen_at > _SECONDS_BETWEEN_LOOKS:
+                    self._look()
+                count = len(self._clients)
+                usable = sorted(self._with_policy(group), key=lambda place: (place - self._first) % count)
+                if usable:
+                    best = min(usable, key=self._queue_length)
+                    if self._has_room(best, len(group.positions)):
+                        self._assign(group, best)
+                        return
+                self._changed.wait(_SECONDS_BETWEEN_LOOKS)
+                self._seen_at = float("-inf")
+        raise DeadlineExceeded(
+            f"No server had room for the conversations of {group.request.request_id} within {self._timeout_s:g} s "
+            "(generation.sample_timeout_s)."
+        )
+
+    def _look(self) -> None:
+        """Ask all servers for their queues, save those that are lost."""
+        here = [place for place, client in enumerate(self._clients) if not client.is_lost]
+        if not here:
+            raise ServerLost(f"None of the {len(self._clients)} servers of generation.server_urls answers any more.")
+        self._seen = {}
+        for place, asked in [(place, in_thread(self._clients[place].health, "health")) for place in here]:
+            with suppress(DeadlineExceeded, EngineFailure):
+                self._seen[place] = asked.result()
+        self._seen_at = time.monotonic()
+
+    def _with_policy(self, group: _Group) -> list[int]:
+        """The servers that can play a group: those with its policy. If it has been moved after newer weights were
+        loaded, it is asked for with these."""
+        wanted = group.request.wanted_policy
+        places = [place for place, health in self._seen.items() if wanted in (None, health.policy)]
+        if places or not self._seen:
+            return places
+        versions = [each.policy.version for each in self._seen.values() if each.policy.run_id == wanted.run_id]
+        newest = max(versions, default=-1)
+        if group.moves and newest > wanted.version:
+            group.request = group.request.model_copy(update={"policy_version": newest})
+            return [place for place, each in self._seen.items() if each.policy == PolicyVersion(wanted.run_id, newest)]
+        if all(client.is_lost or place in self._seen for place, client in enumerate(self._clients)):
+            raise PolicyMismatch(f"No server that answers has the policy {wanted}.")
+        return []
+
+    def _queue_length(self, place: int) -> int:
+        """A server's conversations: those that it says, and those that it was sent and does not know of yet."""
+        health = self._seen[place]
+        new = (each for each in self._in_flight if each.server == place)
+        unknown = (each for each in new if each.request.request_id not in health.running_requests)
+        return health.running_conversations + sum(len(each.positions) for each in unknown)
+
+    def _has_room(self, place: int, conversations: int) -> bool:
+        engine, queue = self._seen[place].roles.get(POLICY_ROLE), self._queue_length(place)
+        if engine is None or engine.places is None or queue == 0 or not self._fills_up:
+            return True
+        return queue + conversations <= _CONVERSATIONS_PER_PLACE * engine.places
+
+    def _assign(self, group: _Group, server: int) -> None:
+        """Put a group's server on record; `_changed` must be held."""
+        request = group.request.request_id
+        if self._server_of.get(request) != server:
+            with storage_errors(self._path), self._path.open("a", encoding="utf-8") as file:
+                # A line break first: a kill may have left a part of a line.
+                file.write("\n" + json.dumps({"request": request, "server": server}))
+        group.server = self._server_of[request] = server
+        self._in_flight.append(group)
+
+    def _leave(self, group: _Group) -> None:
+        with self._changed:
+            if group in self._in_flight:
+                self._in_flight.remove(group)
+            self._changed.notify_all()
+
+    # Everything else -------------------------------------------------------------------------------------------------
+
+    def load_weights(self, policy: PolicyVersion, folder: Path) -> None:
+        """Have all servers load published weights. A lost server is asked once, and left out if it does not answer.
+
+        Raises:
+            ServerLost: if all are lost.
+            ClassroomError: the error of another server, as `ClassroomClient.load_weights`.
+        """
+        calls = [in_thread(partial(each.load_weights, policy, folder), "loading weights") for each in self._clients]
+        wait(calls)
+        self._leave_out([call.exception() for call in calls], ServerLost)
+        self._seen_at = float("-inf")
+
+    def reachable(self, timeout_s: float) -> list[ClassroomClient]:
+        """The servers that answer; those that are not lost get `timeout_s` seconds.
+
+        Raises:
+            DeadlineExceeded: if none does.
+        """
+        calls = [
+            in_thread(partial(each.wait_until_up, 0.0 if each.is_lost else timeout_s), "health")
+            for each in self._clients
+        ]
+        wait(calls)
+        errors = [call.exception() for call in calls]
+        self._leave_out(errors, DeadlineExceeded)
+        return [client for client, error in zip(self._clients, errors, strict=True) if error is None]
+
+    def _leave_out(self, errors: Sequence[BaseException | None], of_a_lost_one: type[Exception]) -> None:
+        """Warn of servers that are lost. Raises if all are, and any other error."""
+        for error in filter(None, errors):
+            if all(errors) or not isinstance(error, of_a_lost_one):
+                raise error
+            logger.warning("a server gets no work until the next weights are published: %s", error)
+
+    def check_judge(self, body: JudgeCheckRequest, timeout_s: float) -> JudgeCheckResponse:
+        """As `ClassroomClient.check_judge`: each server checks the conversations that it played; one scores the
+        canaries. Those of a lost server are left out.
+
+        Raises:
+            ServerLost: if all are.
+        """
+        parts: dict[int, list[str]] = {}
+        for conversation in body.conversations:
+            parts.setdefault(self._server_of[request_of(conversation)], []).append(conversation)
+        asked = []
+        for place, conversations in sorted(parts.items()):
+            if self._clients[place].is_lost:
+                continue
+            changes = {"request_id": f"{body.request_id}-server{place}", "conversations": conversations}
+            part = body.model_copy(update={**changes, "canaries": body.canaries and not asked})
+            asked.append(in_thread(partial(self._clients[place].check_judge, part, timeout_s), "checking the judge"))
+        if not asked:
+            raise ServerLost("All servers that played these conversations are lost.")
+        answers = _results(asked)
+        held_out = [each.held_out for each in answers if each.held_out is not None]
+        return JudgeCheckResponse(
+            request_id=body.request_id,
+            second_opinions=[opinion for each in answers for opinion in each.second_opinions],
+            canaries=[canary for each in answers for canary in each.canaries],
+            held_out=_sum(held_out) if held_out else None,
+        )
+
+
+def _part(body: SampleRequest, number: int, positions: list[int]) -> _Group:
+    """The group of the episodes at these places of a request."""
+    per_episode = {
+        name: [values[place] for place in positions]
+        for name in ("problems", "answers", "meta", "post_test_material")
+        if (values := getattr(body, name)) is not None
+    }
+    return _Group(
+        body.model_copy(update=per_episode | {"request_id": f"{body.request_id}-group{number:03d}"}), positions
+    )
+
+
+def _results(futures: Sequence["Future[Any]"]) -> list[Any]:
+    """The results of all; raises the first error as soon as there is one."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    for failure in filter(None, (each.exception() for each in done)):
+        raise failure
+    return [each.result() for each in futures]
+
+
+def _together(body: SampleRequest, groups: Sequence[_Group], answers: Sequence[SampleResponse]) -> SampleResponse:
+    """The answer to a request from those to its groups."""
+    conversations = {
+        place: conversation
+        for group, answer in zip(groups, answers, strict=True)
+        for place, conversation in zip(group.positions, answer.conversations, strict=True)
+    }
+    ended = max(group.ended for group in groups)
+    last_message = max(group.ended - answer.seconds_after_policy for group, answer in zip(groups, answers, strict=True))
+    changes: Mapping[str, Any] = {
+        "request_id": body.request_id,
+        "policy": body.wanted_policy or answers[0].policy,
+        "conversations": [conversations[place] for place in range(len(body.problems))],
+        "usage": {role: _sum([each.usage[role] for each in answers if role in each.usage]) for role in _roles(answers)},
+        "seconds_after_policy": ended - last_message,
+    }
+    return answers[0].model_copy(update=changes)
+
+
+def _roles(answers: Sequence[SampleResponse]) -> list[str]:
+    return list(dict.fromkeys(role for each in answers for role in each.usage))
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    """The usage of several requests. The run's spending is that of the server that spent most, as in the metrics."""
+    names = [item.name for item in fields(Usage) if item.name not in ("failures", "run_cost_usd")]
+    failures = sum((Counter(each.failures) for each in usages), Counter())
+    return Usage(
+        **{name: sum(getattr(each, name) for each in usages) for name in names},
+        failures=dict(failures),
+        run_cost_usd=max(each.run_cost_usd for each in usages),
+    )
