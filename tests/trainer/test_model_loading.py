@@ -11,7 +11,7 @@ from classroom_rl.trainer import arguments, loop, model_loading
 from classroom_rl.trainer.arguments import training_arguments
 from classroom_rl.trainer.model_loading import load_policy
 from tests.support.configs import training
-from tests.support.offline_trainer import offline_trainer
+from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 
 @pytest.mark.parametrize(("wanted", "loaded"), [("eager", "eager"), ("sdpa", "sdpa"), ("null", "sdpa")])
@@ -63,7 +63,7 @@ def test_liger_replaces_layers_of_policy_and_reference_but_not_the_head(
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_the_forward_pass_stores_is_moved_and_the_gradients_stay(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TRL's context itself needs a GPU; torch's stands in for it."""
     moved = []
@@ -74,9 +74,9 @@ def test_what_the_forward_pass_stores_is_moved_and_the_gradients_stay(
 
     hooks = torch.autograd.graph.saved_tensors_hooks(move, lambda stored: stored)
     monkeypatch.setattr(loop, "get_act_offloading_ctx_manager", lambda model: hooks)
-    gradients = []
+    model, gradients = save_tiny_model(tmp_path / "model", world / "blank"), []
     for value in ("false", "true"):
-        trainer = offline_trainer(tmp_path / value, tiny_model, [f"train.activation_offloading={value}"])
+        trainer = offline_trainer(tmp_path / value, model, [f"train.activation_offloading={value}"])
         trainer.create_optimizer()
         trainer.training_step(trainer.model, {})
         gradients.append(torch.cat([each.grad.flatten() for each in trainer.model.parameters()]))

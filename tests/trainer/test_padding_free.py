@@ -22,6 +22,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.trainer.batch import NO_PADDING, TRIMMED, Batch
+from classroom_rl.trainer.log_probs import OneRow
 from classroom_rl.trainer.padding_free import attend_within_sequences
 from tests.support.offline_trainer import conversation, offline_trainer
 
@@ -32,7 +33,7 @@ MODELS = {
     "llama": LlamaConfig(**SHAPE, num_key_value_heads=4, tie_word_embeddings=False),
     "smollm2": LlamaConfig(**SHAPE, num_key_value_heads=1, rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
 }
-LORA = "teacher_model.lora={enable: true, rank: 4}"
+LORA = "teacher_model.lora={enable: true, rank: 4, dropout: 0}"
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +58,22 @@ def play(index: int, problem: Problem) -> ConversationRecord:
 
 
 def passes(trainer: Any) -> tuple[list[Batch], list[float], list[torch.Tensor]]:
-    """The micro-batches of one batch, and the loss and the gradients of two passes over it; between them the weights
-    move, in the same way every time."""
-    batch, losses, gradients = trainer.batch(), [], []
-    for seed in range(2):
+    """The micro-batches of one batch, and the loss and the gradients of two passes over it; before the batch and
+    between the passes the weights move, in the same way every time."""
+    draw, losses, gradients = torch.Generator().manual_seed(0), [], []
+
+    @torch.no_grad()
+    def move() -> None:
+        for each in (own for own in trainer.model.parameters() if own.requires_grad):
+            each += 0.02 * torch.randn(each.shape, generator=draw)
+
+    move()
+    batch = trainer.batch()
+    for _ in range(2):
         loss, found = trainer.loss_and_gradients(batch)
         losses.append(loss)
         gradients.append(torch.cat([found[name].flatten() for name in sorted(found)]))
-        draw = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for each in (own for own in trainer.model.parameters() if own.requires_grad):
-                each += 0.02 * torch.randn(each.shape, generator=draw)
+        move()
     return batch, losses, gradients
 
 
@@ -92,6 +98,8 @@ def test_log_probs_values_and_gradients_are_those_of_padded_rows(
     ]
     for trainer in trainers:
         trainer.model.double()
+        if "train.gradient_checkpointing=true" in overrides:  # otherwise `Trainer.train` switches it on
+            trainer.model.gradient_checkpointing_enable()
     (padded, *expected), (free, *found) = (passes(trainer) for trainer in trainers)
     assert [trainer.padding for trainer in trainers] == [TRIMMED, NO_PADDING]
     assert found[0] == pytest.approx(expected[0], abs=1e-6)
@@ -107,6 +115,25 @@ def test_log_probs_values_and_gradients_are_those_of_padded_rows(
             if one is not None:
                 real = own.completion_mask_BT * own.wanted_BT.any(dim=1, keepdim=True)
                 assert ((one - two) * real).abs().max() < 1e-5 and (one * real).any(), name
+
+
+def test_a_row_says_where_its_sequences_begin() -> None:
+    """The second sample has nothing that is trained on."""
+    ids = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 0]])
+    attention, wanted = (ids > 0).long(), torch.tensor([[True, False], [False, False], [True, False]])
+    attention[2, 0] = 1
+    row = OneRow.of(attention, wanted)
+    found = {
+        name: each if isinstance(each, int) else each.tolist() for name, each in row.inputs(ids, attention).items()
+    }
+    assert found == {
+        **{"input_ids": [[1, 2, 3, 8, 9, 10]], "position_ids": [[0, 1, 2, 0, 1, 2]]},
+        **dict.fromkeys(["cu_seq_lens_q", "cu_seq_lens_k"], [0, 3, 6]),
+        **dict.fromkeys(["max_length_q", "max_length_k"], 3),
+    }
+    kept = ids * attention
+    kept[1] = 0
+    assert torch.equal(row.undo(row.apply(ids)), kept)
 
 
 def on_meta(config: Any, attention: str = "sdpa") -> Any:
