@@ -325,15 +325,17 @@ def kept_per_token(settings, dtype: torch.dtype) -> float:
 
 @pytest.mark.full
 @pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize(("precision", "rank"), [("bf16", 0), ("no", 0), ("bf16", 4)])
-def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, tmp_path):
+@pytest.mark.parametrize(
+    ("precision", "rank", "in_float32"), [("bf16", 0, False), ("bf16", 0, True), ("no", 0, False), ("bf16", 4, False)]
+)
+def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, in_float32, tmp_path):
     """A `rank` above 0 is the rank of an adapter."""
     small = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     model = write_config(tmp_path / "model", small | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512})
     flags = ["--config_file", "config/deepspeed/1CPU.yaml", "--num_processes", "2", "--zero_stage", str(stage)]
     flags += ["--mixed_precision", precision, "--gradient_accumulation_steps", "1"]
     output = tmp_path / "held.json"
-    program = ["tests/support/deepspeed_memory.py", model, str(output), precision, str(rank)]
+    program = ["tests/support/deepspeed_memory.py", model, str(output), precision, str(rank), str(in_float32)]
     done = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", *flags, *program],
         cwd=ROOT,
@@ -347,6 +349,7 @@ def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, tmp_path):
     size = 2 if precision == "bf16" else 4
     adapter = AdapterJob(adapter_shape("", model, LoraConfig(rank=rank)).parameters, 0, False) if rank else None
     changes = {"number_bytes": size, "state_bytes": 8, "reference": False, "adapter": adapter}
+    changes["float32_gradients"] = in_float32
     memory = trainer_memory(job(Launch(2, zero_stage=stage), read_shape(model), **changes))
     held = sizes(memory.held)
     assert json.loads(output.read_text()) == {

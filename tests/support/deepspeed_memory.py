@@ -1,7 +1,7 @@
 """Writes as JSON the memory that DeepSpeed holds for a small model. tests/memory/test_budget.py starts it
 under `accelerate launch`:
 
-… tests/support/deepspeed_memory.py MODEL_FOLDER OUTPUT_FILE PRECISION RANK_OF_AN_ADAPTER_OR_0
+… tests/support/deepspeed_memory.py MODEL_FOLDER OUTPUT_FILE PRECISION RANK_OF_AN_ADAPTER_OR_0 GRADIENTS_IN_FLOAT32
 """
 
 import json
@@ -16,12 +16,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from classroom_rl.config.models import LoraConfig
 from classroom_rl.models.lora import peft_config
 from classroom_rl.system.distributed import keep_deepspeed_from_compiling
+from classroom_rl.trainer.model_loading import accumulate_in_float32
 
 
-def main(model_folder: str, output: str, precision: str, rank: str) -> None:
+def main(model_folder: str, output: str, precision: str, rank: str, in_float32: str) -> None:
     keep_deepspeed_from_compiling()
     accelerator = Accelerator(mixed_precision=precision, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
     accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+    if in_float32 == "True":
+        accumulate_in_float32(accelerator)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder), dtype=torch.float32)
     stage_3 = accelerator.state.deepspeed_plugin.zero_stage == 3
     if rank != "0":  # as TRL does

@@ -18,6 +18,9 @@ from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.rows import POLICY, TrainingRow
 from classroom_rl.trainer import batch
 from classroom_rl.trainer.batch import (
+    KEPT,
+    NO_PADDING,
+    TRIMMED,
     Batch,
     Sample,
     micro_batches,
@@ -52,11 +55,13 @@ def row(prompt: list[int], completion: list[int], mask: list[int], **more: Any) 
     return TrainingRow(**{"conversation_id": "r", "kind": POLICY, "message": None, **kept, **nothing, **more})
 
 
-@given(rows=lengths, limit=st.integers(1, 3000), more=st.integers(0, 60))
-def test_every_row_is_in_one_micro_batch_within_the_limit(rows: list, limit: int, more: int) -> None:
+@given(rows=lengths, limit=st.integers(1, 3000), more=st.integers(0, 60), padding_free=st.booleans())
+def test_every_row_is_in_one_micro_batch_within_the_limit(
+    rows: list, limit: int, more: int, padding_free: bool
+) -> None:
     """Also where other processes have more micro-batches: then some of this one's are halved, or empty."""
-    by_tokens = micro_batches_by_tokens(*zip(*rows, strict=True), limit)
-    assert by_tokens == micro_batches_by_tokens(*zip(*rows, strict=True), limit)
+    by_tokens = micro_batches_by_tokens(*zip(*rows, strict=True), limit, padding_free)
+    assert by_tokens == micro_batches_by_tokens(*zip(*rows, strict=True), limit, padding_free)
     by_rows = micro_batches_by_rows(len(rows), more + 1)
     assert [len(each) for each in by_rows[:-1]] == [more + 1] * (len(by_rows) - 1) and 0 < len(by_rows[-1]) <= more + 1
     split = split_to(by_tokens, len(by_tokens) + more)
@@ -66,7 +71,8 @@ def test_every_row_is_in_one_micro_batch_within_the_limit(rows: list, limit: int
         assert sorted(row for pack in found for row in pack) == list(range(len(rows)))
     for pack in (*by_tokens, *split):
         if len(pack) > 1:
-            assert len(pack) * sum(max(rows[row][part] for row in pack) for part in (0, 1)) <= limit
+            padded = len(pack) * sum(max(rows[row][part] for row in pack) for part in (0, 1))
+            assert (sum(map(sum, (rows[row] for row in pack))) if padding_free else padded) <= limit
 
 
 def test_rows_of_like_length_go_together() -> None:
@@ -77,8 +83,9 @@ def test_uncut_micro_batches_are_as_wide_as_the_batch() -> None:
     """The longest row has 6 tokens, so two rows fill 12."""
     rows = [row([1], [2] * length, [1] * length) for length in (1, 1, 2, 5)]
     found = Batch.of([Sample(each, [1.0] * len(each.mask)) for each in rows], 0, torch.device("cpu"))
-    assert micro_batches(found, 1, 12, trims_padding=True) == [[3, 2], [0, 1]]
-    assert micro_batches(found, 1, 12, trims_padding=False) == [[0, 1], [2, 3]]
+    assert micro_batches(found, 1, 12, TRIMMED) == [[3, 2], [0, 1]]
+    assert micro_batches(found, 1, 12, KEPT) == [[0, 1], [2, 3]]
+    assert micro_batches(found, 1, 12, NO_PADDING) == [[3, 2, 0], [1]], "6 + 3 + 2 tokens in one row"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from classroom_rl.trainer.batch import Batch
+from classroom_rl.trainer.batch import KEPT, NO_PADDING, TRIMMED, Batch, Padding
 from classroom_rl.trainer.log_probs import Cut, can_trim_padding, log_probs
 from classroom_rl.trainer.model_loading import _use_small_tiles
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
@@ -27,6 +27,11 @@ def folder(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trainer(folder: Path, tmp_path_factory: pytest.TempPathFactory):
     return offline_trainer(tmp_path_factory.mktemp("run"), folder)
+
+
+@pytest.fixture(scope="module")
+def padding_free_trainer(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    return offline_trainer(tmp_path_factory.mktemp("run"), folder, ["train.padding_free=true"])
 
 
 @st.composite
@@ -61,20 +66,23 @@ def micro_batch(ids: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor
 
 
 @settings(max_examples=40, deadline=None)
-@given(batch=micro_batches(), trims_padding=st.booleans())
+@given(batch=micro_batches(), padding=st.sampled_from([KEPT, TRIMMED, NO_PADDING]))
 def test_wanted_tokens_have_their_log_prob_and_gradient_and_all_others_nothing(
-    trainer, batch, trims_padding: bool
+    trainer, padding_free_trainer, batch, padding: Padding
 ) -> None:
     ids, attention, wanted, length = batch
-    model, weights = trainer.model, trainer.model.model.embed_tokens.weight
-    scores = log_probs(model, micro_batch(ids, attention, wanted), wanted, trainer.accelerator, trims_padding)
+    model, scored = trainer.model, (padding_free_trainer if padding == NO_PADDING else trainer).model
+    scores = log_probs(scored, micro_batch(ids, attention, wanted), wanted, trainer.accelerator, padding)
     found, entropies = scores.logps_BT, scores.entropy_BT
     plain = plain_log_probs(model, ids, attention, length)
     assert found.shape == entropies.shape == wanted.shape and scores.values is None and scores.aux_loss is None
     assert torch.allclose(found[wanted], plain[wanted], atol=1e-5)
     assert not found[~wanted].any() and not entropies[~wanted].any()
     assert (entropies[wanted] > 0).all()
-    own, other = (torch.autograd.grad(each, weights)[0] for each in (found.sum(), (plain * wanted).sum()))
+    own, other = (
+        torch.autograd.grad(each, of.model.embed_tokens.weight)[0]
+        for each, of in ((found.sum(), scored), ((plain * wanted).sum(), model))
+    )
     assert torch.allclose(own, other, atol=1e-4)
 
 
@@ -86,7 +94,8 @@ def test_a_cut_leaves_nothing_but_padding_and_rows_without_wanted_tokens(batch) 
     left = cut.apply(attention)
     assert left[:, 0].any() and (left[:, -1].any() or left.size(1) == attention.size(1) - wanted.size(1) - cut.left + 1)
     assert set(cut.rows.tolist()) >= set(wanted.any(dim=1).nonzero().flatten().tolist())
-    assert torch.equal(cut.undo_right(cut.apply_right(wanted).long()).bool(), wanted)
+    completion = torch.nn.functional.pad(wanted, (attention.size(1) - wanted.size(1), 0)).long()
+    assert torch.equal(cut.undo(cut.apply(completion)), completion)
     uncut = Cut.of(attention, wanted, columns=False)
     assert torch.equal(uncut.apply(attention), attention[cut.rows])
 

@@ -226,6 +226,21 @@ class TrainConfig:
     attn_implementation: Text | None = None
     """How attention is computed, by transformers' name, such as `sdpa`, `eager` or `flash_attention_2`; null: as
     transformers chooses."""
+    padding_free: Flag = False
+    """By TRL's name: the rows of a micro-batch stand in one row without padding, and each attends to itself alone. The
+    result is the same; uneven rows take less time and memory. Needs `sdpa` or flash attention, and layers that attend
+    to all that came before (with flash attention also sliding windows)."""
+    use_liger_kernel: Flag = False
+    """By transformers' name: norms, rotary positions and MLPs are computed by Liger's fused kernels, which store less
+    for the backward pass. Needs a GPU and the package liger-kernel. Its cross-entropy is not used: the head already
+    gives log-probs in tiles."""
+    activation_offloading: Flag = False
+    """By TRL's name: what the forward pass stores for the backward pass waits in the host's memory. Needs a GPU;
+    `dry_run=true` does not count what it saves."""
+    grad_accum_fp32: Flag = False
+    """Adds up the gradients of micro-batches in float32 also under DeepSpeed and FSDP2, which add them up in `dtype`
+    otherwise. DeepSpeed then takes 4 bytes per gradient; FSDP2 reduces every micro-batch's gradients, which takes time
+    and saves memory. Without both, and with float32, they always are."""
     reward_weights: dict[str, Finite] | None = None
     """The environment's rewards and their weights; in the classroom also functions of your own, as
     `package.module:function`. Null: those that the judge rules imply: a scoring rule means the

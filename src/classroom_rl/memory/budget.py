@@ -99,6 +99,7 @@ class TrainerJob:
         tokens: the number of tokens in a micro-batch.
         adapter: the adapter that is trained; None if the model's own weights are trained.
         critic: the number of parameters of PPO's critic; 0 if they are negligible.
+        float32_gradients: whether DeepSpeed adds up gradients in float32 (`train.grad_accum_fp32`).
     """
 
     shape: ModelShape
@@ -110,6 +111,7 @@ class TrainerJob:
     tokens: int
     adapter: "AdapterJob | None" = None
     critic: int = 0
+    float32_gradients: bool = False
 
     @property
     def published(self) -> int:
@@ -196,7 +198,8 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     if job.reference:
         reference = _share(shape.parameters, launch.processes) if launch.zero_stage == 3 else shape.parameters
         held.append(Part(f"reference model ({8 * size} bit)", reference * size))
-    gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * size)
+    accumulated = 4 if job.float32_gradients else size
+    gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * accumulated)
     buffers = [Part("ZeRO's gradient bucket", ZERO_BUCKET * size)]
     if launch.zero_stage == 3:
         buffers.append(Part("weights gathered for a layer", shape.head * size))

@@ -30,6 +30,7 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
         tokens=max(length, train.max_tokens_per_micro_batch or rows_of_micro_batch(config, launch.processes) * length),
         adapter=adapter,
         critic=critic_parameters(shape.hidden) if train.algorithm == PPO and train.ppo.head == MLP else 0,
+        float32_gradients=train.grad_accum_fp32,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
 from classroom_rl.config.values import BNPO, GROUP
 from classroom_rl.errors import ConfigError
 from classroom_rl.results.trackers import report_to
@@ -39,14 +39,15 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
     process group.
 
     Raises:
-        ConfigError: if the batch is not divisible by micro-batch size × processes, or if processes share groups that
-            are judged together.
+        ConfigError: if the batch is not divisible by micro-batch size × processes, if processes share groups that are
+            judged together, or if an option needs a GPU.
     """
     keep_deepspeed_from_compiling()
     let_fsdp_run_on_cpus()
     train = config.train
     batch = train.number_of_problems_per_batch * train.num_samples_per_problem
     rows = train.per_device_train_batch_size
+    _check_gpu(train)
     _check_divides(batch, rows if train.loss_type == BNPO else 1)
     if config.judge_model.mode == GROUP:
         _check_whole_groups(batch, train.num_samples_per_problem)
@@ -94,6 +95,12 @@ def collective_timeout_s(config: TrainRLConfig) -> int:
     batch_s = generation.sample_timeout_s * (2 if config.train.max_staleness > 0 else 1)
     loaded_s = generation.server_start_timeout_s + generation.load_weights_timeout_s
     return math.ceil(max(batch_s, loaded_s)) + _COMPUTING_S
+
+
+def _check_gpu(train: TrainConfig) -> None:
+    for key in ("use_liger_kernel", "activation_offloading"):
+        if getattr(train, key) and not torch.cuda.is_available():
+            raise ConfigError(f"train.{key} is true, but this process sees no GPU, which it needs: set it to false.")
 
 
 def _check_whole_groups(batch: int, group: int) -> None:

@@ -5,6 +5,7 @@ Shapes: B is the number of this process's samples, P the longest prompt and T th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +16,10 @@ from trl.trainer.utils import pad
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import BNPO
 from classroom_rl.rollout.rows import TrainingRow
+
+Padding = Literal["kept", "trimmed", "none"]
+KEPT, TRIMMED, NO_PADDING = "kept", "trimmed", "none"
+"""Micro-batches as wide as the batch, cut to their longest sample, or in one row without padding."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,9 @@ def micro_batches_by_rows(rows: int, limit: int) -> list[list[int]]:
     return [list(range(start, min(start + limit, rows))) for start in range(0, rows, limit)]
 
 
-def micro_batches_by_tokens(prompts: Sequence[int], completions: Sequence[int], limit: int) -> list[list[int]]:
+def micro_batches_by_tokens(
+    prompts: Sequence[int], completions: Sequence[int], limit: int, padding_free: bool = False
+) -> list[list[int]]:
     """Divide samples into micro-batches of at most `limit` tokens, padding included; a sample that alone is longer gets
     a micro-batch of its own. Longest samples first, each into the first micro-batch with room for it.
 
@@ -174,6 +181,7 @@ def micro_batches_by_tokens(prompts: Sequence[int], completions: Sequence[int], 
 
     Args:
         prompts, completions: the lengths of each sample's two parts, in tokens.
+        padding_free: whether the samples of a micro-batch stand in one row, without padding.
 
     Returns:
         The places of the samples of each micro-batch: every sample once, the same division for the same lengths.
@@ -183,8 +191,11 @@ def micro_batches_by_tokens(prompts: Sequence[int], completions: Sequence[int], 
     widths: list[tuple[int, int]] = []
     for row in order:
         for place, (prompt, completion) in enumerate(widths):
-            wider = max(prompt, prompts[row]), max(completion, completions[row])
-            if (len(packs[place]) + 1) * sum(wider) <= limit:
+            if padding_free:
+                height, wider = 1, (prompt + prompts[row], completion + completions[row])
+            else:
+                height, wider = len(packs[place]) + 1, (max(prompt, prompts[row]), max(completion, completions[row]))
+            if height * sum(wider) <= limit:
                 packs[place].append(row)
                 widths[place] = wider
                 break
@@ -206,21 +217,21 @@ def split_to(packs: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     return packs
 
 
-def micro_batches(batch: Batch, max_rows: int, max_tokens: int | None, trims_padding: bool) -> list[list[int]]:
+def micro_batches(batch: Batch, max_rows: int, max_tokens: int | None, padding: Padding) -> list[list[int]]:
     """The places of the samples of each micro-batch, as many on every process; all processes call this together.
 
     Args:
         max_rows: the most samples of a micro-batch.
         max_tokens: the most tokens of one, padding included, in place of a number of samples.
-        trims_padding: whether micro-batches are cut to their longest sample.
+        padding: what becomes of the padding of a micro-batch.
     """
     rows, width_P = batch.prompt_ids_BP.shape
     width_T = batch.completion_ids_BT.size(1)
     if max_tokens is None:
         packs = micro_batches_by_rows(rows, max_rows)
-    elif trims_padding:
+    elif padding != KEPT:
         lengths = (mask.sum(dim=1).tolist() for mask in (batch.prompt_mask_BP, batch.completion_mask_BT))
-        packs = micro_batches_by_tokens(*lengths, max_tokens)
+        packs = micro_batches_by_tokens(*lengths, max_tokens, padding == NO_PADDING)
     else:
         packs = micro_batches_by_tokens([width_P] * rows, [width_T] * rows, max_tokens)
     return split_to(packs, max(gather_object([len(packs)])))

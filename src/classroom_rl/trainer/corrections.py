@@ -93,7 +93,7 @@ def _train_on(loop: TrainingLoop, share: Sequence[Correction], options: Correcti
     accelerator = loop.accelerator
     own = share[accelerator.process_index :: accelerator.num_processes]
     micro = _as_batch(own, options.targets == CHANGED, loop)
-    scores = log_probs(loop.model_wrapped, micro, micro.target_BT, accelerator, loop.trims_padding)
+    scores = log_probs(loop.model_wrapped, micro, micro.target_BT, accelerator, loop.padding)
     tokens = accelerator.reduce(micro.target_BT.sum(), reduction="sum").clamp(min=1)
     summed = -torch.where(micro.target_BT, scores.logps_BT, 0.0).sum()
     loop.step_beside(summed * loop.temperature * accelerator.num_processes / tokens)
@@ -119,7 +119,7 @@ def _as_batch(corrections: Sequence[Correction], changed_only: bool, loop: Train
 def _scored(loop: TrainingLoop, own: Batch) -> torch.Tensor:
     """The log-probs of what the policy sampled."""
     with without_dropout(loop.model):
-        scores = log_probs(loop.model_wrapped, own, own.mask_BT, loop.accelerator, loop.trims_padding)
+        scores = log_probs(loop.model_wrapped, own, own.mask_BT, loop.accelerator, loop.padding)
     return scores.logps_BT[own.mask_BT]
 
 

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.functional import pad
 
-from classroom_rl.trainer.batch import Batch
+from classroom_rl.trainer.batch import KEPT, NO_PADDING, TRIMMED, Batch, Padding
 
 
 @dataclass(frozen=True)
@@ -41,33 +41,39 @@ def log_probs(
     micro: Batch,
     wanted_BT: Tensor,
     accelerator: Accelerator,
-    trims_padding: bool = True,
+    padding: Padding = TRIMMED,
     aux_loss: bool = False,
 ) -> Scores:
     """One forward pass of a model that has TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
 
     Args:
         wanted_BT: the tokens that get a log-prob. Samples without any are left out of the pass.
-        trims_padding: whether columns that are padding are left out, too (`can_trim_padding`).
+        padding: what becomes of the columns that are padding (`padding_of`).
     """
     ids = torch.cat([micro.prompt_ids_BP, micro.completion_ids_BT], dim=1)
     attention = torch.cat([micro.prompt_mask_BP, micro.completion_mask_BT], dim=1)
-    cut = Cut.of(attention, wanted_BT, trims_padding)
-    wanted_BT = cut.apply_right(wanted_BT)
-    width = wanted_BT.size(1)
-    inputs = cut.apply(ids)
-    labels = torch.full_like(inputs, -100)
-    labels[:, -width:] = inputs[:, -width:].masked_fill(~wanted_BT, -100)
+    labels = ids.masked_fill(~pad(wanted_BT, (micro.prompt_ids_BP.size(1), 0)), -100)
+    cut: Cut | OneRow
+    cut = OneRow.of(attention, wanted_BT) if padding == NO_PADDING else Cut.of(attention, wanted_BT, padding == TRIMMED)
     more = {"output_router_logits": True} if aux_loss else {}
     with accelerator.autocast():
-        output = model(input_ids=inputs, attention_mask=cut.apply(attention), labels=labels, fused_lm_head=True, **more)
-    entropy, values = output.entropy, getattr(output, "state_values", None)
+        output = model(**cut.inputs(ids, attention), labels=cut.apply(labels), fused_lm_head=True, **more)
+    entropy, values, length = output.entropy, getattr(output, "state_values", None), wanted_BT.size(1)
     return Scores(
-        cut.undo_right(output.log_probs[:, -width:]),
-        None if entropy is None else cut.undo_right(entropy[:, -width:]),
-        None if values is None else cut.undo_right(values[:, -width - 1 :]),
+        cut.undo(pad(output.log_probs, (1, 0)))[:, -length:],
+        None if entropy is None else cut.undo(pad(entropy, (1, 0)))[:, -length:],
+        None if values is None else cut.undo(values)[:, -length - 1 :],
         output.aux_loss if aux_loss else None,
     )
+
+
+def padding_of(model: Any, padding_free: bool) -> Padding:
+    """What becomes of the padding of a model's micro-batches.
+
+    Args:
+        padding_free: `train.padding_free`, with which the model was loaded.
+    """
+    return NO_PADDING if padding_free else TRIMMED if can_trim_padding(model) else KEPT
 
 
 def can_trim_padding(model: Any) -> bool:
@@ -103,7 +109,7 @@ class Cut:
     padding in all others.
 
     Attributes:
-        rows: the places of the samples that are left; at least one, because all processes have to compute together.
+        rows: the places of the samples that are left.
         count: how many there were.
         left, right: how many columns were taken away on each side.
     """
@@ -122,23 +128,74 @@ class Cut:
             columns: whether columns may be taken away.
         """
         (count, width), prompt = attention_mask.shape, attention_mask.size(1) - wanted_BT.size(1)
-        rows = wanted_BT.any(dim=1).nonzero().flatten()
-        rows = rows if len(rows) else torch.zeros(1, dtype=torch.long, device=wanted_BT.device)
+        rows = _rows_with(wanted_BT)
         if not columns:
             return cls(rows, count, 0, 0)
         used = attention_mask[rows].any(dim=0).nonzero().flatten()
         first, last = (used[0].item(), used[-1].item()) if len(used) else (0, width - 1)
         return cls(rows, count, min(first, prompt - 1), width - 1 - max(last, prompt))
 
+    def inputs(self, ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """What the model is given of the ids and the attention mask of a micro-batch."""
+        return {"input_ids": self.apply(ids), "attention_mask": self.apply(attention_mask)}
+
     def apply(self, whole: Tensor) -> Tensor:
         """What is left of a tensor over prompt and completion."""
         return whole[self.rows, self.left : whole.size(1) - self.right]
 
-    def apply_right(self, whole: Tensor) -> Tensor:
-        """What is left of a tensor over the completion alone."""
-        return whole[self.rows, : whole.size(1) - self.right]
+    def undo(self, left: Tensor) -> Tensor:
+        """A tensor over prompt and completion at its full size again, with zeros."""
+        widened = pad(left, (self.left, self.right))
+        return left.new_zeros(self.count, widened.size(1)).index_copy(0, self.rows, widened)
 
-    def undo_right(self, left: Tensor) -> Tensor:
-        """A tensor over the completion at its full size again, with zeros."""
-        whole = left.new_zeros(self.count, left.size(1) + self.right)
-        return whole.index_copy(0, self.rows, pad(left, (0, self.right)))
+
+@dataclass(frozen=True)
+class OneRow:
+    """A micro-batch without padding, in one row: its samples one after the other, without those that nothing is trained
+    on in. S is the number of their tokens.
+
+    Attributes:
+        there: the tokens of the micro-batch that are in the row, of shape (B, P + T).
+    """
+
+    there: Tensor
+
+    @classmethod
+    def of(cls, attention_mask: Tensor, wanted_BT: Tensor) -> "OneRow":
+        """The row of a micro-batch.
+
+        Args:
+            attention_mask: of shape (B, P + T).
+        """
+        there, rows = torch.zeros_like(attention_mask, dtype=torch.bool), _rows_with(wanted_BT)
+        there[rows] = attention_mask[rows].bool()
+        return cls(there)
+
+    def inputs(self, ids: Tensor, _attention_mask: Tensor) -> dict[str, Tensor | int]:
+        """What the model is given: positions begin anew with every sample, and attention ends there, which flash
+        attention and `padding_free.attention_of_each_sequence` are told by transformers' names."""
+        lengths = self.there.sum(dim=1)
+        lengths = lengths[lengths > 0]
+        ends, longest = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), int(lengths.max())
+        return {
+            "input_ids": self.apply(ids),
+            "position_ids": self.apply(self.there.cumsum(dim=1) - 1),
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+    def apply(self, whole: Tensor) -> Tensor:
+        """The row, of shape (1, S), of a tensor over prompt and completion."""
+        return whole[self.there].unsqueeze(0)
+
+    def undo(self, row: Tensor) -> Tensor:
+        """A tensor over prompt and completion, with zeros, of one over the row."""
+        return row.new_zeros(self.there.shape).masked_scatter(self.there, row)
+
+
+def _rows_with(wanted_BT: Tensor) -> Tensor:
+    """The places of the samples with a wanted token; at least one, because all processes have to compute together."""
+    rows = wanted_BT.any(dim=1).nonzero().flatten()
+    return rows if len(rows) else torch.zeros(1, dtype=torch.long, device=wanted_BT.device)

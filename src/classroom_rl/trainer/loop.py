@@ -18,17 +18,18 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from accelerate.utils import set_seed
+from accelerate.utils import DistributedType, set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from trl.models import get_act_offloading_ctx_manager
 
 from classroom_rl.config.values import PASS
 from classroom_rl.errors import ConfigError, PolicyMismatch
@@ -38,9 +39,9 @@ from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.group_variance import PlayedBatch
 from classroom_rl.trainer.grpo import GRPO
-from classroom_rl.trainer.log_probs import Scores, can_trim_padding, has_dropout, log_probs, without_dropout
+from classroom_rl.trainer.log_probs import Scores, has_dropout, log_probs, padding_of, without_dropout
 from classroom_rl.trainer.metrics import completion_figures, means_over_processes
-from classroom_rl.trainer.model_loading import Policy
+from classroom_rl.trainer.model_loading import Policy, accumulate_in_float32
 from classroom_rl.trainer.sample_batch import BatchPlayer
 from classroom_rl.trainer.session import TrainingSession
 from classroom_rl.trainer.trainer_hooks import AtomicCheckpoints, ResumedTrainer
@@ -63,7 +64,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         player: has the server play the batches.
         corrections: what the supervisor corrected; None without one.
         temperature: what logits are divided by.
-        trims_padding: whether micro-batches are cut to their longest sample.
+        padding: what becomes of the padding of micro-batches.
         micro_batches: those of the last batch.
     """
 
@@ -79,10 +80,17 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self.algorithm, self.temperature = algorithm, config.teacher_model.vllm.temperature
         self.player, self.publisher = BatchPlayer(session), WeightPublisher(session)
         super().__init__(model=policy.model, args=arguments, processing_class=policy.tokenizer)
+        self._offloads: AbstractContextManager[Any] = nullcontext()
+        if config.train.activation_offloading:
+            self._offloads = get_act_offloading_ctx_manager(self.model)
+        self._reduces_every_time = self.is_deepspeed_enabled  # it waits for the last micro-batch by itself
+        if config.train.grad_accum_fp32:
+            accumulate_in_float32(self.accelerator)
+            self._reduces_every_time |= self.accelerator.distributed_type == DistributedType.FSDP
         self.reference = policy.prepare_reference(self.accelerator)
         algorithm.prepare_model(self.model)
         self._aux_weight = policy.aux_loss_weight
-        self.trims_padding = can_trim_padding(self.model)
+        self.padding = padding_of(self.model, config.train.padding_free)
         self.micro_batches: list[Batch] = []
         self._totals: Totals | None = None
         self._figures: dict[str, list[float]] = defaultdict(list)
@@ -109,8 +117,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         for place, micro in enumerate(self.micro_batches, start=1):
             is_last = place == len(self.micro_batches)
             self.accelerator.sync_gradients = is_last
-            syncs = is_last or self.is_deepspeed_enabled  # DeepSpeed waits for the last one by itself
-            with nullcontext() if syncs else self.accelerator.no_sync(model):
+            syncs = is_last or self._reduces_every_time
+            with self._offloads, nullcontext() if syncs else self.accelerator.no_sync(model):
                 share = self.loss_of(model, micro, first_pass)
                 if is_last:
                     self.log_figures(self.algorithm.end_pass(first_pass, self.accelerator, self))
@@ -137,7 +145,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
         rows = math.ceil(len(samples) / count)
         limit = token_limit(self.run_config, rows, accelerator.device)
-        divisions = micro_batches(batch, rows, limit, self.trims_padding)
+        divisions = micro_batches(batch, rows, limit, self.padding)
         old = None  # the policy's scores before the first step on the batch
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
             old = self.score_batch(self.model, batch, divisions)
@@ -172,7 +180,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
         """A micro-batch's share in the loss of the batch, times the number of processes: their gradients are averaged,
         and those of micro-batches added up."""
-        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.trims_padding, self._aux_weight > 0)
+        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding, self._aux_weight > 0)
         loss = self.algorithm.loss(scores, micro, self._totals, first_pass) * self.accelerator.num_processes
         if scores.aux_loss is not None and self.algorithm.policy_learns:
             loss = loss + self._aux_weight * scores.aux_loss / len(self.micro_batches)
@@ -193,7 +201,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         with without_dropout(self.model):
             for chosen in divisions:
                 micro = batch.take(chosen)
-                found = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.trims_padding)
+                found = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding)
                 if not chosen:  # computed all the same: sharded weights are gathered together
                     continue
                 logps[chosen] = found.logps_BT.to(logps.dtype)

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType, set_seed
 from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.distributed.fsdp import is_fsdp_enabled
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.integrations import apply_liger_kernel, is_deepspeed_zero3_enabled
 from trl.kernels import chunked_logprob
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer import utils as trl_utils
@@ -24,6 +24,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ConfigError
 from classroom_rl.models.lora import peft_config
 from classroom_rl.models.pretrained import check_model, load_tokenizer
+from classroom_rl.trainer.padding_free import attend_within_sequences
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 _NEVER, _TOP_PAD_BYTES = -1, 2**26
@@ -127,12 +128,20 @@ def _without_adapter(accelerator: Accelerator, model: Any) -> Iterator[Any]:
         yield model
 
 
+def accumulate_in_float32(accelerator: Accelerator) -> None:
+    """Have DeepSpeed add up the gradients of micro-batches in float32 instead of in the dtype of its weights. Call it
+    before the model is prepared."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        accelerator.state.deepspeed_plugin.deepspeed_config.setdefault("data_types", {})["grad_accum_dtype"] = "fp32"
+
+
 def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     """Load the teacher, and what the loss compares it with. The training arguments must have been made: with ZeRO-3
     they decide where weights are read to.
 
     Raises:
-        ConfigError: if there is no such model, or it has no such `train.attn_implementation`.
+        ConfigError: if there is no such model, it has no such `train.attn_implementation`, or it cannot be trained
+            without padding, which `train.padding_free` wants, or with Liger.
     """
     key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
     check_model(key, name)
@@ -173,5 +182,34 @@ def _load(config: TrainRLConfig, outputs: tuple[str, ...]) -> PreTrainedModel:
         raise ConfigError(
             f"{teacher.model_name_or_path} cannot be loaded with train.attn_implementation={attention}: {error}"
         ) from error
+    if config.train.padding_free and (problem := attend_within_sequences(model)) is not None:
+        raise ConfigError(
+            f"train.padding_free is true, but {teacher.model_name_or_path} cannot be trained without padding: "
+            f"{problem}. Set it to false, or change train.attn_implementation if that is why."
+        )
+    if config.train.use_liger_kernel:
+        _use_liger(model)
     add_fused_lm_head(model, temperature=teacher.vllm.temperature, outputs=outputs)
     return model
+
+
+def _use_liger(model: PreTrainedModel) -> None:
+    """Replace layers of a model by Liger's. transformers' own option would reach the trained model alone, not the
+    reference, and would replace the model's forward pass by one with Liger's cross-entropy, which gives no log-probs.
+
+    Raises:
+        ConfigError: if Liger is not installed, or does not know the model, which it only logs.
+    """
+
+    def replaced() -> int:
+        return sum("forward" in vars(each) for each in model.modules())
+
+    before = replaced()
+    try:
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
+    except ImportError as error:
+        raise ConfigError(f"train.use_liger_kernel is true, but {error}") from error
+    if replaced() == before:
+        raise ConfigError(
+            f"train.use_liger_kernel is true, but Liger has no kernels for {model.config.model_type}: set it to false."
+        )

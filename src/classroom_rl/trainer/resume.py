@@ -64,6 +64,7 @@ TAKES_EFFECT = frozenset(
         "max_tokens_per_micro_batch groups_without_variance resample_up_to max_staleness publish_through "
         "publish_to_disk_every loss_type scale_rewards normalise_per_criterion reward_step "
         "max_grad_norm gradient_checkpointing attn_implementation "
+        "padding_free use_liger_kernel activation_offloading grad_accum_fp32 "
         "reward_weights shuffle_rewards importance_sampling_level importance_sampling_correction "
         "importance_sampling_mode importance_sampling_clip_max keep_published_policies gpu_memory_gib "
         "turn_credit.mode turn_credit.weight turn_credit.gamma turn_credit.rewards turn_credit.shuffle "

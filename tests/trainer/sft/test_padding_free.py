@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from classroom_rl.errors import ConfigError
+from classroom_rl.trainer.padding_free import attend_within_sequences
 from classroom_rl.trainer.sft import run as sft
-from classroom_rl.trainer.sft.padding_free import attend_within_sequences, collator_without_padding
 from tests.trainer.sft.test_run import (  # noqa: F401
     ROWS,
     blank,
@@ -39,15 +41,16 @@ def test_the_loss_is_the_cross_entropy_of_the_labelled_tokens(tmp_path, blank, c
 
 def test_no_sequence_of_a_row_sees_another(blank):  # noqa: F811
     model, alone = (AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32) for _ in range(2))
-    assert attend_within_sequences(model) is True
+    assert attend_within_sequences(model) is None
     sequences = [torch.randint(0, 60, (length,)) for length in (7, 1, 12)]
-    row = collator_without_padding(0)([{"input_ids": each.tolist(), "labels": each.tolist()} for each in sequences])
+    collate = DataCollatorForLanguageModeling(0, padding_free=True)
+    row = collate([{"input_ids": each.tolist(), "labels": each.tolist()} for each in sequences])
     row.pop("labels")
     found = model(**row).logits[0].split([7, 1, 12])
     for ids, logits in zip(sequences, found, strict=True):
         torch.testing.assert_close(logits, alone(ids.unsqueeze(0)).logits[0], atol=1e-5, rtol=1e-4)
-    ids = sequences[2].unsqueeze(0)
-    torch.testing.assert_close(model(ids).logits, alone(ids).logits, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match="is not told where the sequences of a row begin"):
+        model(sequences[2].unsqueeze(0))
 
 
 @pytest.mark.parametrize("lacking", ["eager", "window"])
@@ -74,7 +77,7 @@ def test_weights_learn_without_padding_what_they_learn_with_it(tmp_path, blank, 
     weights = []
     for name in ("without", "padded"):
         if name == "padded":
-            monkeypatch.setattr(sft, "attend_within_sequences", lambda _: False)
+            monkeypatch.setattr(sft, "attend_within_sequences", lambda _: "it is padded")
         option = f"train.gradient_checkpointing={str(checkpointing).lower()}"
         sft.train(make_config(tmp_path / name, blank, uneven, "train.max_steps=5", "train.dtype=float32", option))
         weights.append(AutoModelForCausalLM.from_pretrained(tmp_path / name / "model", dtype=torch.float32))

@@ -19,6 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import get_training_chat_template
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from classroom_rl.config.load import record_run, to_yaml
 from classroom_rl.config.train_sft import MUON, ConversationSource, TrainSFTConfig
@@ -45,9 +46,9 @@ from classroom_rl.trainer.contents import (
     write_contents,
 )
 from classroom_rl.trainer.model_loading import device_for_weights, prepare_cpu, weights_dtype
+from classroom_rl.trainer.padding_free import attend_within_sequences
 from classroom_rl.trainer.sft.corrections import are_corrections, read_examples
 from classroom_rl.trainer.sft.muon import MuonWithAdamW
-from classroom_rl.trainer.sft.padding_free import attend_within_sequences, collator_without_padding
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from classroom_rl.trainer.trainer_hooks import ResumedTrainer
 
@@ -146,7 +147,7 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     tokenizer = load_tokenizer(config)
     learned, measured = read_datasets(config, tokenizer)
     model = load_model(config, tokenizer)
-    without_padding = not torch.cuda.is_available() and attend_within_sequences(model)
+    without_padding = not torch.cuda.is_available() and attend_within_sequences(model) is None
     trainer = _Trainer(
         model=model,
         args=arguments,
@@ -157,8 +158,8 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
         optimizers=(_muon(config, model), None),
         peft_config=peft_config(config.model.lora) if config.model.lora.enable else None,
     )
-    if without_padding:
-        trainer.data_collator = collator_without_padding(tokenizer.pad_token_id)
+    if without_padding:  # TRL's own option for it, `padding_free`, is refused together with a `max_length`
+        trainer.data_collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, padding_free=True)
     trainer.remove_callback(PrinterCallback)
     if not are_corrections(config.dataset.train_datasets):
         _warn_about_truncation(trainer.train_dataset, len(learned), config.model.max_length)
