@@ -25,8 +25,8 @@ MOST_NEW, ALL_TOO_NEW = 0.05, 0.20
 who know 80 %, none did (Hu and Nation, 2000)."""
 
 SENTENCE_WORDS = (8, 11, 14, 17, 20, 23)
-"""The most words of a sentence for a learner of each level, as a mean over a message. A convention of this project; that
-sentences grow with the level: Uchida et al., "Profiling English sentences based on CEFR levels", 2024."""
+"""The most words of a sentence for a learner of each level, as a mean over a message. A convention of this project;
+that sentences grow with the level: Uchida et al., "Profiling English sentences based on CEFR levels", 2024."""
 
 LEAST_WORDS = 4
 """A message with fewer different words in the lesson's language scores 0: else "Good!" would be the best message."""
@@ -155,8 +155,9 @@ def score(found: Difficulty, level: int) -> float:
     """How well a message stays at a level, in [0, 1]: the product of two factors, 0 for fewer than `LEAST_WORDS`
     different words.
 
-    The first is 1 up to a share of `MOST_NEW` words above the level, and falls linearly to 0 at `ALL_TOO_NEW`. The second
-    is 1 up to `SENTENCE_WORDS` and falls linearly to 0 at twice as many. An easier message than need be loses nothing.
+    The first is 1 up to a share of `MOST_NEW` words above the level, and falls linearly to 0 at `ALL_TOO_NEW`. The
+    second is 1 up to `SENTENCE_WORDS` and falls linearly to 0 at twice as many. A message that is easier than need be
+    loses nothing.
     """
     if found.different < LEAST_WORDS:
         return 0.0

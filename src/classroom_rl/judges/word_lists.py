@@ -61,8 +61,8 @@ class WordList:
     """The vocabulary of a language.
 
     Attributes:
-        levels: word → the index in `CEFR_LEVELS` of the first level whose learners are expected to know it, without words
-            beyond C2.
+        levels: word → the index in `CEFR_LEVELS` of the first level whose learners are expected to know it. It lacks
+            words beyond C2.
         zipf: word → the logarithm to base 10 of its occurrences in a billion words (van Heuven et al., 2014), without
             the most frequent `FUNCTION_WORDS`; empty for a list of levels.
         function_words: the most frequent words.
