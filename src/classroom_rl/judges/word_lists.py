@@ -24,22 +24,11 @@ the Common European Framework of Reference for Languages", 2009, for English; ta
 FUNCTION_WORDS = 100
 """So many of the most frequent words are left out of the mean frequency: function words, which are in every text."""
 
-_CODES = {
-    "Arabic": "ar",
-    "Dutch": "nl",
-    ENGLISH: "en",
-    "French": "fr",
-    "German": "de",
-    "Greek": "el",
-    "Italian": "it",
-    "Polish": "pl",
-    "Portuguese": "pt",
-    "Portuguese (Brazil)": "pt",
-    "Russian": "ru",
-    "Spanish": "es",
-    "Swedish": "sv",
-    "Turkish": "tr",
-}
+_NAMED = (
+    "Arabic:ar,Dutch:nl,English:en,French:fr,German:de,Greek:el,Italian:it,Polish:pl,Portuguese (Brazil):pt,Russian:ru,"
+    "Spanish:es,Swedish:sv,Turkish:tr"
+)
+_CODES = dict(pair.split(":") for pair in _NAMED.split(","))
 """The languages of the shipped lessons that `wordfreq` has, but those whose texts it does not split at spaces."""
 UNSPLIT = frozenset({"Chinese", "Japanese", "Korean", "Mandarin Chinese", "Thai"})
 """Languages whose words are not what stands between spaces. Nothing is measured in them."""
@@ -168,9 +157,10 @@ def _any(names: tuple[str, ...]) -> str:
 
 
 def _level(where: str, value: str | None) -> int:
-    if (value or "").strip().upper() not in CEFR_LEVELS:
-        raise ConfigError(f"{where} has the level {value!r}; there are {', '.join(CEFR_LEVELS)}.")
-    return CEFR_LEVELS.index(value.strip().upper())
+    level = (value or "").strip().upper()
+    if level in CEFR_LEVELS:
+        return CEFR_LEVELS.index(level)
+    raise ConfigError(f"{where} has the level {value!r}; there are {', '.join(CEFR_LEVELS)}.")
 
 
 def _count(where: str, value: str | None) -> float:
@@ -178,6 +168,6 @@ def _count(where: str, value: str | None) -> float:
         count = float(value or "")
     except ValueError:
         count = math.nan
-    if not 0 < count < math.inf:
-        raise ConfigError(f"{where} has the frequency {value!r}; it must be a number above 0.")
-    return count
+    if 0 < count < math.inf:
+        return count
+    raise ConfigError(f"{where} has the frequency {value!r}; it must be a number above 0.")

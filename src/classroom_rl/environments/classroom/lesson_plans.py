@@ -320,7 +320,7 @@ def level_table(plans: Iterable[LessonPlan], word_list: str) -> str:
     Raises:
         ConfigError: if the word list cannot be read.
     """
-    values: dict[str, dict[str, dict[str, list[float]]]] = {level: defaultdict(dict) for level in LEVELS}
+    values: dict[str, dict[str, list[float]]] = defaultdict(dict)
     left_out: Counter[str] = Counter()
     for plan in plans:
         if plan.target_language in UNSPLIT:
@@ -330,13 +330,9 @@ def level_table(plans: Iterable[LessonPlan], word_list: str) -> str:
         lesson = LessonLevel(CEFR_LEVELS.index(plan.level), plan.target_language, words, frozenset())
         found = [each for chunk in plan.chunks if (each := difficulty(chunk.phrase, lesson)) is not None]
         for name in ("words_above", "zipf", "sentence_words"):
-            known = [value for each in found if (value := getattr(each, name)) is not None]
-            values[plan.level][name][plan.id] = known
-    rows = [
-        (f"{level}, {name}", shown(mean_with_ci(by_plan)))
-        for level, figures in values.items()
-        for name, by_plan in figures.items()
-    ]
+            known = [getattr(each, name) for each in found]
+            values[f"{plan.level}, {name}"][plan.id] = [value for value in known if value is not None]
+    rows = [(name, shown(mean_with_ci(values[name]))) for name in sorted(values)]
     rows.append(("left out", ", ".join(f"{count} plans in {name}" for name, count in left_out.items()) or "nothing"))
     return "\n".join(f"{name:20}{value}" for name, value in rows)
 
