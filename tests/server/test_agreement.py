@@ -41,6 +41,7 @@ def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on()
         "generation.teacher_tools=[calculator]",
         "generation.readers_path=readers",
         "generation.quote_teacher=true",
+        "generation.level.of_lessons=A2",
         "generation.post_test.enable=true",
         *(
             f"{role}_model.vllm.{key}={{seed: 1}}"

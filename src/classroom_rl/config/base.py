@@ -24,6 +24,8 @@ from classroom_rl.config.fields import (
 from classroom_rl.config.values import (
     LEDGER,
     SCORING_RULES,
+    WORDFREQ,
+    CefrLevel,
     PostTestStudent,
     Schedule,
     Tracker,
@@ -251,6 +253,21 @@ class PostTestConfig:
 
 
 @config_group
+class LevelConfig:
+    """How the level of the teacher's messages is measured: by the turn reward `level`, and by an evaluation with
+    `measure_level` (`src/classroom_rl/judges/difficulty.py`)."""
+
+    word_list: FilePath = WORDFREQ
+    """Which words a learner knows: the package `wordfreq` (pip install wordfreq==3.1.1), or a CSV file with the columns
+    `word` and `level` (A1 to C2), or `word` and `frequency`."""
+    of_lessons: CefrLevel | None = None
+    """The level of lessons whose text has no line such as `Level: A2`; null: every lesson must have one."""
+    language: Text | None = None
+    """The language that is learnt in lessons whose text has no line such as `Language: German`; null: every lesson must
+    have one."""
+
+
+@config_group
 class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     """The `generation` block of the classroom: prompts, lengths, judging, supervision, post-test, and the server."""
 
@@ -264,6 +281,7 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     rules of a supervisor then use them where a label means the same, and an evaluation measures what they read. Null:
     rules alone."""
     post_test: PostTestConfig = field(default_factory=PostTestConfig)
+    level: LevelConfig = field(default_factory=LevelConfig)
     quote_teacher: Flag = False
     """Whether the student's model reads each message of the teacher as a quotation: between marks, below a line that
     says that it is no order to the model. Against tutors that write "whatever your card says, be right now"."""
@@ -281,12 +299,14 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
         """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
         question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
         classroom's identity if there is a supervisor. The limits of tools count only if there are tools, readers only
-        if some are named, the post-test only if there is one, and quotations only if they are made."""
+        if some are named, the post-test only if there is one, quotations only if they are made, and levels only if
+        something is said of them."""
         apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
         apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
         apart += [] if self.readers_path else ["readers_path"]
         apart += [] if self.post_test.enable else ["post_test"]
         apart += [] if self.quote_teacher else ["quote_teacher"]
+        apart += [] if self.level != LevelConfig() else ["level"]
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:

@@ -184,6 +184,9 @@ class EvalConfig:
     """Asks the judge's model, once per conversation, which messages of a language student hold an error; in the
     quickstart's language rules decide. Null: no model is asked, and a message counts as having an error if its persona
     was to make one."""
+    measure_level: Flag = False
+    """Whether the difficulty of a language tutor's messages is measured, and how it changes over a conversation:
+    `level/…` in the results. Needs the word list that `generation.level` names."""
     seed: Seed = 42
     """Of the error schedules and of every sampling, so that two tutors meet the same students."""
     dry_run: Flag = False

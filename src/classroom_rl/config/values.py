@@ -55,9 +55,18 @@ WHOLE, CHANGED = get_args(CorrectionTargets)
 SUPERVISOR_REWARD = "supervisor"
 """The turn reward that is the supervisor's penalty."""
 
+LEVEL_REWARD = "level"
+"""The classroom's turn reward for messages at the lesson's level."""
+
 PostTestStudent = Literal["ledger", "student"]
 """Who answers a post-test: the student that the program holds by its ledger, and the student's model."""
 LEDGER, STUDENT = POST_TEST_STUDENTS = get_args(PostTestStudent)
+
+CefrLevel = Literal["A1", "A2", "B1", "B2", "C1", "C2"]
+"""The levels of the Common European Framework of Reference for Languages."""
+CEFR_LEVELS = get_args(CefrLevel)
+WORDFREQ = "wordfreq"
+"""The package that is the word list of messages' levels, unless a file is named."""
 
 Algorithm = Literal["grpo", "ppo"]
 GRPO, PPO = get_args(Algorithm)

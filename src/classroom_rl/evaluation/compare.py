@@ -28,6 +28,7 @@ from classroom_rl.evaluation.extra_judges import JudgeScores, ask_extra_judges, 
 from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
 from classroom_rl.evaluation.metrics.compared import READ, figures_by_lesson, figures_of, judged_by_lesson
 from classroom_rl.evaluation.metrics.language import ErrorLabels
+from classroom_rl.evaluation.metrics.level import measured_level
 from classroom_rl.evaluation.metrics.maths import InitialSolutions, check_scorer, maths_by_problem, score_messages
 from classroom_rl.evaluation.metrics.readings import about_readers
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
@@ -100,6 +101,7 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     """
     problems, trained_on = load_measured_problems(config)
     readers = open_readers(config.generation)
+    measured_level(config, problems)  # refuses lessons without a level before anything is played
     check_exams(config.generation, problems)
     folder = record_run(config, "eval")
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
@@ -216,7 +218,9 @@ def _figures(
     for name, result in measured.items():
         # The conversations of a tutor on a server have no labels: they enter no figure about errors.
         labels = {} if labelled and result.labels is None else result.labels
-        by_tutor[name], fidelity[name] = figures_by_lesson(result.of(sampling), labels, readers)
+        by_tutor[name], fidelity[name] = figures_by_lesson(
+            result.of(sampling), labels, readers, measured_level(config, ())
+        )
     return by_tutor, {"fidelity": fidelity, "rules_version": RULES_VERSION}
 
 

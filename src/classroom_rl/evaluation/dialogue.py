@@ -7,11 +7,13 @@ rollouts (`.jsonl`, `.parquet`), or a `.jsonl` or `.json` file of others: a row 
 one of `TURNS`, each an object with one of `ROLE` and one of `TEXT`; or, as in CIMA, a `history` of alternating texts,
 the last one the student's, and the reply `tutor`. The conversations on one problem (`PROBLEM`) resemble each other, so
 intervals are over problems; a conversation without a problem is one of its own.
+
+With `--level A1`, or on lessons whose text says their level, `--word-list` also measures how well the tutor's messages
+stay at that level, and how that changes from message to message (evaluation/metrics/level.py).
 """
 
 import argparse
 import json
-import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,18 +25,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from classroom_rl.config.values import CEFR_LEVELS, WORDFREQ
 from classroom_rl.errors import ClassroomError, DataError
-from classroom_rl.evaluation.metrics.language import is_english
+from classroom_rl.evaluation.metrics.level import LEVEL_LABELS, level_figures
 from classroom_rl.evaluation.report.tables import align
-from classroom_rl.judges.messages import sentences, spoken
+from classroom_rl.judges.difficulty import LevelRules, flesch_reading_ease
+from classroom_rl.judges.messages import is_english, sentences, spoken
 from classroom_rl.judges.moves.classifier import STOPWORDS
 from classroom_rl.judges.moves.labelled import numbered_rows
 from classroom_rl.judges.moves.rules import is_question, words
+from classroom_rl.judges.word_lists import ENGLISH
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
 from classroom_rl.results.statistics import paired_change
 from classroom_rl.rollout.intervals import mean_with_ci, shown
 from classroom_rl.rollout.rollout_set import RolloutSet
 from classroom_rl.rollout.store.set_files import FORMAT
+from classroom_rl.rollout.tokens import Turn
 from classroom_rl.system.keys import print_error
 
 TURNS = ("turns", "messages", "conversation", "conversations", "dialogue", "dialog", "dialog_history")
@@ -53,8 +59,6 @@ SHORTEST_UPTAKE = 5
 
 UPTAKE, EASE = "uptake (share of content words)", "Flesch reading ease (English)"
 _NGRAM = 3
-_VOWELS = re.compile(r"[aeiouy]+")
-_SILENT_E = re.compile(r"(?:[^laeiouy]e|[^aeiouytd]ed|[^aeiouycgszx]es)$")
 
 
 @dataclass
@@ -160,9 +164,10 @@ def _read_records(file: Path, names: list[str]) -> Iterator[tuple[str, list[str]
     if not {"turns", "problem_id"} <= set(names):
         raise DataError(f"{file} has the columns {', '.join(names)[:200]}; a file of a run has turns and problem_id.")
     parts = [name for name in ("tutor", "sampling") if name in names]
-    rows = pq.read_table(file, columns=["problem_id", "turns", *parts]).to_pylist()
+    problem = "problem" if "problem" in names else "problem_id"  # the text may say the lesson's level
+    rows = pq.read_table(file, columns=[problem, "turns", *parts]).to_pylist()
     for number, row in enumerate(rows, start=1):
-        yield f"{file}: row {number}", [row[part] for part in parts], row["problem_id"], json.loads(row["turns"])
+        yield f"{file}: row {number}", [row[part] for part in parts], row[problem], json.loads(row["turns"])
 
 
 def _turns_of(where: str, row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -196,27 +201,17 @@ def uptake(student: str, tutor: str) -> float | None:
     return len(content & set(words(tutor))) / len(content) if len(said) >= SHORTEST_UPTAKE and content else None
 
 
-def flesch_reading_ease(text: str) -> float | None:
-    """Flesch's reading ease of an English text (Flesch, "A new readability yardstick", 1948): 206.835 − 1.015 × words
-    per sentence − 84.6 × syllables per word; 60 to 70 is plain English, higher is easier. None without a word.
-
-    Syllables are estimated by groups of vowels, without a silent e; numbers count as no words."""
-    spelt = [word for word in words(text) if word.strip("'_").isalpha() or "'" in word]
-    if not spelt:
-        return None
-    syllables = sum(max(1, len(_VOWELS.findall(word)) - bool(_SILENT_E.search(word))) for word in spelt)
-    return 206.835 - 1.015 * len(spelt) / max(1, len(sentences(text))) - 84.6 * syllables / len(spelt)
-
-
 def _ngrams(text: str) -> set[tuple[str, ...]]:
     """The n-grams of a message's words; of a shorter message, all of its words."""
     said = words(text)
     return {tuple(said[index : index + _NGRAM]) for index in range(max(1, len(said) - _NGRAM + 1))} if said else set()
 
 
-def measures_of(turns: Sequence[tuple[bool, str]]) -> dict[str, list[float]]:
+def measures_of(
+    turns: Sequence[tuple[bool, str]], problem: str = "", level: LevelRules | None = None
+) -> dict[str, list[float]]:
     """The values of each measure in one conversation, from (whether the tutor speaks, text): one for each message or
-    exchange, or one for the conversation."""
+    exchange, or one for the conversation. With `level` also the figures of `LEVEL_LABELS`."""
     tutor, student = ([text for is_tutor, text in turns if is_tutor == side] for side in (True, False))
     lengths = [[len(text.split()) for text in texts] for texts in (tutor, student)]
     parts = [sentences(text) for text in tutor]
@@ -244,7 +239,13 @@ def measures_of(turns: Sequence[tuple[bool, str]]) -> dict[str, list[float]]:
         "tutor repeats itself (share of trigrams)": repeated,
         EASE: [] if ease is None else [ease],
         **drifts,
+        **({} if level is None else _level_measures(tutor, problem, level)),
     }
+
+
+def _level_measures(tutor: Sequence[str], problem: str, level: LevelRules) -> dict[str, list[float]]:
+    figures = level_figures(problem, [Turn("teacher", text) for text in tutor], level)
+    return {label: figures.get(name, []) for name, (label, _, _) in LEVEL_LABELS.items()}
 
 
 def _drift(values: Sequence[float]) -> list[float]:
@@ -254,18 +255,19 @@ def _drift(values: Sequence[float]) -> list[float]:
     return [fmean(values[-half:]) - fmean(values[:half])] if half else []
 
 
-def values_of(dialogues: Dialogues) -> dict[str, dict[str, list[float]]]:
+def values_of(dialogues: Dialogues, level: LevelRules | None = None) -> dict[str, dict[str, list[float]]]:
     """Measure → problem → its values."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for problem, turns in dialogues.conversations:
-        for name, found in measures_of(turns).items():
+        for name, found in measures_of(turns, problem, level).items():
             values[name][problem] += found
     return values
 
 
-def table(files: Sequence[Dialogues]) -> str:
-    """The measures of each file in a column; of two files with common problems, also the mean change on these."""
-    by_file = [values_of(dialogues) for dialogues in files]
+def table(files: Sequence[Dialogues], level: LevelRules | None = None) -> str:
+    """The measures of each file in a column; of two files with common problems, also the mean change on these. With
+    `level` also those of the level."""
+    by_file = [values_of(dialogues, level) for dialogues in files]
     problems = [{problem for problem, _ in dialogues.conversations} for dialogues in files]
     common = len(problems[0] & problems[1]) if len(files) == 2 else 0
     titles = [f"[{number}]" for number in range(1, len(files) + 1)]
@@ -287,9 +289,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a run folder")
-    paths = parser.parse_args(arguments).files
+    parser.add_argument(
+        "--word-list", help=f"measures levels, by {WORDFREQ} or a CSV file (generation.level.word_list)"
+    )
+    parser.add_argument("--level", choices=CEFR_LEVELS, help="of lessons whose text does not say it")
+    parser.add_argument("--language", default=ENGLISH, help="of lessons whose text does not say it")
+    given = parser.parse_args(arguments)
+    level = None if given.word_list is None else LevelRules(given.word_list, given.level, given.language)
     try:
-        print(table([dialogues for path in paths for dialogues in read_dialogues(path)]))
+        print(table([dialogues for path in given.files for dialogues in read_dialogues(path)], level))
     except (ClassroomError, OSError) as error:
         print_error(error)
         return 2

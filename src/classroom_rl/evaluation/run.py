@@ -23,17 +23,20 @@ from classroom_rl.evaluation.counterfactuals.figures import (
 from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
 from classroom_rl.evaluation.metrics.compared import post_test_figures
 from classroom_rl.evaluation.metrics.language import language_metrics
+from classroom_rl.evaluation.metrics.level import LEVEL, level_by_lesson, measured_level
 from classroom_rl.evaluation.metrics.maths import check_scorer, score_messages, summarise_maths
 from classroom_rl.evaluation.metrics.readings import reading_metrics
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from classroom_rl.evaluation.playing import EvaluationResult, play_all
 from classroom_rl.evaluation.published.run import run_benchmark
 from classroom_rl.evaluation.report.tables import POST_TEST, measurement_table
+from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_records
 from classroom_rl.results.statistics import read_exchanges, summarise
 from classroom_rl.results.trackers import log_to_wandb
+from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.server.open_models import open_readers
 from classroom_rl.system.storage import write_whole
 
@@ -57,7 +60,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     if config.tutors:
         return compare_tutors(config)
     problems, trained_on = load_measured_problems(config)
-    readers = open_readers(config.generation)
+    readers, level = open_readers(config.generation), measured_level(config, problems)
     if config.server_url is None:
         check_exams(config.generation, problems)
     if config.counterfactuals.forks > 0:
@@ -75,7 +78,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         scores = asyncio.run(score_messages(config, [record for _, record in result.records]))
         result.about["seconds"] += round(time.monotonic() - started, 3)
         write_records(conversations, result.records, result.initial, scores)
-    metrics = _summarise(config, result, scores, readers)
+    metrics = _summarise(config, result, scores, readers, level)
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
@@ -95,6 +98,7 @@ def _summarise(
     result: EvaluationResult,
     scores: Optional[Sequence[Sequence[float]]],
     readers: Optional[MessageReaders],
+    level: Optional[LevelRules],
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     metrics = dict(result.about)
@@ -111,6 +115,9 @@ def _summarise(
             metrics[sampling] |= language_metrics(records, result.labels)
         if readers is not None:
             metrics[sampling]["readings"] = reading_metrics(records, readers, result.labels)
+        if level is not None:
+            figures = level_by_lesson(records, level)
+            metrics[sampling][LEVEL] = {name: mean_with_ci(values) for name, values in figures.items()}
         if figures := post_test_figures(records):
             metrics[sampling][POST_TEST] = figures
         if figures := supervision_figures(records):

@@ -50,6 +50,13 @@ MEANING = re.compile(
 )
 """A question about what something means, in one of the named groups."""
 
+_ENGLISH = frozenset(
+    "the a an you your i it is are was do does did what which who how when where to of in on at for and or not now say "
+    "tell ask that this with means mean good yes no one two can could would like want here there".split()
+)
+_ENGLISH_SHARE = 0.25
+"""A text counts as English if at least this share of its words is in `_ENGLISH`."""
+
 _FRAGMENT_WORDS = 3
 """If one of two successive questions has at most so many words, both belong to the same task."""
 
@@ -77,6 +84,12 @@ def quotes(text: str) -> list[str]:
 def own_words(text: str) -> str:
     """The text with every quotation replaced by "Q"."""
     return _QUOTED.sub("Q", text)
+
+
+def is_english(text: str) -> bool:
+    """Whether a text is mostly English outside quotations."""
+    words = re.findall(r"[^\W\d_]+", own_words(text).casefold())
+    return bool(words) and sum(word in _ENGLISH for word in words) / len(words) >= _ENGLISH_SHARE
 
 
 def sentences(text: str) -> list[str]:

@@ -54,6 +54,7 @@ class Drawing:
         marks: (colour, x, y, y of the interval's low end, y of its high end, text).
         hovers: (left, width, text) of strips that show the values under the pointer.
         legend, mark_legend: (colour, text) of the lines and of the marks.
+        x: the name of the horizontal axis.
     """
 
     title: str
@@ -71,6 +72,7 @@ class Drawing:
     bottom: float = HEIGHT - _BOTTOM
     width: int = WIDTH
     height: int = HEIGHT
+    x: str = "step"
 
 
 class Scale:
@@ -118,8 +120,10 @@ def line_chart(
     note: str = "",
     y_range: Optional[Point] = None,
     marks: Sequence[Mark] = (),
+    x: str = "step",
 ) -> Drawing:
-    """Draw lines over steps. Without `y_range` the y axis begins at 0, or at the lowest value if that is negative."""
+    """Draw lines over steps, or what `x` says. Without `y_range` the y axis begins at 0, or at the lowest value if that
+    is negative."""
     xs = [x for line in series for x, _ in line.points] + [mark.x for mark in marks]
     ys = [y for line in series for _, y in line.points] + [mark.y for mark in marks]
     low, high = y_range or (min(0.0, *ys), max(ys))
@@ -142,6 +146,7 @@ def line_chart(
         hovers=_hovers(series, x_scale),
         legend=[(line.colour, line.label) for line in series if not line.faint],
         mark_legend=list(dict.fromkeys((mark.colour, mark.legend) for mark in marks)),
+        x=x,
     )
 
 

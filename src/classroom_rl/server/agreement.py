@@ -25,8 +25,8 @@ _RUNTIME_KEYS = frozenset(
 """Model keys that affect where, how fast and at what cost a model answers or is trained, but not what it says."""
 _MAX_LISTED = 12
 _CONTENT_PREFIX = "the content of "
-_CONTENT_KEY = re.compile(r"prompt|rubric$")
-_PATH_KEY = re.compile(r"path|template|rubric$")
+_CONTENT_KEY = re.compile(r"prompt|rubric$|word_list$")
+_PATH_KEY = re.compile(r"path|template|rubric$|word_list$")
 
 
 def conversation_keys(config: TrainRLConfig) -> dict[str, str]:

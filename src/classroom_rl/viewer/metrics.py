@@ -37,6 +37,7 @@ _PREFIXES = (
     "ppo/",
     "groups/",
     "curriculum/",
+    "level/",
     "policy/",
     "tools/",
 )

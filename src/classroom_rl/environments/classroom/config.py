@@ -5,6 +5,7 @@ The dataclasses and checks are defined in `classroom_rl/config/`, together with 
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from classroom_rl.config.base import GenerationConfig as Generation
@@ -16,8 +17,9 @@ from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.record import PEDAGOGICAL
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, persona_weights
+from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.verdicts import CRITERIA
-from classroom_rl.rollout.extensions import RunView
+from classroom_rl.rollout.extensions import MetricPanel, RunView
 
 __all__ = [
     "HAS_SUPERVISOR",
@@ -96,6 +98,7 @@ def classroom_rules(
         use_thinking=generation.use_thinking or generation.force_thinking,
         post_test=generation.post_test.scored_by if generation.post_test.enable else "",
         ledger_caps_pedagogical=generation.post_test.enable and generation.post_test.caps_pedagogical,
+        level=LevelRules(**asdict(generation.level)),
     )
 
 
@@ -133,4 +136,12 @@ def _personas(config: Mapping[str, Any]) -> list[str]:
     return list((config.get("generation") or {}).get("student_personas_prompts_paths") or {})
 
 
-RUN_VIEW = RunView(live_tab="chat", facts=_facts, personas=_personas)
+_LEVEL_PANEL = MetricPanel(
+    "Messages at the lesson's level",
+    "score, 0 to 1, mean of messages",
+    (
+        ("level/first_half", "first half of a conversation", "blue"),
+        ("level/second_half", "second half", "orange"),
+    ),
+)
+RUN_VIEW = RunView(live_tab="chat", facts=_facts, personas=_personas, panels=(_LEVEL_PANEL,))

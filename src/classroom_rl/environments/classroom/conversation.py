@@ -11,6 +11,7 @@ from itertools import dropwhile
 
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.environments.classroom.setup import ConversationType, Setup
+from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.post_test.records import PostTest
 from classroom_rl.judges.verdicts import Judgement, Verdict, sum_up
 from classroom_rl.rollout.engine import ConversationFacts
@@ -45,6 +46,7 @@ class ClassroomRules:
         solutions: the number of solutions that the student writes after the dialogue; 0 for none.
         post_test: whose answers to the post-test count in the reward, one of `POST_TEST_STUDENTS`; "" for no post-test.
         ledger_caps_pedagogical: whether the pedagogical reward is at most the share of items that were not given away.
+        level: how the turn reward `level` measures.
     """
 
     max_turns: int = 15
@@ -58,6 +60,7 @@ class ClassroomRules:
     use_thinking: bool = False
     post_test: str = field(default="", repr=False)  # not in repr: the identity gets it from the configuration
     ledger_caps_pedagogical: bool = field(default=False, repr=False)
+    level: LevelRules = field(default=LevelRules(), repr=False)
 
 
 @dataclass(frozen=True)

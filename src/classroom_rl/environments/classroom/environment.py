@@ -16,6 +16,7 @@ from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import (
     END_OF_CONVERSATION,
     LEAK_RULE,
+    LEVEL_REWARD,
     RUBRIC,
     RULES,
     SCORING_RULES,
@@ -29,6 +30,7 @@ from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
 from classroom_rl.environments.classroom.prompt_check import (
     check_judge_prompts,
     check_lengths,
+    check_levels,
     check_prompts,
     refuse_long_opening,
 )
@@ -179,9 +181,10 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def check_problems(
         cls, config: Any, problems: Sequence[Problem], tokenizer: "PreTrainedTokenizerBase", limit: int
     ) -> None:
-        """Refuse problems that leave no room for a conversation in the teacher's context, or that an embedded judge
-        cannot read."""
+        """Refuse problems that leave no room for a conversation in the teacher's context, that an embedded judge cannot
+        read, or whose level the turn reward `level` cannot tell."""
         check_lengths(problems, config.generation, tokenizer, limit)
+        check_levels(config.generation.level, problems if LEVEL_REWARD in turn_reward_weights(config) else ())
         judge, rules = config.judge_model.model_name_or_path, config.generation.judge_rules
         for problem in problems if judge in _READ_BY_JUDGE else ():
             if SCORING_RULES.intersection(rules):

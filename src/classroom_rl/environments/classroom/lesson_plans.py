@@ -1,6 +1,7 @@
 """The lesson plans in `data/`: schema, quality checks, and statistics.
 
-`python -m classroom_rl.environments.classroom.lesson_plans check` runs the checks and prints the statistics.
+`python -m classroom_rl.environments.classroom.lesson_plans check` runs the checks and prints the statistics; with
+`levels` in place of `check` it prints how difficult the phrases of each level are (judges/difficulty.py).
 """
 
 import argparse
@@ -17,7 +18,12 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from classroom_rl.errors import DataError
+from classroom_rl.config.values import CEFR_LEVELS, WORDFREQ
+from classroom_rl.errors import ConfigError, DataError
+from classroom_rl.judges.difficulty import LessonLevel, difficulty
+from classroom_rl.judges.word_lists import UNSPLIT, open_word_list
+from classroom_rl.rollout.intervals import mean_with_ci, shown
+from classroom_rl.system.keys import print_error
 from classroom_rl.system.shipped import ROOT
 
 DATA = ROOT / "data"
@@ -307,14 +313,46 @@ def to_table(statistics: PlanStatistics) -> str:
     return "\n".join(f"{name:20}{value}" for name, value in rows)
 
 
+def level_table(plans: Iterable[LessonPlan], word_list: str) -> str:
+    """How difficult the phrases of each level are, with 95 % intervals over plans. The words of a plan do not count as
+    known here. Languages whose words cannot be told apart are left out.
+
+    Raises:
+        ConfigError: if the word list cannot be read.
+    """
+    values: dict[str, dict[str, list[float]]] = defaultdict(dict)
+    left_out: Counter[str] = Counter()
+    for plan in plans:
+        if plan.target_language in UNSPLIT:
+            left_out[plan.target_language] += 1
+            continue
+        words = open_word_list(word_list, plan.target_language)
+        lesson = LessonLevel(CEFR_LEVELS.index(plan.level), plan.target_language, words, frozenset())
+        found = [each for chunk in plan.chunks if (each := difficulty(chunk.phrase, lesson)) is not None]
+        for name in ("words_above", "zipf", "sentence_words"):
+            known = [getattr(each, name) for each in found]
+            values[f"{plan.level}, {name}"][plan.id] = [value for value in known if value is not None]
+    rows = [(name, shown(mean_with_ci(values[name]))) for name in sorted(values)]
+    rows.append(("left out", ", ".join(f"{count} plans in {name}" for name, count in left_out.items()) or "nothing"))
+    return "\n".join(f"{name:20}{value}" for name, value in rows)
+
+
 def main() -> int:
-    """Print the statistics and everything that is wrong with the plans; the exit status is 1 if anything is."""
+    """Print the statistics and everything that is wrong with the plans; the exit status is 1 if anything is. Or print
+    how difficult the phrases of each level are."""
     parser = argparse.ArgumentParser(
         prog="python -m classroom_rl.environments.classroom.lesson_plans", description=main.__doc__
     )
-    parser.add_argument("command", choices=["check"])
-    parser.parse_args()
-    plans = read_shipped()
+    parser.add_argument("command", choices=["check", "levels"])
+    parser.add_argument("--word-list", default=WORDFREQ, help=f"with levels: {WORDFREQ}, or a CSV file")
+    given, plans = parser.parse_args(), read_shipped()
+    if given.command == "levels":
+        try:
+            print(level_table([plan for split in plans.values() for plan in split], given.word_list))
+        except ConfigError as error:
+            print_error(error)
+            return 2
+        return 0
     print(to_table(measure(plans)))
     faults = find_faults(plans, read_goals())
     print("\n".join(faults), file=sys.stderr)

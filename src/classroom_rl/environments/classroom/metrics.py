@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import correlation, fmean, stdev
 
-from classroom_rl.config.values import POST_TEST_STUDENTS
+from classroom_rl.config.values import LEVEL_REWARD, POST_TEST_STUDENTS
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.post_test.records import GIVEN, PostTest
 from classroom_rl.judges.verdicts import Verdict, contradictions
@@ -13,7 +13,8 @@ from classroom_rl.rollout.tools.turn import tool_metrics
 
 def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     """Means over the conversations of a batch: messages, rejections, refusals, the judge's scores by criterion, the
-    share that an embedded judge cannot read, the consistency of a group judge, the post-test, and tool calls."""
+    share that an embedded judge cannot read, the consistency of a group judge, the post-test, the level, and
+    tool calls."""
     metrics = {
         "conversation/messages": fmean(len(record.turns) for record in records),
         "conversation/rejected_share": fmean(record.rejected for record in records),
@@ -24,7 +25,22 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
         metrics |= {f"judge/{name}": fmean(each.values[name] for each in scores) for name in scores[0].values}
     if counts := [count for count in map(beyond_rules, records) if count is not None]:
         metrics["judge/beyond_rules_share"] = fmean(count > 0 for count in counts)
-    return metrics | group_metrics(records) | post_test_metrics(records) | tool_metrics(records)
+    metrics |= group_metrics(records) | post_test_metrics(records) | level_metrics(records)
+    return metrics | tool_metrics(records)
+
+
+def level_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """How the turn reward `level` changes over a conversation; empty where it is not recorded.
+
+    `level/first_half` and `level/second_half` are its means over the messages of each half; the middle one of an odd
+    number counts in neither. A message that could not be measured is left out.
+    """
+    scores = [[score for score in record.turn_rewards.get(LEVEL_REWARD, ()) if score is not None] for record in records]
+    halves = [(each[: len(each) // 2], each[-(len(each) // 2) :]) for each in scores if len(each) > 1]
+    if not halves:
+        return {}
+    first, second = (fmean(score for half in side for score in half) for side in zip(*halves, strict=True))
+    return {"level/first_half": first, "level/second_half": second}
 
 
 def beyond_rules(record: ConversationRecord) -> int | None:

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.base import GenerationConfig, LevelConfig
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, SCORING_RULES
 from classroom_rl.config.values import GROUP as IN_GROUPS
@@ -17,6 +18,7 @@ from classroom_rl.environments.classroom.teacher import (
     opens_dialogue,
 )
 from classroom_rl.errors import ContextOverflow, DataError
+from classroom_rl.judges.difficulty import LevelRules, lesson_level
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import GROUP, OF_SUPERVISORS, TRANSCRIPT, check_template, variables_of
 
@@ -100,6 +102,21 @@ def check_lengths(
         opening = opening_turns(generation, problem.text, longest_name)
         messages = first_messages(generation, problem.text, longest_name, ConversationType.GUIDED, opening)
         refuse_long_prompt(problem, len(encode_prompt(generation, tokenizer, messages)), limit)
+
+
+def check_levels(level: LevelConfig, problems: Sequence[Problem]) -> LevelRules:
+    """Check that the level of each lesson is known, and that its word list can be read.
+
+    Returns:
+        How levels are measured.
+
+    Raises:
+        ConfigError: as `lesson_level`.
+    """
+    rules = LevelRules(**asdict(level))
+    for problem in problems:
+        lesson_level(problem.text, rules)
+    return rules
 
 
 def refuse_long_prompt(problem: Problem, length: int, limit: int) -> None:

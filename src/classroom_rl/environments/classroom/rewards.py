@@ -22,9 +22,10 @@ from statistics import fmean
 from typing import Any
 
 from classroom_rl.config.functions import function_of
-from classroom_rl.config.values import END_OF_CONVERSATION, SUPERVISOR_REWARD
+from classroom_rl.config.values import END_OF_CONVERSATION, LEVEL_REWARD, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.errors import DataError
+from classroom_rl.judges.difficulty import level_scores
 from classroom_rl.judges.post_test.records import GIVEN
 from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import thoughts_in, visible_text
@@ -202,7 +203,22 @@ def turn_length(conversation: Conversation) -> list[float | None]:
     return [-0.5 if turn.tokens >= limit else 0.0 for turn in conversation.teacher_turns]
 
 
-TURN_REWARDS: dict[str, TurnReward] = {SUPERVISOR_REWARD: supervisor, "judge": judge, "length": turn_length}
+def level(conversation: Conversation) -> list[float | None]:
+    """How well each message stays at the lesson's CEFR level, in [0, 1]: `level_scores` of judges/difficulty.py, by the
+    word list in `generation.level`.
+
+    Raises:
+        ConfigError: as `lesson_level`; `Classroom.check_problems` finds out before a training.
+    """
+    return level_scores(conversation.problem.text, conversation.turns, conversation.rules.level)
+
+
+TURN_REWARDS: dict[str, TurnReward] = {
+    SUPERVISOR_REWARD: supervisor,
+    "judge": judge,
+    "length": turn_length,
+    LEVEL_REWARD: level,
+}
 
 
 # By name -------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from classroom_rl.environments.classroom.metrics import post_test_shares
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.metrics.language import ErrorLabels, tutor_figures
+from classroom_rl.evaluation.metrics.level import LEVEL, LEVEL_LABELS, level_by_lesson
 from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
 from classroom_rl.evaluation.metrics.readings import read_by_lesson
 from classroom_rl.evaluation.report.tables import (
@@ -17,6 +18,7 @@ from classroom_rl.evaluation.report.tables import (
     named_measures,
     reading_name,
 )
+from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.feedback import KINDS
 from classroom_rl.judges.readings import LANGUAGE_LABELS, MessageReaders
 from classroom_rl.judges.verdicts import CRITERIA
@@ -66,12 +68,13 @@ _COUNTED = {
     "false_corrections": _measure("Clean turns falsely corrected (rules)", True, -1),
 }
 _READINGS = {f"{READ}{label}": _measure(reading_name(label), True) for label in LANGUAGE_LABELS}
+_LEVEL = {f"{LEVEL}/{name}": _measure(*label) for name, label in LEVEL_LABELS.items()}
 _MATHS = {
     "/".join(measure.path[:-1]): _measure(measure.label, measure.is_share, measure.direction)
     for measure in MEASURES
     if measure.path[0] in (SOLVED, SCORED, PEDAGOGICAL_REWARD)
 }
-FIGURES: dict[str, Measure] = {**_JUDGED, **_MATHS, **_TESTED, **_COUNTED, **_READINGS}
+FIGURES: dict[str, Measure] = {**_JUDGED, **_MATHS, **_TESTED, **_COUNTED, **_LEVEL, **_READINGS}
 """The rows of every comparison: key → how the figure is printed."""
 
 
@@ -93,17 +96,21 @@ def figures_by_lesson(
     records: Sequence[ConversationRecord],
     labels: ErrorLabels | None = None,
     readers: MessageReaders | None = None,
+    level: LevelRules | None = None,
 ) -> tuple[ByLesson, dict]:
     """A language tutor's values of all figures that it has, and the fidelity of its simulated student.
 
     Args:
         labels: as in `conversation_figures`.
         readers: trained move classifiers, which add the figures `read/…`.
+        level: how levels are measured, which adds the figures `level/…`.
     """
     language = tutor_figures(records, labels)
     figures: ByLesson = judged_by_lesson(records) | language.by_lesson
     if readers is not None:
         figures |= {f"{READ}{label}": values for label, values in read_by_lesson(records, readers, labels).items()}
+    if level is not None:
+        figures |= {f"{LEVEL}/{name}": values for name, values in level_by_lesson(records, level).items()}
     return figures, language.fidelity
 
 

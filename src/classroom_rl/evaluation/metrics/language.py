@@ -27,6 +27,7 @@ from classroom_rl.judges.messages import (
     ParsedPlan,
     answers,
     holds,
+    is_english,
     own_words,
     questions_asked,
     read_message,
@@ -149,13 +150,6 @@ Values = dict[str, list[float]]
 """Figure → the values that it is the mean of."""
 ErrorLabels = Mapping[tuple[str, int], bool]
 """(conversation id, position of a student's turn) → whether a judge found an error in it."""
-
-_ENGLISH = frozenset(
-    "the a an you your i it is are was do does did what which who how when where to of in on at for and or not now say "
-    "tell ask that this with means mean good yes no one two can could would like want here there".split()
-)
-_ENGLISH_SHARE = 0.25
-"""A text counts as English if at least this share of its words is in `_ENGLISH`."""
 
 
 @dataclass
@@ -295,12 +289,6 @@ def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[st
         return len(asked), len(answered)
     introduced = sum(any(holds(text, phrase.text) for text in teacher) for phrase in plan.phrases)
     return introduced, sum(any(holds(text, phrase.text) for text in student) for phrase in plan.phrases)
-
-
-def is_english(text: str) -> bool:
-    """Whether a text is mostly English outside quotations."""
-    words = re.findall(r"[^\W\d_]+", own_words(text).casefold())
-    return bool(words) and sum(word in _ENGLISH for word in words) / len(words) >= _ENGLISH_SHARE
 
 
 @dataclass(frozen=True)

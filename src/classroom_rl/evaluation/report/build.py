@@ -21,6 +21,7 @@ from classroom_rl.config.values import RULES, SAMPLINGS
 from classroom_rl.environments.classroom.config import error_share
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.report.examples import Pair, ShownConversation, choose_pairs, show
+from classroom_rl.evaluation.report.level_chart import level_chart
 from classroom_rl.evaluation.report.tables import (
     MEASURES,
     Cell,
@@ -314,7 +315,7 @@ def charts(data: RunData) -> list[Drawing]:
     """The training's charts, as far as metrics.jsonl holds their values, those of the run's environment included."""
     drawn = [_reward_chart(data), _held_out_chart(data), _rewards_chart(data), _scores_chart(data)]
     drawn += [_environment_chart(data, panel) for panel in view_of(data.config).panels]
-    drawn += [_mismatch_chart(data), _time_chart(data)]
+    drawn += [level_chart(data), _mismatch_chart(data), _time_chart(data)]
     return [chart for chart in drawn if chart is not None]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE, SAMPLINGS
+from classroom_rl.evaluation.metrics.level import LEVEL, LEVEL_LABELS
 from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.judges.readings import LABELS, Trust
@@ -81,6 +82,10 @@ MEASURES = (
     _estimated("Messages replaced by a correction", "supervision", "replaced", is_share=True, direction=-1),
     _estimated("Reviews without a verdict", "supervision", "no_verdict", is_share=True, direction=-1),
     *(_estimated(reading_name(label), "readings", "labels", label, is_share=True, direction=0) for label in LABELS),
+    *(
+        _estimated(label, LEVEL, name, is_share=is_share, direction=direction)
+        for name, (label, is_share, direction) in LEVEL_LABELS.items()
+    ),
     Measure("Rejected by the judge", ("rejected", "share"), (), ("rejected", "n"), True, -1),
     Measure("Without a verdict", ("without_verdict", "share"), (), ("without_verdict", "n"), True, -1),
     Measure("Without solutions", ("without_solutions", "share"), (), ("without_solutions", "n"), True),

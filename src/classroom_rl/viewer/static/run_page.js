@@ -99,6 +99,8 @@ function drawCharts(metrics, run) {
     costs.length && chart("Cost so far", steps, costs, { range: [0, null], format: dollars }),
     series["conversation/teacher_tokens"] && chart("Length", steps, line(["conversation/teacher_tokens"], ["teacher's tokens per conversation"]), { range: [0, null], pick }),
     series["frac_reward_zero_std"] && chart("Groups without variance", steps, line(["frac_reward_zero_std"], ["share of groups"]), { range: [0, 1], format: percent, note: "They teach nothing: all their conversations were worth the same.", pick }),
+    series["level/first_half"] && chart("Messages at the lesson's level", steps, line(["level/first_half", "level/second_half"], ["first half of a conversation", "second half"]),
+      { range: [0, 1], note: "Mean score of the turn reward level in the batch.", pick }),
     ...supervisionCharts(steps, series, pick),
     ...ppoCharts(steps, series, pick),
     ...guardCharts(steps, series, pick),
