@@ -25,6 +25,13 @@ from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, J
 from classroom_rl.environments.classroom.metrics import beyond_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ClassroomError, JudgeOutputError, StorageError
+from classroom_rl.evaluation.metrics.language import (
+    STUDENT_SHARES,
+    StudentTurn,
+    out_of_bounds,
+    student_fidelity,
+    student_turns,
+)
 from classroom_rl.judges.verdicts import BEYOND_RULES, Verdict
 from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
@@ -45,6 +52,8 @@ LARGEST_RISE, LEAST_FOR_RISE = 0.25, 512
 """The largest rise of the share of conversations that an embedded judge cannot read, since the process began, and the
 least conversations on each side. A share that stays exceeds it in none of 400 runs of 200 batches, and in up to 8 of
 100 where whole groups are alike (simulated)."""
+LEAST_STUDENT_MESSAGES = 256
+"""The least student messages for the shares of what they do. A share of 2 % is above 5 % in 1 of 1,000 batches."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
@@ -148,6 +157,28 @@ class UnreadWatch:
         )
 
 
+class StudentWatch:
+    """Checks by rules whether the student does what its personas say, and stays in its role, over the latest student
+    messages of a training, at least `LEAST_STUDENT_MESSAGES`."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Sequence[StudentTurn]] = deque()
+        self._warned: set[str] = set()
+
+    def update(self, records: Sequence[ConversationRecord]) -> dict[str, Any] | None:
+        """Add a batch, and return `student_fidelity` of the latest messages; None if they are too few."""
+        batch = [turn for record in records for turn in student_turns(record)]
+        latest = add_and_join(self._batches, batch, LEAST_STUDENT_MESSAGES)
+        return student_fidelity(latest, "rules") if len(latest) >= LEAST_STUDENT_MESSAGES else None
+
+    def new_warnings(self, fidelity: Mapping[str, Any]) -> list[str]:
+        """A warning for each share that is out of bounds now and was not before."""
+        found = dict(out_of_bounds(fidelity))
+        new = [text for name, text in found.items() if name not in self._warned]
+        self._warned = set(found)
+        return [f"The simulated student strays: {text}, in the latest messages." for text in new]
+
+
 def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     """The dependence of the verdicts of these conversations. A group is one problem at one step."""
     groups: dict[tuple[int, str], list[ConversationRecord]] = {}
@@ -229,6 +260,7 @@ class JudgeMonitor:
         self._path = run_folder / JUDGE_CHECKS_NAME
         self._verdicts = VerdictWatch()
         self._unread = UnreadWatch()
+        self._students = StudentWatch()
 
     def is_due(self, step: int) -> bool:
         """Whether the batch that is sampled at this step is checked."""
@@ -259,6 +291,10 @@ class JudgeMonitor:
         if rise is not None:
             warnings.append(self._unread.new_warning(rise))
             figures["guard/beyond_rules_rise"] = rise
+        if (fidelity := self._students.update(records)) is not None:
+            warnings += self._students.new_warnings(fidelity)
+            shares = {name: fidelity[name]["share"] for name in STUDENT_SHARES}
+            figures |= {f"guard/student_{name}": share for name, share in shares.items() if share is not None}
         for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
         return figures
