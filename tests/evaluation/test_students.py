@@ -62,7 +62,7 @@ def lesson_talk(lesson: Lesson, drawn: str, said: Callable[..., str] | None = No
     turns: list[Turn] = []
     for number, (persona, does) in enumerate(zip(drawn, errs or drawn, strict=True)):
         question = next(filter(None, map(parse_question, asked[number::-1])))
-        kind = ("article", "preposition")[number % 2]
+        kind = ("article", "preposition")[(number + len(lesson.verb)) % 2]
         text = (inject(answer(question, rng, kind), kind, rng) if does == "e" else answer(question, rng)).text
         if said is not None:
             text = said(number, text, asked[number], lesson, turns)
@@ -72,7 +72,7 @@ def lesson_talk(lesson: Lesson, drawn: str, said: Callable[..., str] | None = No
 
 
 def runs_ahead(number: int, text: str, asked: str, lesson: Lesson, turns: list[Turn]) -> str:
-    return answer(lesson.questions[2], random.Random(1)).text if number == 3 else text
+    return answer(lesson.questions[2], random.Random(lesson.verb)).text if number == 3 else text
 
 
 def echoes(number: int, text: str, asked: str, lesson: Lesson, turns: list[Turn]) -> str:

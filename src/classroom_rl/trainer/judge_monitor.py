@@ -53,7 +53,8 @@ LARGEST_RISE, LEAST_FOR_RISE = 0.25, 512
 least conversations on each side. A share that stays exceeds it in none of 400 runs of 200 batches, and in up to 8 of
 100 where whole groups are alike (simulated)."""
 LEAST_STUDENT_MESSAGES = 256
-"""The least student messages for the shares of what they do. A share of 2 % is above 5 % in 1 of 1,000 batches."""
+"""The least student messages for the shares of what they do. A true share of 2 % is measured above 5 % in 2 of 1,000
+cases."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 

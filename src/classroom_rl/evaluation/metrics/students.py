@@ -283,10 +283,10 @@ def two_sample(one: Sequence[Talk], other: Sequence[Talk]) -> Estimate:
     drawn = [each for side in sides for each in random.Random(0).sample(side, size)]
     problems, texts = zip(*drawn, strict=True)
     labels = [0] * size + [1] * size
-    options = {"tokenizer": str.split, "token_pattern": None, "lowercase": False, "sublinear_tf": True}
-    model = make_pipeline(
-        TfidfVectorizer(ngram_range=(1, 2), **options), LogisticRegression(solver="liblinear", random_state=0)
+    ngrams = TfidfVectorizer(
+        tokenizer=str.split, token_pattern=None, lowercase=False, ngram_range=(1, 2), sublinear_tf=True
     )
+    model = make_pipeline(ngrams, LogisticRegression(solver="liblinear", random_state=0))
     folds = StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0)
     found = cross_val_predict(model, texts, labels, groups=problems, cv=folds)
     hits: dict[str, list[float]] = defaultdict(list)
@@ -348,10 +348,7 @@ def halves(talks: Sequence[Talk]) -> tuple[list[Talk], list[Talk]]:
 def differs(estimate: Estimate | None, reference: Estimate | None, name: str) -> bool:
     """Whether a figure is clearly another one than the reference's: the intervals do not touch; of the classifier,
     whether its interval is above 0.5."""
-    if estimate is None or estimate["ci95"] is None:
-        return False
+    own, others = ((each or {}).get("ci95") for each in (estimate, reference))
     if name == TWO_SAMPLE:
-        return estimate["ci95"][0] > 0.5
-    if reference is None or reference["ci95"] is None:
-        return False
-    return estimate["ci95"][0] > reference["ci95"][1] or estimate["ci95"][1] < reference["ci95"][0]
+        return own is not None and own[0] > 0.5
+    return None not in (own, others) and (own[0] > others[1] or own[1] < others[0])
