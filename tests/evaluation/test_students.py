@@ -206,7 +206,7 @@ def test_students_play_the_same_lessons_one_after_the_other(tokenizer, tmp_path,
 
     async def open_service(config, weights, folder: Path) -> SamplingService:
         def student(prompt: str) -> str:
-            return "Every day I cooks egg in the kitchen." if "mistake" in prompt else "Every day I cook an egg."
+            return "Every day I cooks egg in the kitchen." if "error" in prompt else "Every day I cook an egg."
 
         room = Room(tokenizer, folder)
         room.student, room.judge = ScriptedEngine(tokenizer, student), RubricJudge()

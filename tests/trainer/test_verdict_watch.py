@@ -148,6 +148,11 @@ def monitor_in(folder: Path, judged: bool = True) -> JudgeMonitor:
     return JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), folder)
 
 
+def of_the_judge(logged: dict[str, float]) -> dict[str, float]:
+    """What is logged, without the student's shares."""
+    return {name: value for name, value in logged.items() if not name.startswith("guard/student_")}
+
+
 def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the default `guards` keys: no judge is asked, and nothing is written."""
     monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
@@ -155,7 +160,7 @@ def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pyt
         logged = [
             monitor.check(processes, step, batch(lambda problem, place: scored(0.7, 0.7), step)) for step in (0, 2, 4)
         ]
-    assert logged == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
+    assert [of_the_judge(each) for each in logged] == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
     [said] = [each.getMessage() for each in caplog.records if "same verdict" in each.getMessage()]
     assert said.startswith("step 1: The judge gave every conversation on a problem the same verdict")
     assert "in the last 128 conversations" in said
@@ -221,4 +226,4 @@ def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
     for judged in (True, False):
         monitor = monitor_in(tmp_path, judged)
         found = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
-        assert found == [{}] * 3
+        assert [of_the_judge(each) for each in found] == [{}] * 3
