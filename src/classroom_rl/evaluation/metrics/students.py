@@ -149,9 +149,6 @@ def talks_of(dialogues: Dialogues) -> list[Talk]:
     return talks
 
 
-# Rules of each dimension ---------------------------------------------------------------------------------------------
-
-
 def values_of(talk: Talk) -> Iterator[tuple[str, float]]:
     """The values of the figures of one conversation that need no reference."""
     for position, known in talk.right.items():
@@ -229,9 +226,6 @@ def _values_of_learning(known: Mapping[int, bool]) -> Iterator[tuple[str, float]
         yield "right at the last message", ends[-1]
     if len(known) > 1:
         yield "rise of right per message", linear_regression(list(known), list(map(float, known.values()))).slope
-
-
-# Against a reference -------------------------------------------------------------------------------------------------
 
 
 def _messages(talks: Sequence[Talk]) -> Iterator[tuple[Talk, str, set[str]]]:
