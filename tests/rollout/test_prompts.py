@@ -83,6 +83,11 @@ def test_every_shipped_template_can_be_filled_in(path):
         "student_solution": "2 + 2 = 5",
         "steps": ["2 + 2 = 5"],
         "reply": "Count again.",
+        "use_case": "assessment",
+        "prompt": "Grade this.",
+        "explanation": "",
+        "follow_up": "And this?",
+        "criteria": [{"name": "hints", "question": "Any?", "anchors": [{"score": "0", "text": "no"}]}],
     }
     if path.name in ("lesson_plan.txt", "lesson.txt"):
         plan = json.loads((ROOT / "data/lesson_plans/train.jsonl").read_text(encoding="utf-8").splitlines()[0])

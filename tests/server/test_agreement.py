@@ -101,6 +101,7 @@ def server(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyP
         ("student_model.vllm.top_p", 0.5),
         ("judge_model.replies_per_attempt", 9),
         ("judge_model.model_name_or_path", "rules"),
+        ("judge_model.rubric", "criteria.yaml"),
         ("reward_model.model_name_or_path", "None"),
         ("train.turn_credit.mode", "immediate"),
         ("seed", 5),

@@ -88,9 +88,8 @@ class RecordingEngine:
         said = json.dumps(SCORES) if self.name == "judge" else "Good ."
         ids = [*self._tokenizer.encode(said), params.stop_token_ids[0]][: params.max_tokens]
         logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ids]
-        yield SimpleNamespace(
-            finished=True, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")]
-        )
+        end = {"finish_reason": "stop", "stop_reason": None}
+        yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs, **end)])
 
     def shutdown(self) -> None:
         """Nothing runs."""

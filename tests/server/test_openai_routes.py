@@ -31,7 +31,8 @@ from classroom_rl.server.openai_routes import OnePolicyPerAnswer, _GatedEngine
 from tests.conftest import ROOT, RunningServer
 from tests.server.test_sampling_service import publish_random_weights, request_for
 from tests.support.configs import loaded
-from tests.support.published_rows import bridged, mathdial_flat, verified, write_json
+from tests.support.mathtutorbench import make_clone
+from tests.support.published_rows import mathdial_flat
 from tests.support.tutor_messages import write_rows
 
 SAY_HELLO = [{"role": "system", "content": "You teach."}, {"role": "user", "content": "Say hello."}]
@@ -92,13 +93,14 @@ def test_published_benchmarks_are_answered_by_the_servers_tutor(server: RunningS
     found = evaluate(benchmark_of(server, "mathdial", str(path), tmp_path / "mathdial"))
     assert set(found["failures"]) <= {"empty"}, "random weights may say nothing; no request is refused"
     assert found["turns"] == 6 and found["answered"] > 0 and found["policy"] == str(server.client.health().policy)
-    write_json(tmp_path / "stepverify.json", [verified(0)])
-    write_json(tmp_path / "mathdial_bridge.json", [bridged(0)])
+    copies = ", ".join(f"{name}: {path}" for name, path in make_clone(tmp_path / "clone", rows=1).items())
     names = ("solution_correctness", "mistake_location", "mistake_correction", "scaffolding_generation")
     options = (f"benchmark.tasks=[{','.join(names)}]", "score_using_pedagogical_reward=false")
-    tasks = evaluate(benchmark_of(server, "mathtutorbench", str(tmp_path), tmp_path / "tasks", *options))["tasks"]
-    assert [each["asked"] for each in tasks.values()] == [2, 2, 2, 1]
-    assert all(set(each["failures"]) <= {"empty"} for each in tasks.values())
+    for is_chat in ("false", "true"):
+        more = (*options, f"benchmark.datasets={{{copies}}}", f"benchmark.is_chat={is_chat}")
+        folder = tmp_path / f"tasks-{is_chat}"
+        tasks = evaluate(benchmark_of(server, "mathtutorbench", str(tmp_path / "clone"), folder, *more))["tasks"]
+        assert [(each["asked"], each["answered"]) for each in tasks.values()] == [(2, 2), (2, 2), (1, 1), (1, 1)]
 
 
 def test_a_chat_is_a_turn_of_the_teacher(

@@ -50,7 +50,8 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        return "\n".join(message["content"] for message in self.body["messages"])
+        """The text of all messages, or that of a request to `/completions`."""
+        return "\n".join(message["content"] for message in self.body.get("messages", ())) or self.body["prompt"]
 
 
 class Exchange:
@@ -123,9 +124,9 @@ Behaviour = Callable[[Exchange], None]
 Script = Callable[[dict, int], Behaviour]
 
 
-def completion(text: str | None, finish_reason: str, usage: dict) -> dict:
-    message = {"role": "assistant", "content": text}
-    return {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}], "usage": usage}
+def completion(text: str | None, finish_reason: str, usage: dict, is_chat: bool = True) -> dict:
+    answer = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    return {"choices": [{"index": 0, **answer, "finish_reason": finish_reason}], "usage": usage}
 
 
 def _named(name: str, behaviour: Behaviour) -> Behaviour:
@@ -139,7 +140,8 @@ def _named(name: str, behaviour: Behaviour) -> Behaviour:
 def says(text: str, name: str = "says", finish_reason: str = "stop") -> Behaviour:
     def act(exchange: Exchange) -> None:
         exchange.bill(text)
-        exchange.send(200, completion(text, finish_reason, exchange.usage()))
+        is_chat = "messages" in exchange.call.body
+        exchange.send(200, completion(text, finish_reason, exchange.usage(), is_chat))
 
     return _named(name, act)
 
@@ -257,7 +259,7 @@ class JudgeEndpoint:
             sent = handler.headers.get(SENT)
             call = Call(time.monotonic(), body, key, handler.headers.get(NUMBER), sent and float(sent))
             self.calls.append(call)
-            content = json.dumps([body["model"], body["messages"]])
+            content = json.dumps([body["model"], body.get("messages", body.get("prompt"))])
             nth = self._seen[content]
             self._seen[content] += 1
         try:

@@ -86,8 +86,8 @@ class ReceivingTeacher(ScriptedEngine):
         self.policy = policy
 
     def restart(self) -> None:
-        self.worker.restart()
         self.policy, self.weights = PolicyVersion(), "scripted"
+        self.worker.restart()  # last: once it has left the group, the sender goes on
 
     def health(self) -> EngineHealth:
         return super().health().model_copy(update=self.worker.health())

@@ -4,16 +4,16 @@ from dataclasses import field
 from typing import Literal, get_args
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.fields import Examples, FilePath, Text, config_group
+from classroom_rl.config.fields import Examples, FilePath, Flag, Text, config_group
 from classroom_rl.config.model_checks import check_judge
 from classroom_rl.config.models import JudgeModelConfig
-from classroom_rl.config.values import EMBEDDED_JUDGES, RULES
+from classroom_rl.config.values import EMBEDDED_JUDGES, RULES, check_url
 from classroom_rl.errors import ConfigError
 
-Benchmark = Literal["mrbench", "bea2025", "mathdial", "mathtutorbench"]
-MRBENCH, BEA2025, MATHDIAL, MATHTUTORBENCH = BENCHMARKS = get_args(Benchmark)
+Benchmark = Literal["mrbench", "bea2025", "mathdial", "mathtutorbench", "tutorbench"]
+MRBENCH, BEA2025, MATHDIAL, MATHTUTORBENCH, TUTORBENCH = BENCHMARKS = get_args(Benchmark)
 
-PROBLEM_SOLVING = "problem_solving"
+PROBLEM_SOLVING, SOCRATIC_QUESTIONING = "problem_solving", "socratic_questioning"
 SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
     "solution_correctness",
     "mistake_location",
@@ -22,10 +22,10 @@ SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION = (
 SCAFFOLDING, PEDAGOGY = "scaffolding_generation", "pedagogy_following"
 SCAFFOLDING_HARD, PEDAGOGY_HARD = f"{SCAFFOLDING}_hard", f"{PEDAGOGY}_hard"
 TUTOR_TASKS = (
-    *(PROBLEM_SOLVING, SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION),
+    *(PROBLEM_SOLVING, SOCRATIC_QUESTIONING, SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION),
     *(SCAFFOLDING, PEDAGOGY, SCAFFOLDING_HARD, PEDAGOGY_HARD),
 )
-"""MathTutorBench's tasks that are read here. Its `socratic_questioning`, which is scored by BLEU, is not."""
+"""MathTutorBench's tasks, in the order of its leaderboard."""
 
 TUTOR, JUDGE = "tutor", "judge"
 """Keys of `prompts_paths`: what asks a tutor for a message, and what asks a judge about one."""
@@ -37,21 +37,32 @@ class BenchmarkConfig:
 
     name: Benchmark = MRBENCH
     """`mrbench`: judges label tutors' replies as people did. `bea2025`: the same, scored as in that shared task.
-    `mathdial`: the tutor writes a teacher's next turn. `mathtutorbench`: a tutor's tasks."""
+    `mathdial`: the tutor writes a teacher's next turn. `mathtutorbench`: a tutor's tasks. `tutorbench`: judges judge a
+    tutor's reply by each row's criteria."""
     path: FilePath = ""
-    """A .jsonl or .json file or a Hub name; for `mathtutorbench` the folder that holds its data files."""
+    """A .jsonl, .json or .parquet file or a Hub name; for `mathtutorbench` a clone of the benchmark's repository."""
     split: Text = "test"
-    """Of a Hub name."""
+    """Of a Hub name; `mathtutorbench` has it from the clone."""
     max_dialogues: Examples = -1
-    """How many dialogues (of `mathtutorbench`: problems of each task) are read; fewer than all are drawn with
-    `seed`."""
+    """How many dialogues (of `mathtutorbench`: problems of each task; of `tutorbench`: rows) are read; fewer than all
+    are drawn with `seed`."""
     train_path: FilePath = ""
     """For `bea2025`: labelled replies (MRBench, any version) on which a classifier is trained; dialogues that it shares
     with `path` are left out when they are predicted."""
     tasks: list[Text] = field(default_factory=list)
     """Those of `mathtutorbench` to measure."""
     prompts_paths: dict[str, FilePath] = field(default_factory=dict)
-    """The prompt templates of `judge`, of `tutor`, or of each task."""
+    """The prompt templates of `judge` and of `tutor`. `mathtutorbench` has its prompts from the clone; a template
+    named by a task is asked in place of that task's, with the same variables."""
+    is_chat: Flag = False
+    """How `mathtutorbench` asks, as its own program's option: false continues the bare prompt (`/completions`), true
+    sends it as the system message of a chat."""
+    datasets: dict[str, FilePath] = field(default_factory=dict)
+    """Of `mathtutorbench`: local copies of data sets, by the `dataset_path` or `dataset_path/dataset_name` that the
+    clone's configs name, such as `gsm8k/main`. Each is a data file, or the folder of a data set of the Hub."""
+    reward_url: Text | None = None
+    """Of `mathtutorbench`: the address of a vLLM server of `pedagogical_reward_model`, without `/v1`. Null: the model
+    is loaded in this process."""
 
 
 def has_tutor(benchmark: BenchmarkConfig) -> bool:
@@ -62,7 +73,7 @@ def has_tutor(benchmark: BenchmarkConfig) -> bool:
 def needed_prompts(benchmark: BenchmarkConfig) -> list[str]:
     """The keys that `prompts_paths` must have."""
     if benchmark.name == MATHTUTORBENCH:
-        return list(benchmark.tasks)
+        return []
     return [JUDGE, TUTOR] if has_tutor(benchmark) else [JUDGE]
 
 
@@ -73,7 +84,7 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
         ConfigError: naming the key, the rule and the fix.
     """
     if not benchmark.path:
-        raise ConfigError("benchmark.path is empty; name the benchmark's file or folder, or its name on the Hub.")
+        raise ConfigError("benchmark.path is empty; name the benchmark's file or clone, or its name on the Hub.")
     _check_tasks(benchmark)
     missing = [key for key in needed_prompts(benchmark) if key not in benchmark.prompts_paths]
     if missing:
@@ -85,6 +96,11 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
         raise ConfigError("judges is empty; name who is compared with people: judges=[{model_name_or_path: rules}].")
     if benchmark.train_path and benchmark.name != BEA2025:
         raise ConfigError(f"benchmark.train_path is {benchmark.train_path}, but only {BEA2025} trains: leave it out.")
+    if benchmark.name == TUTORBENCH and (not judges or any(judge.model_name_or_path == RULES for judge in judges)):
+        raise ConfigError(
+            f"judges is {[judge.model_name_or_path for judge in judges]}; only models can judge tutorbench's criteria: "
+            "judges=[{model_name_or_path: google/gemini-2.5-flash, use_openrouter: true}]."
+        )
     if benchmark.name == MATHTUTORBENCH and judges:
         raise ConfigError("judges is set, but no judge takes part in mathtutorbench: leave it out.")
     _check_labelling_judges(judges, generation)
@@ -92,15 +108,20 @@ def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], 
 
 def _check_tasks(benchmark: BenchmarkConfig) -> None:
     if benchmark.name != MATHTUTORBENCH:
-        if benchmark.tasks:
-            raise ConfigError(f"benchmark.tasks is {benchmark.tasks}, but only mathtutorbench has tasks: leave it out.")
+        for key in ("tasks", "is_chat", "datasets", "reward_url"):
+            if getattr(benchmark, key):
+                raise ConfigError(f"benchmark.{key} is set, but only mathtutorbench has {key}: leave it out.")
         return
     unknown = [task for task in benchmark.tasks if task not in TUTOR_TASKS]
     if unknown or not benchmark.tasks or len(set(benchmark.tasks)) < len(benchmark.tasks):
         raise ConfigError(
-            f"benchmark.tasks is {benchmark.tasks}; it must name one or more of {', '.join(TUTOR_TASKS)}, each once. "
-            "(socratic_questioning is scored with BLEU by the benchmark's own program: docs/evaluation.md.)"
+            f"benchmark.tasks is {benchmark.tasks}; it must name one or more of {', '.join(TUTOR_TASKS)}, each once."
         )
+    strange = [key for key in benchmark.prompts_paths if key not in TUTOR_TASKS]
+    if strange:
+        raise ConfigError(f"benchmark.prompts_paths names {', '.join(strange)}; of mathtutorbench it names tasks.")
+    if benchmark.reward_url is not None:
+        check_url("benchmark.reward_url", benchmark.reward_url)
 
 
 def _check_labelling_judges(judges: list[JudgeModelConfig], generation: GenerationConfig) -> None:
@@ -108,6 +129,8 @@ def _check_labelling_judges(judges: list[JudgeModelConfig], generation: Generati
     names = [judge.model_name_or_path for judge in judges]
     for judge in judges:
         name = judge.model_name_or_path
+        if judge.rubric is not None:
+            raise ConfigError(f"judges has a rubric for {name}, but a benchmark asks its own questions: leave it out.")
         check_judge(judge, generation, "judges")
         if name not in EMBEDDED_JUDGES and not judge.is_remote:
             raise ConfigError(

@@ -4,6 +4,7 @@ import re
 
 from classroom_rl.config.base import EnvironmentConfig
 from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, VllmConfig
+from classroom_rl.config.rubric import load_rubric
 from classroom_rl.config.values import (
     ABSOLUTE,
     EMBEDDED_JUDGES,
@@ -58,12 +59,31 @@ def check_judge(
     check_model(name, judge, generation)
     if judge.mode == GROUP:
         _check_group_judge(judge, generation, name, of_training)
+    if judge.rubric is not None:
+        _check_rubric(judge, generation, name)
     known = SCORING_RULES | ({LEAK_RULE} if judge.model_name_or_path == RULES else set())
     unknown = [rule for rule in generation.judge_rules if rule not in known]
     if judge.model_name_or_path in EMBEDDED_JUDGES and unknown:
         raise ConfigError(
             f"{name} is {judge.model_name_or_path}, which judges by {', '.join(sorted(known))} alone, and "
             f"generation.judges_rules_prompts_paths has {', '.join(unknown)}: name a judge model, or leave that out."
+        )
+
+
+def _check_rubric(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str) -> None:
+    load_rubric(judge.rubric)
+    if judge.model_name_or_path in EMBEDDED_JUDGES:
+        raise ConfigError(
+            f"{name}.rubric is set, but {judge.model_name_or_path} is no model and cannot read it: name a judge "
+            "model, or leave the rubric out."
+        )
+    if judge.mode == GROUP:
+        raise ConfigError(f"{name}.rubric is read for one conversation at a time: set {name}.mode={ABSOLUTE}.")
+    if not SCORING_RULES.intersection(generation.judge_rules):
+        raise ConfigError(
+            f"{name}.rubric is set, but no rule of generation.judges_rules_prompts_paths gives scores: name "
+            f"{', '.join(sorted(SCORING_RULES))} there with a judge's template, in whose place "
+            f"{name}.rubric_prompt_path is read."
         )
 
 

@@ -195,6 +195,12 @@ class JudgeModelConfig(ApiModelConfig):
     anchor_share: Share = 0.03
     """With `mode: group`, so many of the conversations are also judged by themselves, to compare the two. These
     verdicts change no reward."""
+    rubric: FilePath | None = None
+    """A YAML file with criteria of your own, a list of {name, question, weight, anchors: {score: text}}, by which a
+    judge model scores in place of the three built-in ones. The score is Σ weight × share of the scale / Σ of the
+    positive weights, cut to [0, 1]; an answer that lacks a criterion is no verdict. Null: none."""
+    rubric_prompt_path: FilePath = "prompt_templates/judges/rubric.txt"
+    """The template that asks by `rubric`, in place of that of the rule that scores."""
     group_prompts_paths: dict[str, FilePath] = field(
         default_factory=lambda: {"pedagogical_eval": "prompt_templates/judges/language_tutor_group.txt"}
     )

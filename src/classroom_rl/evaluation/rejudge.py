@@ -129,7 +129,7 @@ def _ask(judge: Judge | EmbeddedJudge, conversation: Conversation, rule: str, at
     try:
         conversation_and_problem = (conversation.transcript(), conversation.problem.text)
         answer = ask_judge(judge, rule, *conversation_and_problem, attempt, conversation.facts)
-        return parse_verdict(rule, attempt, asyncio.run(answer))
+        return parse_verdict(rule, attempt, asyncio.run(answer), getattr(judge, "rubric", None))
     except JudgeOutputError as error:
         return Verdict(rule, attempt, error=str(error))
 

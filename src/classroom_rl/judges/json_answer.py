@@ -4,6 +4,7 @@ An answer may quote the tutor, who gains from a wrong parse. So an answer that c
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.rollout.text import nests_deeper, without_surrogates
 
+_NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _COMMA_OR_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?|[{\[]\s*,|,(?=\s*[}\]])', re.DOTALL)
 _MOST_LEVELS = 50
 _MOST_CHARACTERS, _MOST_REPAIRS, _MOST_OBJECTS, _MOST_BROKEN = 100_000, 20, 20, 1_000
@@ -247,6 +249,18 @@ def _without_trailing_commas(text: str, start: int) -> str:
     strings, and commas without a value before them, stay."""
     repaired = _COMMA_OR_STRING.sub(lambda match: " " if match[0] == "," else match[0], text[start:])
     return text[:start] + repaired
+
+
+def number_in(value: Any) -> float:
+    """The value of a JSON number, or of a number in a string; NaN for anything else."""
+    if isinstance(value, bool) or not (
+        isinstance(value, (int, float)) or isinstance(value, str) and _NUMBER.fullmatch(value)
+    ):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def quote(value: Any, limit: int = 400) -> str:

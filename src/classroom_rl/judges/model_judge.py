@@ -8,11 +8,14 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig
+from classroom_rl.config.rubric import Rubric, load_rubric
+from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
 from classroom_rl.engines.api.responses import Answer
 from classroom_rl.errors import ContentRefused, ContextOverflow, JudgeOutputError, RequestRefused, RequestTooLong
 from classroom_rl.judges.json_answer import quote
+from classroom_rl.judges.rubric_scores import rubric_variables
 from classroom_rl.judges.verdicts import answer_schema, group_schema, parse_group, parse_verdict
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
@@ -26,9 +29,10 @@ _NEUTRAL_TEXT = "Hello! Please go on. "
 Dialogue = Sequence[dict[str, str]]
 
 
-def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str) -> list[dict[str, str]]:
-    """The chat messages that request a verdict from a judge model; `path` is the prompt template of the rule."""
-    return [{"role": "user", "content": render(path, conversation=conversation, problem=problem)}]
+def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str, **more: Any) -> list[dict[str, str]]:
+    """The chat messages that request a verdict from a judge model; `path` is the prompt template of the rule, and
+    `more` are further variables of it."""
+    return [{"role": "user", "content": render(path, conversation=conversation, problem=problem, **more)}]
 
 
 def render_group(path: str, conversations: Sequence[Dialogue], problem: str) -> list[dict[str, str]]:
@@ -56,6 +60,7 @@ class KeptReplies:
 
     def __init__(self, config: ApiModelConfig, ledger: CallLedger, api: ChatApi | None):
         self._models = (config.model_name_or_path, *config.fallback_models)
+        self._template = config.vllm.chat_template_kwargs
         self._ledger = ledger
         self._api = api
         # One lock per request in progress; an entry disappears when its last user releases the lock.
@@ -72,7 +77,7 @@ class KeptReplies:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
             JudgeOutputError: if the ledger has no reply, and there is no API.
         """
-        async with self._locks.setdefault(request.key(self._models[0]), asyncio.Lock()):
+        async with self._locks.setdefault(request.key(self._models[0], self._template), asyncio.Lock()):
             answer = self._find(request)
             if answer is not None:
                 return answer, False
@@ -81,7 +86,8 @@ class KeptReplies:
             return await self._api.ask(request, is_usable), True
 
     def _find(self, request: ChatRequest) -> Answer | None:
-        for row in map(self._ledger.find_reply, map(request.key, self._models)):
+        for model in self._models:
+            row = self._ledger.find_reply(request.key(model, self._template))
             if row is not None:
                 text, usage, cut = row
                 if cut is None:  # the row is older than this column
@@ -113,8 +119,15 @@ class ApiChatEngine:
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
         """
+        return await self._ask(messages, sampling, completes=False)
+
+    async def complete(self, prompt: str, sampling: Sampling) -> Completion:
+        """The text that follows `prompt`, without a chat template; raises as `chat`."""
+        return await self._ask([{"role": "user", "content": prompt}], sampling, completes=True)
+
+    async def _ask(self, messages: Sequence[Message], sampling: Sampling, completes: bool) -> Completion:
         draw = sampling.draw if sampling.seed is None else (sampling.seed,)
-        request = ChatRequest(messages, replace(sampling, seed=None), draw=draw)
+        request = ChatRequest(messages, replace(sampling, seed=None), draw=draw, completes=completes)
         answer, _ = await self._replies.get(request)
         tokens = answer.usage.completion_tokens if answer.usage is not None else 0
         tokens = tokens or approximate_tokens(answer.text)  # not every provider reports its usage
@@ -164,12 +177,24 @@ class ModelJudge:
         config: the model, and `replies_per_attempt`.
         rules: the path of the prompt template of each rule.
         sampling: the sampling parameters; `max_tokens` is the limit of an answer on one conversation.
+
+    Attributes:
+        rubric: the criteria that a scoring rule scores by, if the configuration names a file of them; else None.
+
+    Raises:
+        ConfigError: if that file cannot be read.
     """
 
     def __init__(self, config: JudgeModelConfig, rules: dict[str, str], sampling: Sampling):
         self._config = config
         self._rules = rules
         self._sampling = sampling
+        self.rubric = None if config.rubric is None else load_rubric(config.rubric)
+
+    def _render(self, rule: str, dialogue: Dialogue, problem: str) -> list[dict[str, str]]:
+        if self.rubric is None or rule not in SCORING_RULES:
+            return render_rule(self._rules[rule], dialogue, problem)
+        return render_rule(self._config.rubric_prompt_path, dialogue, problem, criteria=rubric_variables(self.rubric))
 
     async def _reply(
         self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
@@ -187,12 +212,13 @@ class ModelJudge:
                 tutor's messages.
             JudgeOutputError: if the last reply was truncated.
         """
-        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule)))
-        holds = partial(_holds_verdict, rule)
+        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule, self.rubric)))
+        holds = partial(_holds_verdict, rule, self.rubric)
 
         async def reply(dialogue: Dialogue, number: int) -> tuple[Answer, bool]:
-            messages = render_rule(self._rules[rule], dialogue, problem)
-            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
+            return await self._reply(
+                self._render(rule, dialogue, problem), replace(sampling, draw=(attempt, number)), holds
+            )
 
         async def control(dialogue: Dialogue) -> str:
             answer, _ = await reply(dialogue, 0)
@@ -201,7 +227,7 @@ class ModelJudge:
         async def answer() -> str:
             return await first_usable(partial(reply, conversation), holds, self._config.replies_per_attempt)
 
-        return await answer_or_blame(rule, conversation, answer, control)
+        return await answer_or_blame(holds, conversation, answer, control)
 
     async def judge_group(self, rule: str, conversations: Sequence[Dialogue], problem: str, attempt: int) -> str:
         """The first reply that ranks and scores all conversations, or the last one that does not. Its token limit is
@@ -263,7 +289,7 @@ class ChatEngineJudge(ModelJudge):
 
 
 async def answer_or_blame(
-    rule: str,
+    holds: Callable[[str], bool],
     conversation: Dialogue,
     answer: Callable[[], Awaitable[str]],
     control: Callable[[Dialogue], Awaitable[str]],
@@ -276,7 +302,7 @@ async def answer_or_blame(
     failure says nothing about the tutor. A malformed answer never counts against the tutor, whatever the tutor wrote.
 
     Args:
-        rule: the rule to judge by.
+        holds: whether the text of a reply is a verdict.
         conversation: the conversation to judge.
         answer: requests the answer.
         control: requests one reply on another conversation.
@@ -297,7 +323,7 @@ async def answer_or_blame(
             str(error),
         )
     try:
-        has_verdict = _holds_verdict(rule, await control(in_plain_words(conversation, same_length)))
+        has_verdict = holds(await control(in_plain_words(conversation, same_length)))
     except (RequestRefused, ContextOverflow, JudgeOutputError):
         has_verdict = False
     if has_verdict:
@@ -326,8 +352,8 @@ def _holds_group(rule: str, size: int, text: str) -> bool:
         return False
 
 
-def _holds_verdict(rule: str, text: str) -> bool:
+def _holds_verdict(rule: str, rubric: Rubric | None, text: str) -> bool:
     try:
-        return parse_verdict(rule, 0, text).valid
+        return parse_verdict(rule, 0, text, rubric).valid
     except JudgeOutputError:
         return False

@@ -14,15 +14,21 @@ import asyncio
 import json
 import logging
 import math
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from classroom_rl.config.rubric import Rubric
 from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.errors import ContentRefused, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
-from classroom_rl.judges.json_answer import find_object, quote
+from classroom_rl.judges.json_answer import find_object, number_in, quote
+from classroom_rl.judges.rubric_scores import (
+    RubricScores,
+    mean_rubric_scores,
+    read_rubric_scores,
+    rubric_properties,
+)
 from classroom_rl.rollout.engine import ConversationFacts, EmbeddedJudge, Judge, ask_judge
 from classroom_rl.rollout.text import without_surrogates
 
@@ -33,8 +39,6 @@ BEYOND_RULES = "beyond what rules can read"
 
 STOPS = (EngineFailure, ProviderFailure, StorageError)
 """Errors that stop all judging until the user fixes their cause."""
-
-_NUMBER = re.compile(r"\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,23 @@ CRITERIA = {
 parser, reward, metrics, viewer and reports all use this table."""
 
 
+def criterion_of(key: str) -> Criterion:
+    """How a score under this key is shown: as one of `CRITERIA`, or as one of a rubric, which is a share from 0 to 1
+    (and has its weight in the rubric)."""
+    name = key.removesuffix("_score").replace("_", " ").capitalize()
+    return CRITERIA.get(key, Criterion(name, 1.0, 0.0))
+
+
+def judged_criteria(steps: Iterable[Mapping[str, Any]]) -> dict[str, Criterion]:
+    """The criteria that the metrics of a run's steps hold (`judge/…_score`), by their key."""
+    names = dict.fromkeys(name for step in steps for name in step if name.startswith("judge/"))
+    keys = [name.removeprefix("judge/") for name in names if name.endswith("_score")]
+    return {key: criterion_of(key) for key in sorted(keys, key=lambda key: key not in CRITERIA)}
+
+
 def reason_key(criterion: str) -> str:
     """The key in the judge's JSON of the reason for a criterion's score."""
-    return criterion.replace("_score", "_reasoning")
+    return criterion.removesuffix("_score") + "_reasoning"
 
 
 @dataclass(frozen=True)
@@ -68,6 +86,11 @@ class Scores:
     task_final_score: float
     forward_progression_score: float
     overall_momentum_score: float
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The scores by their keys in the judge's JSON."""
+        return asdict(self)
 
     @property
     def final_reward(self) -> float:
@@ -83,7 +106,7 @@ class Verdict:
     Attributes:
         rule: the name of the rule.
         attempt: the number of the attempt, from 0.
-        scores: the scores, for a scoring rule.
+        scores: the scores, for a scoring rule; `RubricScores` if the judge has a rubric of its own.
         accepted: the decision, for a decision rule.
         reasons: the judge's reason for each criterion; for a decision rule and in a group, one reason under the name of
             the rule.
@@ -103,7 +126,7 @@ class Verdict:
 
     rule: str
     attempt: int
-    scores: Scores | None = None
+    scores: Scores | RubricScores | None = None
     accepted: bool | None = None
     reasons: dict[str, str] | None = None
     error: str | None = None
@@ -121,13 +144,15 @@ class Verdict:
         return self.scores is not None or self.accepted is not None
 
 
-def answer_schema(rule: str) -> dict[str, Any]:
-    """The JSON schema of a judge's answer under a rule. Each reason comes before its score or decision, so that the
-    judge reasons before it decides.
+def answer_schema(rule: str, rubric: Rubric | None = None) -> dict[str, Any]:
+    """The JSON schema of a judge's answer under a rule, or by a rubric if the rule scores. Each reason comes before its
+    score or decision, so that the judge reasons before it decides.
 
     The ranges are given in descriptions, because not every provider accepts bounds in a schema. The parser checks them.
     """
-    if rule in SCORING_RULES:
+    if rule in SCORING_RULES and rubric is not None:
+        properties = rubric_properties(rubric)
+    elif rule in SCORING_RULES:
         properties = {}
         for name, criterion in CRITERIA.items():
             properties[reason_key(name)] = {"type": "string"}
@@ -137,13 +162,19 @@ def answer_schema(rule: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def parse_verdict(rule: str, attempt: int, text: str) -> Verdict:
+def parse_verdict(rule: str, attempt: int, text: str, rubric: Rubric | None = None) -> Verdict:
     """Parse a judge's answer.
+
+    Args:
+        rubric: what a scoring rule scores by in place of `CRITERIA`.
 
     Raises:
         JudgeOutputError: if the text does not contain exactly one JSON object with the keys that the rule requires.
     """
     answer = find_object(text)
+    if rule in SCORING_RULES and rubric is not None:
+        reasons = {criterion.key: _reason(answer, reason_key(criterion.key)) for criterion in rubric}
+        return Verdict(rule, attempt, scores=read_rubric_scores(rubric, answer, text), reasons=reasons, raw=text)
     if rule in SCORING_RULES:
         reasons = {name: _reason(answer, reason_key(name)) for name in CRITERIA}
         scores, version = read_scores(answer, text), _reason(answer, "rules_version") or None
@@ -186,7 +217,7 @@ def read_scores(answer: dict[str, Any], text: str) -> Scores:
         if name not in answer:
             raise JudgeOutputError(f"The judge's answer has no {name}: {quote(text)}")
         value = answer[name]
-        number = _number(value)
+        number = number_in(value)
         if not math.isfinite(number) or not 0 <= number <= criterion.top:
             rule = f"it must be a number from 0 to {criterion.top:g}"
             raise JudgeOutputError(f"{name} is {quote(value)}; {rule}: {quote(text)}")
@@ -209,22 +240,12 @@ def _read_turn_scores(answer: dict[str, Any], text: str) -> tuple[float | None, 
     values = answer.get("turn_scores")
     if values is None:
         return None
-    scores = [None if value is None else _number(value) for value in values] if isinstance(values, list) else [math.nan]
+    scores = (
+        [None if value is None else number_in(value) for value in values] if isinstance(values, list) else [math.nan]
+    )
     if not all(score is None or 0 <= score <= 1 for score in scores):
         raise JudgeOutputError(f"turn_scores is {quote(values)}; it is a list of numbers from 0 to 1: {quote(text)}")
     return tuple(scores)
-
-
-def _number(value: Any) -> float:
-    """The value of a JSON number, or of a number in a string; NaN for anything else."""
-    if isinstance(value, bool) or not (
-        isinstance(value, (int, float)) or isinstance(value, str) and _NUMBER.fullmatch(value)
-    ):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _read_decision(answer: dict[str, Any], text: str) -> bool:
@@ -251,7 +272,7 @@ class Judgement:
         refusing_rules: the rules under which every attempt refused its content.
     """
 
-    scores: Scores | None
+    scores: Scores | RubricScores | None
     rejecting_rules: tuple[str, ...]
     refusing_rules: tuple[str, ...] = ()
 
@@ -307,7 +328,7 @@ async def ask_for_verdict(
     try:
         async with asyncio.timeout(timeout_s):
             text = await ask_judge(judge, rule, *transcript_and_problem, attempt, facts)
-        return parse_verdict(rule, attempt, text)
+        return parse_verdict(rule, attempt, text, getattr(judge, "rubric", None))  # only judge models have one
     except stops:
         raise
     except Exception as error:
@@ -321,7 +342,10 @@ def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdi
     return Verdict(rule, attempt, error=f"{type(error).__name__}: {error}", raw=raw, refused=refused)
 
 
-def _mean_scores(scores: Sequence[Scores]) -> Scores:
+def _mean_scores(scores: Sequence[Scores | RubricScores]) -> Scores | RubricScores:
+    by_rubric = [each for each in scores if isinstance(each, RubricScores)]
+    if by_rubric:
+        return mean_rubric_scores(by_rubric)
     return Scores(**{name: fmean(getattr(s, name) for s in scores) for name in CRITERIA})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
-from classroom_rl.judges.verdicts import CRITERIA, Criterion
+from classroom_rl.judges.verdicts import Criterion, judged_criteria
 from classroom_rl.results.panels import (
     BLACK,
     BLUE,
@@ -115,7 +115,7 @@ def _parts(axes: "Axes", data: RunData) -> bool:
     """The judge's scores as shares of the highest score, and each reward if there are several."""
     parts = [
         (_criterion_label(criterion), [(x, y / criterion.top) for x, y in data.series(f"judge/{name}")])
-        for name, criterion in CRITERIA.items()
+        for name, criterion in judged_criteria(data.steps).items()
     ]
     rewards = dict.fromkeys(
         name for line in data.steps for name in line if name.startswith(_REWARD_PREFIX) and name.endswith("/mean")

@@ -9,7 +9,7 @@ Comparisons are per lesson: a lesson's values are averaged first, then the diffe
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Optional
 
@@ -19,7 +19,7 @@ from classroom_rl.environments.toy_language.grammar import Slip, find_slips
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import DataError
 from classroom_rl.judges.toy_judge import analyse
-from classroom_rl.judges.verdicts import Judgement, Scores, sum_up
+from classroom_rl.judges.verdicts import Judgement, sum_up
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.rollout.intervals import (
     LEAST_LESSONS,
@@ -231,10 +231,10 @@ def summarise(
 def mean_scores(records: Sequence[ConversationRecord]) -> Optional[dict[str, float]]:
     """Compute each criterion's mean, on its own scale, over the conversations with scores; None if there are none."""
     judgements = [judgement for judgement in map(judgement_of, records) if judgement is not None]
-    scores = [asdict(judgement.scores) for judgement in judgements if judgement.scores is not None]
+    scores = [judgement.scores.values for judgement in judgements if judgement.scores is not None]
     if not scores:
         return None
-    return {name: fmean(score[name] for score in scores) for name in Scores.__dataclass_fields__}
+    return {name: fmean(score[name] for score in scores) for name in scores[0]}
 
 
 def talk(records: Sequence[ConversationRecord]) -> dict[str, Optional[float]]:

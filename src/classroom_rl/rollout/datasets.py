@@ -210,7 +210,7 @@ def load_rows(source: DataSource) -> Rows:
         return read_file(path)
     if os.path.isfile(path):
         raise DataError(f"{path} is a file of a kind that is not read. Data files are {', '.join(READERS)}.")
-    return _load_from_hub(source)
+    return load_from_hub(source.name_or_path, source.split)
 
 
 def is_local_name(path: Path) -> bool:
@@ -218,12 +218,22 @@ def is_local_name(path: Path) -> bool:
     return path.suffix.lower() in READERS
 
 
-def _load_from_hub(source: DataSource) -> "datasets.Dataset":
+def load_from_hub(name: str, split: str, subset: str | None = None) -> "datasets.Dataset":
+    """All rows of a data set on the Hub, or of its folder on this machine.
+
+    Raises:
+        DataError: if there is no such data set, subset or split, or it cannot be read.
+    """
     import datasets
 
     try:
-        return datasets.load_dataset(source.name_or_path, split=source.split)
+        rows = datasets.load_dataset(name, subset, split=split)
     # A RuntimeError says that the dataset needs a loading script.
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as error:
         reason = str(error.__cause__ or error)
-        raise DataError(f"{source.name_or_path} (split {source.split}) cannot be read: {reason}") from error
+        raise DataError(f"{name} (split {split}) cannot be read: {reason}") from error
+    # An image stays as bytes: no reader wants it as a picture, which would need Pillow.
+    for column, feature in rows.features.items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+    return rows

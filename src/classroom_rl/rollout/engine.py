@@ -47,6 +47,8 @@ class Sampling:
         seed: None for no fixed seed.
         draw: identifies this answer among others to the same prompt, for APIs whose replies are stored.
         schema: a JSON schema; an engine of the server then samples only JSON of this form.
+        stop: texts that end the answer, on vLLM's engines and APIs alone. An engine's answer may hold the first of them
+            and what its token holds beyond.
     """
 
     temperature: float
@@ -57,6 +59,7 @@ class Sampling:
     draw: tuple[str | int, ...] = ()
     # Not in the repr: a batch in the journal is recognised by it, and batches of earlier versions must stay valid.
     schema: Optional[dict[str, Any]] = field(default=None, repr=False)
+    stop: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, options: Any, max_tokens: int) -> "Sampling":

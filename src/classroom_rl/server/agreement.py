@@ -25,7 +25,8 @@ _RUNTIME_KEYS = frozenset(
 """Model keys that affect where, how fast and at what cost a model answers or is trained, but not what it says."""
 _MAX_LISTED = 12
 _CONTENT_PREFIX = "the content of "
-_PATH_KEY = re.compile(r"path|template")
+_CONTENT_KEY = re.compile(r"prompt|rubric$")
+_PATH_KEY = re.compile(r"path|template|rubric$")
 
 
 def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
@@ -45,7 +46,7 @@ def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
         if isinstance(value, str) and value and _PATH_KEY.search(key):
             flat[key] = _portable_path(as_written(value), run_folder)
     keys = {key: json.dumps(value, ensure_ascii=False) for key, value in flat.items()}
-    paths = {key: value for key, value in _flatten(values) if "prompt" in key and isinstance(value, str)}
+    paths = {key: value for key, value in _flatten(values) if _CONTENT_KEY.search(key) and isinstance(value, str)}
     return keys | {f"{_CONTENT_PREFIX}{key}": digest for key, path in paths.items() if (digest := _fingerprint(path))}
 
 

@@ -127,8 +127,8 @@ class WeightSender:
 
     def _leave_group(self) -> None:
         """Close the connections of the group, so that others who wait in it notice. If it is only being formed, that is
-        done as soon as it is."""
-        self._group.add_done_callback(lambda group: group.exception() or group.result().destroy())
+        done as soon as it is. In a thread: closing may wait for a broadcast."""
+        self._group.add_done_callback(lambda group: group.exception() or _in_thread(group.result().destroy))
         self._infos, self._join, self._group = [], None, Future()
 
     def _broadcast(

@@ -79,7 +79,8 @@ def test_a_request_says_what_it_should_and_the_reply_is_taken_down(tmp_path, mon
         "max_tokens": 50,
     }
     assert client.ledger.spent_usd == pytest.approx(endpoint.billed_usd) and client.ledger.reserved_usd == 0
-    assert client.ledger.find_reply(question(schema={"type": "object"}).key("first"))[0] == "because"
+    key = question(schema={"type": "object"}).key("first", {"enable_thinking": False})
+    assert client.ledger.find_reply(key)[0] == "because"
     assert b"secret-key" not in (tmp_path / "calls.sqlite").read_bytes()
 
 
@@ -94,6 +95,8 @@ def test_requests_differ_in_the_ledger_by_all_that_can_change_the_answer():
         ChatRequest([{"role": "system", "content": "why?"}], base.sampling, None, (0,)),
     ]
     assert len({request.key("m") for request in (base, *others)}) == 7
+    quiet = {"enable_thinking": False}
+    assert base.key("m", {}) == base.key("m") != base.key("m", quiet) != base.key("m", {"enable_thinking": True})
     assert base.key("m") == question().key("m") != base.key("n")
 
 

@@ -108,6 +108,12 @@ def test_a_200_that_refuses_the_content(said):
     assert failure.message.encode(), "it can be kept"
 
 
+def test_an_answer_of_completions_may_be_empty_where_a_stop_text_may_come_first():
+    assert read_body(body(choices=[{"text": " Yes.", "finish_reason": "stop"}]), False).text == " Yes."
+    empty = body(choices=[{"text": "", "finish_reason": "stop"}])
+    assert read_body(empty, False, may_be_empty=True).text == "" and read_body(empty, False).kind == "empty"
+
+
 def test_an_answer_beside_an_empty_refusal_is_an_answer():
     said = {"finish_reason": "stop", "message": {"content": "Yes.", "refusal": None}}
     assert read_body(body(choices=[said]), True).text == "Yes."

@@ -12,7 +12,7 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import load
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.environments.classroom.prompt_check import check_group_prompts, check_lengths, check_prompts
+from classroom_rl.environments.classroom.prompt_check import check_judge_prompts, check_lengths, check_prompts
 from classroom_rl.errors import DataError
 from classroom_rl.judges.model_judge import render_rule
 from classroom_rl.launch.cli import main as launcher
@@ -89,12 +89,13 @@ def test_only_a_judge_that_reads_templates_has_to_be_shown_the_lesson(all_prompt
 
 
 def test_a_judge_of_groups_has_to_be_shown_every_lesson(template):
-    path = template("{{ conversations[0] }}")
+    rules = ["pedagogical_eval", "another"]
+    judge = JudgeModelConfig(mode="group", group_prompts_paths={"pedagogical_eval": template("{{ conversations[0] }}")})
     with pytest.raises(
         DataError, match="judge_model.group_prompts_paths.pedagogical_eval: .* every one of conversations"
     ):
-        check_group_prompts({"pedagogical_eval": path}, ["pedagogical_eval", "another"])
-    check_group_prompts(JudgeModelConfig().group_prompts_paths, ["pedagogical_eval", "another"])
+        check_judge_prompts(judge, rules)
+    check_judge_prompts(JudgeModelConfig(mode="group"), rules)
 
 
 def test_a_teacher_that_is_not_told_the_problem_is_warned_about(all_prompts, template, caplog):

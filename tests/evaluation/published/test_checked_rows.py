@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classroom_rl.config.base import DatasetSource
-from classroom_rl.config.benchmark import MISTAKE_LOCATION, PROBLEM_SOLVING, SCAFFOLDING
+from classroom_rl.config.benchmark import MISTAKE_LOCATION, PROBLEM_SOLVING, SCAFFOLDING, BenchmarkConfig
 from classroom_rl.config.benchmark import SOLUTION_CORRECTNESS as CORRECTNESS
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.published.checked_rows import draw
 from classroom_rl.evaluation.published.mathdial import read_mathdial
-from classroom_rl.evaluation.published.mathtutorbench import read_tasks
+from classroom_rl.evaluation.published.mathtutorbench.clone import TaskFile, read_questions
 from classroom_rl.evaluation.published.mrbench import read_mrbench
 from classroom_rl.judges.moves import labelled as rows_of_files
 from tests.support.published_rows import (
@@ -30,7 +30,11 @@ from tests.support.tutor_messages import write_rows
 
 
 def reads(task: str) -> Callable:
-    return lambda name, split: read_tasks(task, name, split)
+    def read(name: str, split: str) -> list:
+        file = TaskFile(dataset_path=name, system_prompt="?", test_split=split)
+        return read_questions(BenchmarkConfig(datasets={name: name}), task, file)
+
+    return read
 
 
 NESTED, FLAT, TURNS = mrbench_conversation(1), mrbench_flat(mrbench_conversation(1))[0], mathdial_flat(0)
@@ -47,10 +51,8 @@ WRONG = [
     (read_mrbench, with_field(NESTED, f"{GPT4}.annotation.Coherence", None), IN_GPT4 + "annotation has no coherence"),
     (read_mrbench, with_field(NESTED, f"{GPT4}.response", "\ud800"), IN_GPT4 + "response holds half of a character"),
     (read_mathdial, with_field(TURNS, "turns.4.move", "tell"), "turn 4 has the move 'tell'; there are focus, probing"),
-    (reads(PROBLEM_SOLVING), {"question": "?", "answer": "It is 4."}, "field answer does not end with '#### '"),
-    (reads(PROBLEM_SOLVING), verified(0), "line 2 has the fields .*; it needs answer, question"),
+    (reads(PROBLEM_SOLVING), verified(0), "line 2: field question: Field required"),
     (reads(CORRECTNESS), with_field(verified(0), "dialog_history", []), "dialog_history holds no turn of the student"),
-    (reads(MISTAKE_LOCATION), with_field(verified(0), "incorrect_index", 4), "incorrect_index is 4, but .* 4 steps"),
     (reads(MISTAKE_LOCATION), with_field(verified(0), "incorrect_index", "1"), "incorrect_index: .*valid integer"),
     (reads(SCAFFOLDING), with_field(bridged(0), "dialog_history.2.user", "Student"), "does not end with a teacher's"),
     (reads(SCAFFOLDING), with_field(bridged(0), "dialog_history.2.text", None), r"dialog_history\.2\.text: "),

@@ -1,221 +1,344 @@
-"""MathTutorBench: what the tutor is asked, how its answers are read, and what its turns are compared with."""
+"""MathTutorBench against a double of its own program: equal prompts, and equal figures of the same answers."""
 
 import json
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from zlib import crc32
 
 import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification
 
-from classroom_rl.config.benchmark import (
-    MISTAKE_CORRECTION,
-    MISTAKE_LOCATION,
-    PEDAGOGY,
-    PROBLEM_SOLVING,
-    SCAFFOLDING,
-    SOLUTION_CORRECTNESS,
-)
+from classroom_rl.config.benchmark import SCAFFOLDING, TUTOR_TASKS, BenchmarkConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.errors import DataError
-from classroom_rl.evaluation.published.mathtutorbench import f1, read_answer, read_tasks
+from classroom_rl.evaluation.published.mathtutorbench import clone as clone_module
+from classroom_rl.evaluation.published.mathtutorbench import rewards as rewards_module
+from classroom_rl.evaluation.published.mathtutorbench.clone import read_questions, read_task_file
+from classroom_rl.evaluation.published.mathtutorbench.measures import MEASURES, sentence_bleu
 from classroom_rl.evaluation.run import evaluate
-from tests.evaluation.published.conftest import prompt_of
+from classroom_rl.judges.moves.labelled import numbered_rows
 from tests.support.configs import loaded
 from tests.support.judge_endpoint import Behaviour, JudgeEndpoint, fails, judge_endpoint, says
-from tests.support.published_rows import bridged, solved, verified, write_json
-from tests.support.tutor_messages import write_rows
+from tests.support.mathtutorbench import SCORES, DoubleTask, bleu, make_clone, program, win_figures
+from tests.support.reward_models import rendered_ids, save_classifier
+from tests.support.scripted_engine import ScriptedEngine
 
-# What is asked -----------------------------------------------------------------------------------------------------
-
-
-def test_each_verified_problem_is_asked_about_with_a_mistake_and_without(tmp_path: Path):
-    write_json(tmp_path / "stepverify.json", [verified(0)])
-    wrong, right = read_tasks(MISTAKE_LOCATION, str(tmp_path), "")
-    assert (wrong.expected, right.expected, wrong.has_mistake, right.has_mistake) == ("2", "0", True, False)
-    assert wrong.variables["steps"] == ["One basket has 10.", "The other has 12.", "Together 22."]
-    assert right.variables["steps"] == ["The other has 20.", "Together 30."]
-    assert wrong.problem_id == right.problem_id
-    told = [
-        question.variables["conversation"][-1]["content"]
-        for question in read_tasks(SOLUTION_CORRECTNESS, str(tmp_path), "")
-    ]
-    assert told == ["I added 2 and got 22.", "The other has 20, so there are 30."]
-    assert {question.expected for question in read_tasks(MISTAKE_CORRECTION, str(tmp_path), "")} == {"30"}
-
-
-def test_what_the_human_teacher_said_is_not_shown_to_the_tutor(tmp_path: Path):
-    write_json(tmp_path / "mathdial_bridge.json", [bridged(0)])
-    (question,) = read_tasks(SCAFFOLDING, str(tmp_path), "")
-    assert question.expected == "What does twice as many mean?"
-    assert "twice as many mean" not in json.dumps(question.variables["conversation"])
+STEMS = {task: "student_solution_correctness" if task == "solution_correctness" else task for task in TUTOR_TASKS}
+TEACHING = [task for task in TUTOR_TASKS if MEASURES[task].figure == "win_rate"]
+ANSWERS = [
+    "It is 1000 + 2, so 1002.",
+    "Final Answer: $1,036\nor 7",
+    "Final Answer: -- 33",
+    "No mistake.",
+    "Yes, in step 2, not in 12.",
+    "I know nothing of it: yesterday…",
+    "",
+    "\n Two lines?\n3. And more.",
+    " How many eggs are in basket 1? How many in all?",
+    "How many eggs are in basket 2?\n\nStudent: 12",
+    "0",
+    "Well said. -.5",
+    "42 Problem: another Q: 3",
+    "Could it be 1003",
+]
+"""Answers for which programs that read a little differently have other figures."""
 
 
-def test_a_number_with_a_comma_is_expected_without_it(tmp_path: Path):
-    write_rows(tmp_path / "gsm8k_test.jsonl", [solved(4)])
-    assert [question.expected for question in read_tasks(PROBLEM_SOLVING, str(tmp_path), "")] == ["1004"]
+def answer_of(prompt: str, stop: Sequence[str]) -> str:
+    """A scripted answer, which ends before a stop text as at any real endpoint."""
+    text = ANSWERS[crc32(prompt.encode()) % len(ANSWERS)]
+    return text[: min([text.index(end) for end in stop if end in text], default=len(text))]
 
 
-# How answers are read ----------------------------------------------------------------------------------------------
+def scripted(body: dict, nth: int) -> Behaviour:
+    prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
+    return says(answer_of(prompt, body["stop"]))
 
 
-@pytest.mark.parametrize(
-    ("task", "text", "answer"),
-    [
-        (SOLUTION_CORRECTNESS, "Step 2 is fine.\nVerdict: incorrect", "incorrect"),
-        (SOLUTION_CORRECTNESS, "**Verdict:** Correct.", "correct"),
-        (SOLUTION_CORRECTNESS, "Verdict: incorrect? No.\nVerdict: correct", "correct"),
-        (SOLUTION_CORRECTNESS, "Incorrect.", "incorrect"),
-        (SOLUTION_CORRECTNESS, "It is not correct.", None),
-        (SOLUTION_CORRECTNESS, "Verdict: correctly done", None),
-        (MISTAKE_LOCATION, "Step 1 is right, Step 2 is not.\nFirst wrong step: 2", "2"),
-        (MISTAKE_LOCATION, "First wrong step: **0**", "0"),
-        (MISTAKE_LOCATION, "Step 3.", "3"),
-        (MISTAKE_LOCATION, "2", "2"),
-        (MISTAKE_LOCATION, "Step 1 is right, Step 2 is not.", None),
-        (MISTAKE_LOCATION, "", None),
-        (PROBLEM_SOLVING, r"So \boxed{4} no, \boxed{5}", "5"),
-        (MISTAKE_CORRECTION, "The answer is 5.", None),
-    ],
-)
-def test_an_answer_is_read_or_is_none(task: str, text: str, answer: str | None):
-    assert read_answer(task, text) == answer
-
-
-def test_f1_worked_by_hand():
-    # Two of three wrong ones found, and one right one called wrong: precision 2/3, recall 2/3.
-    assert f1([True, True, True, False], [True, True, False, True]) == pytest.approx(2 / 3)
-    assert f1([False], [False]) is None and f1([True], [False]) == 0
-
-
-# Whole runs --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tasks(tmp_path: Path) -> str:
-    folder = tmp_path / "dataset"
-    folder.mkdir()
-    write_json(folder / "stepverify.json", [verified(number) for number in range(3)])
-    write_json(folder / "mathdial_bridge.json", [bridged(number) for number in range(3)])
-    write_rows(folder / "gsm8k_test.jsonl", [solved(number) for number in range(1, 4)])
-    return str(folder)
-
-
-def on_tasks(folder: Path, path: str, endpoint: JudgeEndpoint, names: list[str], *overrides: str) -> EvalConfig:
+def on_clone(tmp_path: Path, copies: dict[str, str], endpoint: JudgeEndpoint, *overrides: str) -> EvalConfig:
     tutor = ("teacher_model.model_name_or_path=me/tutor-1", f"teacher_model.base_url={endpoint.url}")
-    listed = f"benchmark.tasks=[{','.join(names)}]"
-    arguments = [f"benchmark.path={path}", f"logging.save_dir={folder}", listed, *tutor, *overrides]
+    named = ", ".join(f"{name}: {path}" for name, path in copies.items())
+    arguments = [f"benchmark.path={tmp_path / 'clone'}", f"logging.save_dir={tmp_path / 'run'}"]
+    arguments += [f"benchmark.datasets={{{named}}}", *tutor, *overrides]
     return loaded("eval", "--config-name", "mathtutorbench", *arguments)
 
 
-def answer_tasks(prompt: str) -> Behaviour:
-    """Right in every task, except that it takes each solution for wrong and one sum for another."""
-    if "Verdict:" in prompt:
-        return says("Verdict: incorrect")
-    if "First wrong step" in prompt:
-        return says("First wrong step: 2" if "Step 2: The other has 12." in prompt else "I see nothing.")
-    if "What is 1000 +" in prompt:
-        number = int(prompt.split("1000 + ")[1].split("?")[0])
-        return says(rf"It is \boxed{{1,00{number}}}" if number < 3 else r"\boxed{7}")
-    if "Write your next turn" in prompt or "Write the turn alone" in prompt:
-        return says("<think>…</think>What does twice mean to you?")
-    eggs = int(prompt.split("A basket has ")[1].split(" ")[0])
-    return says(rf"\boxed{{{3 * eggs}}}")
-
-
 @pytest.fixture
-def endpoint() -> Iterator[JudgeEndpoint]:
-    with judge_endpoint(lambda body, _: answer_tasks(prompt_of(body))) as opened:
-        yield opened
+def copies(tmp_path: Path) -> dict[str, str]:
+    return make_clone(tmp_path / "clone", rows=12)
 
 
-def test_the_tasks_with_a_right_answer(tmp_path: Path, tasks: str, endpoint: JudgeEndpoint, capsys):
-    names = [PROBLEM_SOLVING, SOLUTION_CORRECTNESS, MISTAKE_LOCATION, MISTAKE_CORRECTION]
-    figures = evaluate(on_tasks(tmp_path / "run", tasks, endpoint, names))["tasks"]
-    assert list(figures) == names and [task["answered"] for task in figures.values()] == [3, 6, 6, 6]
-    assert figures[PROBLEM_SOLVING]["accuracy"]["mean"] == pytest.approx(2 / 3)
-    correctness = figures[SOLUTION_CORRECTNESS]
-    assert correctness["accuracy"]["mean"] == 0.5 and correctness["f1"] == pytest.approx(2 / 3)
-    assert (correctness["accuracy_with_mistake"]["mean"], correctness["accuracy_without"]["mean"]) == (1, 0)
-    location = figures[MISTAKE_LOCATION]
-    assert location["accuracy_with_mistake"]["mean"] == pytest.approx(1 / 3) and location["unreadable"] == 5
-    assert location["accuracy"]["n"] == 6, "what cannot be read is wrong, not left out"
-    assert figures[MISTAKE_CORRECTION]["accuracy"]["mean"] == 1
-    assert "mistake_location" in capsys.readouterr().out
-    kept = [json.loads(line) for line in (tmp_path / f"run/replies-{PROBLEM_SOLVING}.jsonl").read_text().splitlines()]
-    assert [line["expected"] for line in kept] == ["1001", "1002", "1003"]
+def expected_answers(double: DoubleTask, is_chat: bool) -> list[str]:
+    answers = [answer_of(prompt, double.stop) for prompt in double.prompts]
+    return answers if is_chat else [answer.strip() for answer in answers]
 
 
-class FakeScorer:
-    """Scores the human teacher's question 1, the tutor's 2 in the first dialogue and 0 in the others."""
-
-    def __init__(self) -> None:
-        self.seen: list[list[dict[str, str]]] = []
-
-    async def score(self, dialogue: list[dict[str, str]]) -> float:
-        self.seen.append(dialogue)
-        if "twice as many mean" in dialogue[-1]["content"]:
-            return 1.0
-        return 2.0 if "has 10 eggs" in dialogue[1]["content"] else 0.0
-
-    def shutdown(self) -> None:
-        """Nothing runs."""
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
-    fake = FakeScorer()
-
-    async def start(*_: Any) -> FakeScorer:
-        return fake
-
-    monkeypatch.setattr("classroom_rl.engines.vllm.reward_engine.RewardEngine.start", start)
-    monkeypatch.setattr("classroom_rl.evaluation.published.mathtutorbench.check_scorer", lambda config: None)
-    return fake
-
-
-def test_turns_are_scored_against_the_human_teachers(
-    tmp_path: Path, tasks: str, endpoint: JudgeEndpoint, scorer: FakeScorer
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_prompts_and_figures_are_those_of_the_benchmarks_program(
+    tmp_path: Path, copies: dict[str, str], is_chat: bool, capsys
 ):
-    metrics = evaluate(on_tasks(tmp_path / "run", tasks, endpoint, [SCAFFOLDING, PEDAGOGY]))
-    assert metrics["tasks"][SCAFFOLDING]["win_rate"]["mean"] == pytest.approx(1 / 3)
-    assert len(scorer.seen) == 12
-    system, about, *dialogue = scorer.seen[0]
-    assert system["role"] == "system" and about["content"].startswith("Problem: A basket has 10 eggs")
-    assert "Reference Solution: The other has 20." in about["content"]
-    assert [message["role"] for message in dialogue] == ["assistant", "user", "assistant"]
-    assert dialogue[-1]["content"] == "What does twice mean to you?", "without its thoughts"
-    written = json.loads((tmp_path / f"run/generations-tutor_1-{SCAFFOLDING}.json").read_text("utf-8"))
-    assert written[0] == {
-        "problem": bridged(0)["problem"],
-        "reference_solution": bridged(0)["reference_solution"],
-        "dialog_history": bridged(0)["dialog_history"][:-1],
-        "dialog_formatted": "Teacher: How did you do it?\nStudent: I added 2 and got 22.",
-        "ground_truth_response": bridged(0)["dialog_history"][-1],
-        "generated_teacher_utterance": "What does twice mean to you?",
+    doubles = {task: program(tmp_path / "clone", STEMS[task], copies) for task in TUTOR_TASKS}
+    unscored = ("score_using_pedagogical_reward=false", f"benchmark.is_chat={str(is_chat).lower()}")
+    with judge_endpoint(scripted) as endpoint:
+        found = evaluate(on_clone(tmp_path, copies, endpoint, *unscored))["tasks"]
+    # The teaching tasks of one data set share their prompts here; equal requests are sent once.
+    sent = {
+        json.dumps([call.body.get("messages"), call.body.get("prompt"), call.body["stop"]]) for call in endpoint.calls
     }
+    wanted = {
+        json.dumps(
+            [[{"role": "system", "content": prompt}] if is_chat else None, None if is_chat else prompt, each.stop]
+        )
+        for each in doubles.values()
+        for prompt in each.prompts
+    }
+    assert sent == wanted
+    assert {call.body["temperature"] for call in endpoint.calls} == {0.0}
+    for task, double in doubles.items():
+        assert found[task]["figures"] == pytest.approx(double.figures(expected_answers(double, is_chat)), abs=1e-12), (
+            task
+        )
+        assert found[task]["answered"] == found[task]["asked"] == len(double.prompts)
+        if task in TEACHING:
+            written = json.loads((tmp_path / f"run/generations-tutor_1-{task}.json").read_text("utf-8"))
+            assert [row["generated_teacher_utterance"] for row in written] == expected_answers(double, is_chat)
+            assert found[task]["value"] is None and "score_using_pedagogical_reward" in found[task]["why"]
+        else:
+            assert found[task]["value"] == found[task]["figures"][MEASURES[task].figure]
+    assert found["mistake_location"]["unreadable"] > 0 and found["problem_solving"]["unreadable"] > 0
+    shown = capsys.readouterr().out
+    assert "No win rate: score_using_pedagogical_reward is false" in shown
+    assert "LearnLM-1.5-Pro" in shown and shown.index("LearnLM") < shown.rindex("me/tutor-1")
 
 
-def test_without_the_reward_model_turns_are_written_and_not_scored(
-    tmp_path: Path, tasks: str, endpoint: JudgeEndpoint, scorer: FakeScorer
+PIECES = [
+    "1",
+    "2",
+    "0",
+    "-.5",
+    "7,000",
+    "$",
+    "-",
+    ",",
+    "Final Answer:",
+    "yes",
+    "No",
+    "?",
+    " ",
+    "\n",
+    "How many",
+    "eggs",
+]
+TRUTHS = {
+    "solution_correctness": ["Yes", "No", "No"],
+    "socratic_questioning": ["How many eggs? ** 2\n1 ** 2 ** 3", "x", "x"],
+}
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+def test_any_answer_is_read_as_by_the_benchmarks_program(text: str):
+    answers = [text, "1", "no"]
+    for task, score in SCORES.items():
+        measure, truths = MEASURES[task], TRUTHS.get(task, ["1", "1", "2"])
+        parsed = [measure.default if (read := measure.parse(answer)) is None else read for answer in answers]
+        own = measure.total(parsed, [measure.target(truth) for truth in truths])
+        assert own == pytest.approx(score(answers, truths)), task
+
+
+WORDS = st.lists(
+    st.sampled_from(["a", "test", "3.5", "-", "2-1,", "it's", "&amp;", "-\n", "?", "(x)", "a.b"]), max_size=9
+)
+
+
+@given(WORDS.map(" ".join), st.lists(WORDS.map(" ".join), min_size=1, max_size=3))
+def test_bleu_is_the_doubles(sentence: str, references: list[str]):
+    assert sentence_bleu(sentence, references) == pytest.approx(bleu(sentence, references) / 100)
+
+
+@pytest.mark.parametrize(("sentence", "score"), [("test", 0.3678794411714425), ("a test", 1.0), ("", 0.0), ("b", 0.0)])
+def test_bleu_has_the_values_of_sacrebleus_own_tests(sentence: str, score: float):
+    assert sentence_bleu(sentence, ["a test"]) == pytest.approx(score, abs=1e-8)
+
+
+# Win rates -----------------------------------------------------------------------------------------------------------
+
+
+def wins_of_the_double(tmp_path: Path, copies: dict[str, str], score) -> dict[str, dict[str, float]]:
+    figures = {}
+    for task in TEACHING:
+        double = program(tmp_path / "clone", task, copies)
+        answers = expected_answers(double, False)
+        figures[task] = double.figures(answers) | win_figures(double.examples, answers, score)
+    return figures
+
+
+def test_win_rates_with_a_model_are_those_of_the_benchmarks_scorer(tmp_path: Path, copies: dict[str, str], world: Path):
+    folder = save_classifier(tmp_path / "scorer", world / "blank")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def score(conversation: list[dict[str, str]]) -> float:
+        with torch.inference_mode():
+            return model(input_ids=torch.tensor([rendered_ids(folder, conversation)])).logits[0][0].item()
+
+    options = (f"pedagogical_reward_model={folder}", "pedagogical_reward_vllm.dtype=float32")
+    with judge_endpoint(scripted) as endpoint:
+        config = on_clone(tmp_path, copies, endpoint, *options, f"benchmark.tasks=[{','.join(TEACHING)}]")
+        found = evaluate(config)["tasks"]
+    for task, figures in wins_of_the_double(tmp_path, copies, score).items():
+        assert found[task]["figures"] == pytest.approx(figures, abs=1e-4), task
+        assert found[task]["value"] == figures["win_rate"] and found[task]["why"] is None
+    assert 0 < found[SCAFFOLDING]["value"] < 1
+
+
+def length_score(conversation: list[dict[str, str]]) -> float:
+    return float(crc32(json.dumps(conversation).encode()) % 1000)
+
+
+def reward_model(body: dict, nth: int) -> Behaviour:
+    """A vLLM server of a classifier; with an activation its scores would differ."""
+    if body.get("use_activation") is not False or body["task"] != "classify":
+        return fails(400, "not asked for the raw logit")
+    reply = {"data": [{"index": 0, "object": "pooling", "data": [length_score(body["messages"])]}]}
+    return lambda exchange: exchange.send(200, reply)
+
+
+def test_win_rates_through_an_endpoint(tmp_path: Path, copies: dict[str, str]):
+    with judge_endpoint(scripted) as endpoint, judge_endpoint(reward_model) as rewards:
+        served = f"benchmark.reward_url={rewards.url.removesuffix('/v1')}"
+        named = f"benchmark.tasks=[{','.join(TEACHING)}]"
+        found = evaluate(on_clone(tmp_path, copies, endpoint, served, named))["tasks"]
+    for task, figures in wins_of_the_double(tmp_path, copies, length_score).items():
+        assert found[task]["figures"] == pytest.approx(figures), task
+    double = program(tmp_path / "clone", SCAFFOLDING, copies)
+    written = json.loads((tmp_path / f"run/generations-tutor_1-{SCAFFOLDING}.json").read_text("utf-8"))
+    assert [row["generated_teacher_utterance"] for row in written] == expected_answers(double, False)
+    assert written[0]["dialog_history"] == double.examples[0]["conversation_json"]
+    assert written[0]["ground_truth_response"]["text"] == "What does twice as many mean?"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["pedagogical_reward_model=./nowhere"], "pedagogical_reward_model.*nowhere"),
+        (["benchmark.reward_url=http://127.0.0.1:9", "benchmark.max_dialogues=1"], "gave no score: Connection error"),
+    ],
+)
+def test_turns_that_cannot_be_scored_have_no_figure_and_a_reason(
+    tmp_path: Path, copies: dict[str, str], options: list[str], reason: str, monkeypatch, capsys
 ):
-    unscored = ("score_using_pedagogical_reward=false",)
-    metrics = evaluate(on_tasks(tmp_path / "run", tasks, endpoint, [SCAFFOLDING], *unscored))
-    assert metrics["tasks"][SCAFFOLDING]["win_rate"] is None and not scorer.seen
+    monkeypatch.setattr(rewards_module, "_RETRIES", 0)
+    with judge_endpoint(scripted) as endpoint:
+        found = evaluate(on_clone(tmp_path, copies, endpoint, f"benchmark.tasks=[{SCAFFOLDING}]", *options))["tasks"]
+    assert found[SCAFFOLDING]["value"] is None and re.search(reason, found[SCAFFOLDING]["why"])
+    assert found[SCAFFOLDING]["figures"].keys() == {"match"}
+    assert found[SCAFFOLDING]["why"] in capsys.readouterr().out
 
 
-def test_a_task_without_a_reply_is_left_out_of_the_win_rate(tmp_path: Path, tasks: str, scorer: FakeScorer):
+def test_a_refused_question_is_counted_and_in_no_figure(tmp_path: Path, copies: dict[str, str]):
     def script(body: dict, nth: int) -> Behaviour:
-        refused = "has 11 eggs" in prompt_of(body)
-        return fails(400, {"message": "flagged by moderation"}) if refused else answer_tasks(prompt_of(body))
+        refused = "1000 + 2" in body["prompt"]
+        return fails(400, {"message": "flagged by moderation"}) if refused else says("Final answer: 1001")
 
     with judge_endpoint(script) as endpoint:
-        figures = evaluate(on_tasks(tmp_path / "run", tasks, endpoint, [SCAFFOLDING]))["tasks"][SCAFFOLDING]
-    assert figures["failures"] == {"content refused": 1} and figures["win_rate"]["n"] == 2
-    assert figures["win_rate"]["mean"] == 0.5
+        found = evaluate(on_clone(tmp_path, copies, endpoint, "benchmark.tasks=[problem_solving]"))["tasks"]
+    about = found["problem_solving"]
+    assert (about["asked"], about["answered"], about["failures"]) == (12, 11, {"content refused": 1})
+    assert about["value"] == pytest.approx(1 / 11)
 
 
-def test_the_file_of_a_task_that_is_not_there_is_named(tmp_path: Path, tasks: str, endpoint: JudgeEndpoint):
-    config = on_tasks(tmp_path / "run", tasks, endpoint, ["scaffolding_generation_hard"])
-    with pytest.raises(DataError, match=r"There is no file .*mathdial_bridge_hard\.json"):
-        evaluate(config)
+def test_an_engine_in_this_process_continues_the_bare_prompt(
+    tmp_path: Path, copies: dict[str, str], tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is put around the prompt, and thoughts and what follows a stop text are cut from the answer."""
+    engine = ScriptedEngine(tokenizer, lambda prompt: "<think>7</think> 2, I think. Q: 3")
+
+    async def opened(*_: object) -> ScriptedEngine:
+        return engine
+
+    monkeypatch.setattr("classroom_rl.evaluation.published.tutor.open_chat_engine", opened)
+    with judge_endpoint(scripted) as endpoint:
+        local = ("teacher_model.base_url=null", "benchmark.tasks=[mistake_location]")
+        found = evaluate(on_clone(tmp_path, copies, endpoint, *local))["tasks"]["mistake_location"]
+    double = program(tmp_path / "clone", "mistake_location", copies)
+    assert [ids for ids, _, _ in engine.calls] == [tokenizer(prompt)["input_ids"] for prompt in double.prompts]
+    assert {sampling.stop for _, sampling, _ in engine.calls} == {("Problem:", "Q:")}
+    kept = [json.loads(line)["reply"] for line in (tmp_path / "run/replies-mistake_location.jsonl").open()]
+    assert set(kept) == {"2, I think."}
+    assert found["figures"] == pytest.approx(double.figures(kept))
+
+
+# The clone -----------------------------------------------------------------------------------------------------------
+
+
+def test_data_sets_without_a_copy_come_from_the_hub(tmp_path: Path, copies: dict[str, str], monkeypatch):
+    asked = []
+
+    def load(name: str, split: str, subset: str) -> list[dict]:
+        asked.append((name, subset, split))
+        stem = {"main": "gsm8k/main", "socratic": "gsm8k/socratic", "default": "eth-nlped/stepverify"}[subset]
+        return [row for _, row in numbered_rows(copies[stem], "")]
+
+    monkeypatch.setattr(clone_module, "load_from_hub", load)
+    for task in TUTOR_TASKS:
+        own, local = (
+            read_questions(benchmark, task, read_task_file(tmp_path / "clone", task))
+            for benchmark in (
+                BenchmarkConfig(path=str(tmp_path / "clone")),
+                BenchmarkConfig(path=str(tmp_path / "clone"), datasets=copies),
+            )
+        )
+        assert [each.prompt for each in own] == [each.prompt for each in local]
+    assert asked == [
+        ("openai/gsm8k", "main", "test"),
+        ("openai/gsm8k", "socratic", "test"),
+        *[("eth-nlped/stepverify", "default", "train")] * 3,
+    ]
+
+
+def test_a_prompt_of_ones_own_is_asked_in_place_of_the_clones(tmp_path: Path, copies: dict[str, str]):
+    (tmp_path / "mine.txt").write_text("Which step of {{ student_solution }} is wrong?", encoding="utf-8")
+    benchmark = BenchmarkConfig(
+        path=str(tmp_path / "clone"), datasets=copies, prompts_paths={"mistake_location": str(tmp_path / "mine.txt")}
+    )
+    first = read_questions(benchmark, "mistake_location", read_task_file(tmp_path / "clone", "mistake_location"))[0]
+    assert first.prompt == (
+        r"Which step of Step 1 - One basket has 10.\nStep 2 - The other has 12.\nStep 3 - Together 22. is wrong?"
+    )
+
+
+def change(stem: str, **changes: object) -> Callable[[Path], None]:
+    def act(clone: Path) -> None:
+        path = clone / f"configs/{stem}.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+
+    return act
+
+
+BROKEN = [
+    (lambda clone: shutil.rmtree(clone / "configs"), "must be a clone of the benchmark: git clone"),
+    (lambda clone: (clone / "configs/mistake_location.yaml").write_text('stop: ["Q:"]w'), "no YAML, and .*line 1"),
+    (lambda clone: (clone / "configs/mistake_location.yaml").write_text("- a"), "holds no mapping"),
+    (change("mistake_location", stop="Q:"), "mistake_location.yaml: field stop: .*valid list"),
+    (change("mistake_location", system_prompt="{{ questoin }}"), "row 1.*system_prompt .*'questoin' is undefined"),
+    (change("mistake_location", system_prompt="{{"), "system_prompt of mistake_location does not parse"),
+    (change("mistake_location", ground_truth_format="none"), "row 1.*the ground truth of mistake_location"),
+    (lambda clone: (clone / "datasets/mathdial_bridge.json").unlink(), r"There is no file .*mathdial_bridge\.json"),
+]
+
+
+@pytest.mark.parametrize(("breaks", "message"), BROKEN)
+def test_a_clone_that_cannot_be_read_is_an_error_before_anything_is_asked(
+    tmp_path: Path, copies: dict[str, str], breaks: Callable[[Path], object], message: str
+):
+    breaks(tmp_path / "clone")
+    with judge_endpoint(scripted) as endpoint:
+        config = on_clone(tmp_path, copies, endpoint, f"benchmark.tasks=[mistake_location,{SCAFFOLDING}]")
+        with pytest.raises(DataError, match=message):
+            evaluate(config)
     assert not endpoint.calls

@@ -36,9 +36,10 @@ REFUSED = [
     ("mrbench", ["extra_judges=[{model_name_or_path: rules}]"], "extra_judges is set beside benchmark"),
     ("mrbench", ["supervisor_model={model_name_or_path: rules}"], "supervisor_model is set beside benchmark"),
     ("mathtutorbench", ["benchmark.tasks=[]"], r"benchmark.tasks is \[\]; it must name one or more of problem_solving"),
-    ("mathtutorbench", ["benchmark.tasks=[socratic_questioning]"], "scored with BLEU by the benchmark's own program"),
+    ("mrbench", ["benchmark.is_chat=true"], "only mathtutorbench has is_chat"),
+    ("mathtutorbench", ["benchmark.reward_url=localhost:8000"], "benchmark.reward_url is 'localhost:8000'"),
     ("mathtutorbench", ["benchmark.tasks=[mistake_location,mistake_location]"], "each once"),
-    ("mathtutorbench", ["~benchmark.prompts_paths.mistake_location"], "has no template for mistake_location"),
+    ("mathtutorbench", ["benchmark.prompts_paths={solving: a.txt}"], "names solving; of mathtutorbench it names tasks"),
     ("mathtutorbench", ["judges=[{model_name_or_path: rules}]"], "no judge takes part in mathtutorbench"),
     ("mathtutorbench", ["server_url=localhost:8005"], "server_url is 'localhost:8005'"),
 ]

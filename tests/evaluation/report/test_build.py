@@ -21,7 +21,6 @@ from classroom_rl.evaluation.report.build import (
     write_report,
     write_summary,
 )
-from classroom_rl.judges.verdicts import CRITERIA, Criterion
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.viewer.metrics import RunMetrics
@@ -131,12 +130,10 @@ def test_the_page_is_whole_and_loads_nothing(run: Path):
     assert render_report(load_run(run)) == page, "the same folder always gives the same page"
 
 
-def test_a_further_criterion_gets_a_line_in_its_chart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    lines = [step_line(step, 0.5, **{"judge/warmth_score": 2.0}) for step in range(1, 41)]
-    write_training(tmp_path, lines, CONFIG)
-    assert "Warmth" not in render_report(load_run(tmp_path))
-    monkeypatch.setitem(CRITERIA, "warmth_score", Criterion("Warmth", 4.0, 0.0))
-    assert "Warmth" in render_report(load_run(tmp_path))
+def test_a_rubrics_criterion_gets_a_line_in_its_chart(tmp_path: Path):
+    for further in ({}, {"judge/warmth_score": 0.25}):
+        write_training(tmp_path, [step_line(step, 0.5, **further) for step in range(1, 41)], CONFIG)
+        assert ("Warmth: 0.25" in render_report(load_run(tmp_path))) == bool(further)
 
 
 PLAIN = {"student_personas_prompts_paths": {"plain_student": "student.txt"}}

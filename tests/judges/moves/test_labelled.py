@@ -116,7 +116,7 @@ def test_a_name_without_a_suffix_is_fetched_from_the_hub(monkeypatch: pytest.Mon
         ("a.json", '"text"', "holds no list of rows"),
         ("a.json", "[" * 100_000, "is not JSON"),
         ("a.jsonl", b"\xff\xfe", "cannot be read"),
-        ("a.csv", "a,b", "read from .jsonl and .json files"),
+        ("a.csv", "a,b", "read from .jsonl, .json and .parquet files"),
         ("a.jsonl", json.dumps(CIMA_ROW | {"history": []}), "line 1 cannot be read: IndexError"),
         ("a.jsonl", json.dumps(CIMA_ROW | {"tutor": None}), "a text is missing"),
         ("a.jsonl", json.dumps(CIMA_ROW | {"tutor": "\ud800"}), "half of a character"),

@@ -13,7 +13,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -53,17 +53,22 @@ _DRAIN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request to a model. `draw` distinguishes requests with equal content that must get different replies."""
+    """A request to a model. `draw` distinguishes requests with equal content that must get different replies. With
+    `completes`, the text of the only message is continued as it is, by the API's `/completions`."""
 
     messages: Sequence[dict[str, str]]
     sampling: Sampling
     schema: dict[str, Any] | None = None
     draw: tuple[str | int | None, ...] = ()
+    completes: bool = False
 
-    def key(self, model: str) -> str:
-        """A hash of the request's content and the model's name."""
+    def key(self, model: str, template: Mapping[str, Any] | None = None) -> str:
+        """A hash of the request's content, the model's name, and the variables set in its chat template."""
         sampling = (self.sampling.temperature, self.sampling.top_p, self.sampling.max_tokens, self.sampling.seed)
         content = [model, list(self.messages), sampling, self.schema, self.draw]
+        # Other requests keep the keys of earlier versions.
+        content += [self.completes, self.sampling.stop] if self.completes or self.sampling.stop else []
+        content += [template] if template else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -127,7 +132,7 @@ class ChatApi:
         self.ledger = ledger
         self._role = role
         self._clock, self._sleep = clock, sleep
-        self._client = _connect(config)
+        self._client = connect(config)
         names = [config.model_name_or_path, *config.fallback_models]
         self._models = [_ModelState(name, without_schema=config.response_format == "text") for name in names]
         self._slots = asyncio.Semaphore(config.max_concurrent_requests)
@@ -344,10 +349,11 @@ class ChatApi:
         """
         tokens = request.max_prompt_tokens + request.sampling.max_tokens
         worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
+        template = self._config.vllm.chat_template_kwargs
         while True:
             reservation = await self._limiter.reserve(tokens)
             model = self._available()
-            call = model and self.ledger.enter(request.key(model.name), model.name, worst_usd)
+            call = model and self.ledger.enter(request.key(model.name, template), model.name, worst_usd)
             if call is not None:
                 if model.pause_s > 0:  # the model is down, and this request is the probe
                     model.probes += 1
@@ -404,27 +410,30 @@ class ChatApi:
     async def _receive(self, model: _ModelState, request: ChatRequest) -> Answer | Failure:
         from openai import APIError
 
+        chat, text = self._client.chat.completions, self._client.completions
         arguments: dict[str, Any] = {
+            **({"prompt": request.messages[0]["content"]} if request.completes else {"messages": [*request.messages]}),
             "model": model.name,
-            "messages": list(request.messages),
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
             "max_tokens": request.sampling.max_tokens,
         }
         if request.sampling.seed is not None:
             arguments["seed"] = request.sampling.seed
-        if self._config.vllm.chat_template_kwargs:
+        if self._config.vllm.chat_template_kwargs and not request.completes:
             arguments["extra_body"] = {"chat_template_kwargs": self._config.vllm.chat_template_kwargs}
+        if request.sampling.stop:
+            arguments["stop"] = list(request.sampling.stop)
         schema_sent = request.schema is not None and not model.without_schema
         if schema_sent:
             json_schema = {"name": "answer", "strict": True, "schema": request.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
             async with asyncio.timeout(self._config.request_timeout_s):  # also limits a reply that arrives slowly
-                reply = await self._client.chat.completions.with_raw_response.create(**arguments)
+                reply = await (text if request.completes else chat).with_raw_response.create(**arguments)
         except (APIError, TimeoutError) as error:
             return of_exception(error, schema_sent)
-        return read_body(reply.text, schema_sent)
+        return read_body(reply.text, schema_sent, may_be_empty=bool(request.sampling.stop))
 
     def _price(self, prompt_tokens: int, completion_tokens: int) -> float:
         config = self._config
@@ -473,7 +482,8 @@ def key_variable(config: ApiModelConfig) -> str | None:
     return "GEMINI_API_KEY" if config.use_gemini else None
 
 
-def _connect(config: ApiModelConfig) -> "AsyncOpenAI":
+def connect(config: ApiModelConfig) -> "AsyncOpenAI":
+    """A client of a model's API, without retries. A missing key is a ConfigError."""
     import httpx2
     from openai import AsyncOpenAI
 

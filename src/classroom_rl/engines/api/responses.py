@@ -82,9 +82,13 @@ _LONGEST_RETRY_AFTER_S = 3600.0
 _MAX_NESTING = 50
 
 
-def read_body(text: str, schema_sent: bool) -> Answer | Failure:
-    """The answer or failure in the body of a response with status 200, without surrogate characters. `schema_sent` as
-    for `of_status`."""
+def read_body(text: str, schema_sent: bool, may_be_empty: bool = False) -> Answer | Failure:
+    """The answer or failure in the body of a response with status 200, without surrogate characters.
+
+    Args:
+        schema_sent: as for `of_status`.
+        may_be_empty: whether an answer without text that the model ended is one: its first token may be a stop text.
+    """
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -101,14 +105,15 @@ def read_body(text: str, schema_sent: bool) -> Answer | Failure:
         failure = of_status(status, error, {}, schema_sent)
         return replace(failure, kind="error in 200", billed_unseen=may_have_begun and usage is None, usage=usage)
     message = choice.get("message")
-    content = message.get("content") if isinstance(message, dict) else None
+    content = message.get("content") if isinstance(message, dict) else choice.get("text")
     refusal = _refusal(choice)
     if refusal is not None:
         return Failure("filtered", refusal, Remedy.CONTENT, billed_unseen=usage is None, usage=usage)
     cut = choice.get("finish_reason") == "length"
     if isinstance(content, str) and (content.strip() or cut):
         return Answer(without_surrogates(content), cut, usage)
-    if cut:  # thinking used up all tokens; a retry would cost as much and fail in the same way
+    # Thinking used up all tokens, and a retry would cost as much and fail in the same way; or a stop text came first.
+    if cut or (may_be_empty and choice.get("finish_reason") == "stop"):
         return Answer("", cut, usage)
     kind = "empty" if choice else "no choices"
     excerpt = without_surrogates(text[:300])

@@ -125,10 +125,11 @@ class VllmEngine(EngineProcess):
             output = (await self._finish(request)).outputs[0]
         ids = tuple(output.token_ids)
         ended = output.finish_reason == "stop"
+        by_end_token = ended and not isinstance(output.stop_reason, str)  # a string is the stop text that ended it
         return Completion(
             ids=ids,
             logprobs=_logprobs_of(ids, output.logprobs) if with_logprobs else (),
-            text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
+            text=self.tokenizer.decode(ids[:-1] if by_end_token else ids, skip_special_tokens=False),
             ended=ended,
             policy=policy,
             weights=weights,
@@ -231,7 +232,8 @@ class VllmEngine(EngineProcess):
             max_tokens=min(sampling.max_tokens, room),
             seed=sampling.seed,
             stop_token_ids=self._stop_ids,
-            detokenize=False,
+            stop=list(sampling.stop),
+            detokenize=bool(sampling.stop),  # vLLM finds stop texts in the text alone
             output_kind=RequestOutputKind.FINAL_ONLY,
             structured_outputs=None if sampling.schema is None else StructuredOutputsParams(json=sampling.schema),
         )

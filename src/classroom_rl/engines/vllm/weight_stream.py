@@ -52,11 +52,13 @@ class GlooGroup:
         Raises:
             RuntimeError: if another process is gone, or this one left.
         """
-        if self._group is None:
-            raise RuntimeError("the group was left")
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
-        self._group.broadcast([tensor], options).wait()
+        if (group := self._group) is None:
+            raise RuntimeError("the group was left")
+        work = group.broadcast([tensor], options)
+        del group  # so that another thread may leave it meanwhile
+        work.wait()
 
     def destroy(self) -> None:
         """Close the connections: whoever waits for this process notices."""

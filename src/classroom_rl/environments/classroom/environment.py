@@ -15,7 +15,6 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import (
     END_OF_CONVERSATION,
-    GROUP,
     LEAK_RULE,
     RUBRIC,
     RULES,
@@ -28,7 +27,7 @@ from classroom_rl.environments.classroom.judging import JudgePanel
 from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
 from classroom_rl.environments.classroom.prompt_check import (
-    check_group_prompts,
+    check_judge_prompts,
     check_lengths,
     check_prompts,
     refuse_long_opening,
@@ -158,8 +157,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
         """Check the prompt templates."""
         check_prompts(config.generation, judge_reads_templates)
-        if config.judge_model.mode == GROUP:
-            check_group_prompts(config.judge_model.group_prompts_paths, config.generation.judge_rules)
+        check_judge_prompts(config.judge_model, config.generation.judge_rules)
 
     @classmethod
     def open_with(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.engines.api.chat_api import ChatApi
-from classroom_rl.environments.classroom.canaries import CANARIES
+from classroom_rl.environments.classroom.canaries import CANARIES, canaries
 from classroom_rl.environments.classroom.conversation import Conversation, State
 from classroom_rl.environments.classroom.environment import Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
@@ -149,7 +149,9 @@ class JudgeCheck:
             return await asyncio.gather(*(self._canary(judge, name, conversation) for name in names))
 
     async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:
-        planted = CANARIES[name].plant(conversation.transcript(), conversation.problem)
+        rubric = getattr(judge, "rubric", None)  # embedded judges have none
+        canary = (CANARIES if rubric is None else canaries({each.key: each.best for each in rubric}))[name]
+        planted = canary.plant(conversation.transcript(), conversation.problem)
         verdicts = await self._judge(judge, conversation, planted)
         return CanaryVerdict(
             canary=name, problem_id=conversation.problem.id, score=self._score(verdicts), verdicts=verdicts

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from classroom_rl.config.models import JudgeModelConfig
+from classroom_rl.config.rubric import load_rubric
 from classroom_rl.config.values import GROUP, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ReplayedState
@@ -63,10 +64,14 @@ class JudgePanel:
     ) -> None:
         self._roles, self._journal = roles, journal
         self._rules, self._attempts, self._options = rules, attempts, options
+        self._rubric = None if options.rubric is None else load_rubric(options.rubric)
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What the verdicts depend on besides the rules; empty if conversations are judged one by one."""
+        """What the verdicts depend on besides the rules; empty if conversations are judged one by one by the
+        built-in criteria."""
+        if self._rubric is not None:
+            return (self._rubric, self._options.rubric_prompt_path)
         if self._options.mode != GROUP:
             return ()
         return (GROUP, tuple(sorted(self._options.group_prompts_paths.items())))

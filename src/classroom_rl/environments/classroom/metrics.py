@@ -7,7 +7,7 @@ from statistics import correlation, fmean, stdev
 from classroom_rl.config.values import POST_TEST_STUDENTS
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.post_test.records import GIVEN, PostTest
-from classroom_rl.judges.verdicts import CRITERIA, Verdict, contradictions
+from classroom_rl.judges.verdicts import Verdict, contradictions
 from classroom_rl.rollout.tools.turn import tool_metrics
 
 
@@ -21,9 +21,7 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     }
     scores = [verdict.scores for record in records for verdict in scoring_verdicts(record)]
     if scores:
-        metrics |= {
-            f"judge/{name}": fmean(getattr(verdict_scores, name) for verdict_scores in scores) for name in CRITERIA
-        }
+        metrics |= {f"judge/{name}": fmean(each.values[name] for each in scores) for name in scores[0].values}
     if counts := [count for count in map(beyond_rules, records) if count is not None]:
         metrics["judge/beyond_rules_share"] = fmean(count > 0 for count in counts)
     return metrics | group_metrics(records) | post_test_metrics(records) | tool_metrics(records)

@@ -1,11 +1,13 @@
 """Renders all prompt templates before a run begins, so that a mistake in one does not stop the run hours later."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, SCORING_RULES
+from classroom_rl.config.values import GROUP as IN_GROUPS
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.environments.classroom.teacher import (
     OPENING_VARIABLES,
@@ -47,15 +49,21 @@ def check_prompts(generation: GenerationConfig, judge_reads_templates: bool) -> 
         check_template(f"generation.{key}", path, variables)
 
 
-def check_group_prompts(paths: Mapping[str, str], rules: Collection[str]) -> None:
-    """Render the templates, by rule, that ask a judge about a whole group.
+def check_judge_prompts(judge: JudgeModelConfig, rules: Collection[str]) -> None:
+    """Render the templates of the judge's own: the one that asks by its rubric, and those that ask about a whole group.
 
     Raises:
-        DataError: if a template is invalid, or does not show every conversation.
+        DataError: if a template is invalid, or does not show every conversation and the rubric's criteria.
     """
-    for name in SCORING_RULES.intersection(rules):
+    if judge.rubric is not None:
+        key, path = "judge_model.rubric_prompt_path", judge.rubric_prompt_path
+        criterion = {"name": "…", "question": "…", "anchors": [{"score": "0", "text": "…"}]}
+        check_template(key, path, {"conversation": TRANSCRIPT, "problem": "…", "criteria": [criterion]})
+        if "criteria" not in variables_of(path):
+            raise DataError(f"{key}: {path} never uses criteria, so the judge would not know what to judge by.")
+    for name in SCORING_RULES.intersection(rules) if judge.mode == IN_GROUPS else ():
         key = f"judge_model.group_prompts_paths.{name}"
-        check_template(key, paths[name], {"conversations": GROUP, "problem": "…"})
+        check_template(key, judge.group_prompts_paths[name], {"conversations": GROUP, "problem": "…"})
 
 
 def _check_teacher_prompt(generation: GenerationConfig) -> None:

@@ -10,7 +10,7 @@ the forked message itself.
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from classroom_rl.config.evaluation import EvalConfig, reward_weights
@@ -24,7 +24,7 @@ from classroom_rl.evaluation.counterfactuals.forks import BranchPlayer, Fork, Me
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.judges.post_test.exams import EmbeddedExaminer
 from classroom_rl.judges.post_test.records import MISSED, Exam
-from classroom_rl.judges.verdicts import CRITERIA, ask_for_verdict, sum_up
+from classroom_rl.judges.verdicts import ask_for_verdict, criterion_of, sum_up
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.reviews import MessageToReview, Review, reviewed
@@ -57,7 +57,7 @@ async def review_of_message(
 
 async def judge_scores(roles: Roles, fork: Fork, turn: Turn, rule: str, attempts: int) -> dict[str, float] | None:
     """The judge's scores of the conversation up to and including a message, as if it ended there: the reward under
-    `judge`, and each of `CRITERIA` as a share of its maximum. None without a verdict.
+    `judge`, and each criterion as a share of its maximum. None without a verdict.
 
     Two messages at one fork have the same context, so their scores differ because of the messages alone. The judge is
     not told how long the lesson could have been: it would penalise the missing rest.
@@ -69,7 +69,7 @@ async def judge_scores(roles: Roles, fork: Fork, turn: Turn, rule: str, attempts
     judgement = sum_up(await asyncio.gather(*requests), (rule,))
     if judgement is None or judgement.scores is None:
         return None
-    shares = {name: value / CRITERIA[name].top for name, value in asdict(judgement.scores).items()}
+    shares = {name: value / criterion_of(name).top for name, value in judgement.scores.values.items()}
     return {JUDGE: judgement.scores.final_reward, **shares}
 
 

@@ -2,7 +2,6 @@
 what the student knows after the lesson, without the transcript."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from classroom_rl.environments.classroom.metrics import post_test_shares
@@ -78,7 +77,8 @@ FIGURES: dict[str, Measure] = {**_JUDGED, **_MATHS, **_TESTED, **_COUNTED, **_RE
 
 def figures_of(tutors: Iterable[Mapping[str, Any]]) -> dict[str, Measure]:
     """The rows of a comparison of tutors, given each one's figures: `FIGURES` that at least one of them has, and after
-    the first row the rewards and judge rules of the configuration (`rewards/…`, `rejected_by/…`)."""
+    the first row the rewards, judge rules and rubric of the configuration (`rewards/…`, `rejected_by/…`,
+    `scores/…`)."""
     keys = dict.fromkeys(key for figures in tutors for key in figures)
     rows = {"reward": FIGURES["reward"]}
     for key in keys:
@@ -121,7 +121,7 @@ def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:
 
 def _judged(record: ConversationRecord) -> list[tuple[str, float]]:
     judgement = judgement_of(record)
-    scores = asdict(judgement.scores) if judgement is not None and judgement.scores is not None else {}
+    scores = judgement.scores.values if judgement is not None and judgement.scores is not None else {}
     values = [(f"scores/{name}", value) for name, value in scores.items()]
     for exchange in read_exchanges(record) or []:
         key, value = (

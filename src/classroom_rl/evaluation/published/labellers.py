@@ -64,9 +64,10 @@ class JudgeAnswers:
 
 
 async def ask_judge(
-    judge: JudgeModelConfig, prompts: Sequence[str], choices: Choices, max_tokens: int, folder: Path
+    judge: JudgeModelConfig, prompts: Sequence[str], choices: Choices | Sequence[Choices], max_tokens: int, folder: Path
 ) -> JudgeAnswers:
-    """Ask a judge behind an API all questions about each reply, with one call per prompt.
+    """Ask a judge behind an API all questions about each reply, with one call per prompt. The questions are the same
+    for all prompts, or a list with those of each prompt.
 
     Answers are kept in the judge's ledger in `folder`, so the same question is not paid for twice, even after a
     restart. A call without a verdict is repeated after a restart.
@@ -77,14 +78,16 @@ async def ask_judge(
     """
     name = judge.model_name_or_path
     ledger = CallLedger(folder / ledger_name(name), judge.max_cost_usd)
-    schema = wanted_schema(judge, choice_schema(choices))
+    of_prompts = [choices] * len(prompts) if isinstance(choices, Mapping) else choices
     sampling = Sampling(judge.vllm.temperature, judge.vllm.top_p, max_tokens=max_tokens)
     failures: Counter[str] = Counter()
     try:
         api = ChatApi(judge, ledger, "judge")
         replies = KeptReplies(judge, ledger, api)
 
-        async def ask(prompt: str) -> dict[str, str] | None:
+        async def ask(prompt: str, choices: Choices) -> dict[str, str] | None:
+            schema = wanted_schema(judge, choice_schema(choices))
+
             async def reply(number: int) -> tuple[Answer, bool]:
                 # The number makes repeated calls for the same prompt different requests in the ledger.
                 request = ChatRequest([{"role": "user", "content": prompt}], sampling, schema, ("label", number))
@@ -101,7 +104,7 @@ async def ask_judge(
 
         try:
             with EvaluationProgress(len(prompts), f"asking {name}", "replies") as progress:
-                answers = await gather_or_stop(map(ask, prompts))
+                answers = await gather_or_stop(ask(*pair) for pair in zip(prompts, of_prompts, strict=True))
         finally:
             await api.drain()
         return JudgeAnswers(answers, failures, asdict(ledger.spending()))

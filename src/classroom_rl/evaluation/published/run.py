@@ -7,15 +7,25 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from classroom_rl.config.benchmark import BEA2025, MATHDIAL, MATHTUTORBENCH, MRBENCH, BenchmarkConfig, needed_prompts
+from classroom_rl.config.benchmark import (
+    BEA2025,
+    MATHDIAL,
+    MATHTUTORBENCH,
+    MRBENCH,
+    TUTORBENCH,
+    BenchmarkConfig,
+    needed_prompts,
+)
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import record_run
 from classroom_rl.evaluation.published.bea2025 import score_systems, systems_table
 from classroom_rl.evaluation.published.checked_rows import digest_of
 from classroom_rl.evaluation.published.mathdial import continue_dialogues
-from classroom_rl.evaluation.published.mathtutorbench import do_tasks
+from classroom_rl.evaluation.published.mathtutorbench.run import do_tasks
+from classroom_rl.evaluation.published.mathtutorbench.table import tasks_table
 from classroom_rl.evaluation.published.mrbench import DIMENSIONS, compare_judges
-from classroom_rl.evaluation.report.tables import NO_VALUE, align
+from classroom_rl.evaluation.published.tutorbench import judge_replies
+from classroom_rl.evaluation.report.tables import NO_VALUE, align, causes_text, estimate_text, interval_text
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.prompts import variables_of
 from classroom_rl.system.storage import write_whole
@@ -34,11 +44,11 @@ def judges_table(metrics: Mapping[str, Any]) -> str:
         people = metrics["people"][name]
         kappas.append([name, f"{people['commonest']} {people['share']:.0%}", *map(_all_answers, dimensions)])
         yes.append([name, f"{people['yes']:.0%}", *map(_of_yes, dimensions)])
-    kappas.append(["mean", "", *(_value(judge["mean_kappa"], "mean") for judge in judges.values())])
+    kappas.append(["mean", "", *(estimate_text(judge["mean_kappa"], "mean") for judge in judges.values())])
     calls = [["calls", *judges], *_calls(judges)]
     opening = f"\n{metrics['replies']} replies in {metrics['dialogues']} dialogues; 95 % intervals over dialogues"
     lines = [
-        f"{pair['judge']} minus {pair['against']}: mean κ {pair['mean']:+.2f} {_interval(pair['ci95'], '+.2f')} "
+        f"{pair['judge']} minus {pair['against']}: mean κ {pair['mean']:+.2f} {interval_text(pair['ci95'], '+.2f')} "
         f"on {pair['replies']} replies"
         for pair in metrics["differences"]
     ]
@@ -48,13 +58,13 @@ def judges_table(metrics: Mapping[str, Any]) -> str:
 def _all_answers(dimension: Mapping[str, Any] | None) -> str:
     if dimension is None or "kappa" not in dimension:
         return _NOT_ANSWERED
-    return f"{_value(dimension, 'kappa')}, right {dimension['accuracy']['mean']:.0%}"
+    return f"{estimate_text(dimension, 'kappa')}, right {dimension['accuracy']['mean']:.0%}"
 
 
 def _of_yes(dimension: Mapping[str, Any] | None) -> str:
     if dimension is None or dimension["yes"] is None:
         return _NOT_ANSWERED
-    return _value(dimension["yes"], "kappa")
+    return estimate_text(dimension["yes"], "kappa")
 
 
 def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
@@ -66,7 +76,7 @@ def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
                 cells.append("no calls")
             continue
         rows["answered"].append(f"{judge['answered']} of {judge['asked']}")
-        rows["no verdict"].append(_causes(judge["failures"]))
+        rows["no verdict"].append(causes_text(judge["failures"]))
         rows["spent"].append(f"${paid['cost_usd']:.4f}")
         price = 1000 * paid["cost_usd"] / judge["answered"] if judge["answered"] else None
         rows["per 1,000 verdicts"].append(NO_VALUE if price is None else f"${price:.4f}")
@@ -84,61 +94,43 @@ def continuation_table(metrics: Mapping[str, Any]) -> str:
                 [
                     name,
                     label,
-                    _value(sides["tutor"], "mean"),
-                    _value(sides["teacher"], "mean"),
-                    _value(sides["difference"], "mean", "+.2f"),
+                    estimate_text(sides["tutor"], "mean"),
+                    estimate_text(sides["teacher"], "mean"),
+                    estimate_text(sides["difference"], "mean", "+.2f"),
                     str(labeller["turns_compared"]),
-                    NO_VALUE if agreement is None else _value(agreement, "kappa"),
+                    NO_VALUE if agreement is None else estimate_text(agreement, "kappa"),
                 ]
             )
     words = {side: NO_VALUE if mean is None else f"{mean:.0f}" for side, mean in metrics["words"].items()}
     opening = (
         f"\n{metrics['tutor']} on {metrics['turns']} turns in {metrics['dialogues']} dialogues; 95 % intervals over "
-        f"dialogues. No reply: {_causes(metrics['failures'])}; cut off: {metrics['cut']}. Words per turn: tutor "
-        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels {_value(own_labels, 'mean')} of "
-        "their turns tell."
+        f"dialogues. No reply: {causes_text(metrics['failures'])}; cut off: {metrics['cut']}. Words per turn: tutor "
+        f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels "
+        f"{estimate_text(own_labels, 'mean')} of their turns tell."
     )
     judged = [
         f"{name}: {labeller['answered']} of {labeller['asked']} calls answered; no verdict: "
-        f"{_causes(labeller['failures'])}; spent ${labeller['paid']['cost_usd']:.4f}"
+        f"{causes_text(labeller['failures'])}; spent ${labeller['paid']['cost_usd']:.4f}"
         for name, labeller in metrics["labellers"].items()
         if "paid" in labeller
     ]
     return "\n\n".join([opening, align(rows), *judged])
 
 
-def tasks_table(metrics: Mapping[str, Any]) -> str:
-    """MathTutorBench: a line for each task."""
-    rows = [["task", "figure", "value", "answered", "no reply", "cut off", "unreadable"]]
-    for task, figures in metrics["tasks"].items():
-        figure = "accuracy" if "accuracy" in figures else "win rate"
-        value = figures.get("accuracy", figures.get("win_rate"))
-        rows.append(
-            [
-                task,
-                figure,
-                "not scored" if value is None else _value(value, "mean"),
-                f"{figures['answered']} of {figures['asked']}",
-                _causes(figures["failures"]),
-                str(figures["cut"]),
-                str(figures.get("unreadable", NO_VALUE)),
-            ]
-        )
-    return f"\n{metrics['tutor']}; 95 % intervals over problems\n\n{align(rows)}"
-
-
-def _causes(failures: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {cause}" for cause, count in failures.items()) or "0"
-
-
-def _value(estimate: Mapping[str, Any] | None, key: str, form: str = ".2f") -> str:
-    if estimate is None or estimate[key] is None:
-        return NO_VALUE
-    return f"{estimate[key]:{form}} {_interval(estimate['ci95'], form)}".rstrip()
-
-
-def _interval(interval: Any, form: str) -> str:
-    return "" if interval is None else f"[{interval[0]:{form}}, {interval[1]:{form}}]"
+def rubrics_table(metrics: Mapping[str, Any]) -> str:
+    """TutorBench: each judge's weighted score of the tutor's replies, of all and by use case."""
+    rows = [["judge", "replies", "rows", "score", "criteria met"]]
+    for name, judge in metrics["judges"].items():
+        for replies, figures in judge["scores"].items():
+            estimates = (estimate_text(figures[key], "mean") for key in ("score", "met"))
+            rows.append([name, replies, str(figures["score"]["n"]), *estimates])
+    left_out = ", ".join(f"{count} {cause}" for cause, count in metrics["left_out"].items()) or "none"
+    opening = (
+        f"\n{metrics['tutor']} on {metrics['rows']} rows; 95 % intervals over rows. Left out: {left_out}. No reply, "
+        f"scored 0: {causes_text(metrics['failures'])}; cut off: {metrics['cut']}."
+    )
+    calls = [["calls", *metrics["judges"]], *_calls(metrics["judges"])]
+    return "\n\n".join([opening, align(rows), align(calls)])
 
 
 Job = Callable[[EvalConfig, BenchmarkConfig, Path], Awaitable[dict[str, Any]]]
@@ -147,6 +139,7 @@ JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
     BEA2025: (score_systems, systems_table),
     MATHDIAL: (continue_dialogues, continuation_table),
     MATHTUTORBENCH: (do_tasks, tasks_table),
+    TUTORBENCH: (judge_replies, rubrics_table),
 }
 """Benchmark → the function that runs it, and the one that formats its results."""
 
@@ -190,5 +183,5 @@ def check_benchmark_prompts(config: EvalConfig) -> None:
     Raises:
         DataError: naming the template.
     """
-    for key in needed_prompts(config.benchmark):
+    for key in dict.fromkeys([*needed_prompts(config.benchmark), *config.benchmark.prompts_paths]):
         variables_of(config.benchmark.prompts_paths[key])

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.models import ApiModelConfig
@@ -14,15 +15,21 @@ from classroom_rl.errors import ContextOverflow, PolicyMismatch, RequestRefused
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.evaluation.published.labellers import TOO_LONG, cause_of
 from classroom_rl.judges.model_judge import ApiChatEngine
-from classroom_rl.rollout.engine import ChatEngine, Sampling
+from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.server.auth import TOKEN_VARIABLE, token_from_environment
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.server.open_models import open_chat_engine
 from classroom_rl.server.openai_routes import TEACHER
 
+if TYPE_CHECKING:
+    from classroom_rl.engines.vllm.engine import VllmEngine
+
 EMPTY = "empty"
 """The cause of failure of a reply without any text that a student would see."""
+
+USER, SYSTEM, BARE = "user", "system", "bare"
+"""How a prompt is sent: as the only message of a chat, of this role, or without a chat template, to be continued."""
 
 
 @dataclass
@@ -51,37 +58,58 @@ class BenchmarkTutor:
     """
 
     name: str
-    engine: ChatEngine
+    engine: "ApiChatEngine | VllmEngine"
     sampling: Sampling
     policy: str | None = None
     api: ChatApi | None = None
 
     async def answer(self, prompts: Sequence[str], label: str) -> Replies:
         """The tutor's reply to each prompt, which is sent as a single user message. A refused prompt has no reply and
-        is counted as a failure.
+        is counted as a failure, as is a reply that is empty without its thoughts.
 
         Raises:
             EngineFailure, ProviderFailure: if the tutor cannot be asked at all.
         """
+        replies = await self.answer_as(USER, prompts, (), label)
+        replies.failures[EMPTY] += replies.texts.count("")
+        replies.failures = +replies.failures  # without causes that never occurred
+        replies.texts = [text or None for text in replies.texts]
+        return replies
+
+    async def answer_as(self, form: str, prompts: Sequence[str], stop: Sequence[str], label: str) -> Replies:
+        """The tutor's reply to each prompt, up to the first of the texts in `stop`, and without thoughts. It may be
+        empty. Otherwise as `answer`.
+
+        Args:
+            form: how a prompt is sent, `USER`, `SYSTEM` or `BARE`.
+        """
         replies = Replies()
+        sampling = replace(self.sampling, stop=tuple(stop))
 
         async def ask(prompt: str) -> str | None:
             try:
-                reply = await self.engine.chat([{"role": "user", "content": prompt}], self.sampling)
+                reply = await self._reply(form, prompt, sampling)
             except (RequestRefused, ContextOverflow) as error:
                 replies.failures[TOO_LONG if isinstance(error, ContextOverflow) else cause_of(error)] += 1
                 return None
             finally:
                 progress.add(1)
             replies.cut += not reply.ended
-            text = visible_text(reply.text)
-            replies.failures[EMPTY] += not text
-            return text or None
+            text = reply.text if form == SYSTEM and "think>" not in reply.text else visible_text(reply.text)
+            for end in stop:
+                text = text.split(end, 1)[0]
+            return text.strip() if form == BARE else text
 
         with EvaluationProgress(len(prompts), label, "replies") as progress:
             replies.texts = await gather_or_stop(map(ask, prompts))
-        replies.failures = +replies.failures  # without causes that never occurred
         return replies
+
+    async def _reply(self, form: str, prompt: str, sampling: Sampling) -> Completion:
+        if form != BARE:
+            return await self.engine.chat([{"role": form, "content": prompt}], sampling)
+        if isinstance(self.engine, ApiChatEngine):
+            return await self.engine.complete(prompt, sampling)
+        return await self.engine.generate(self.engine.tokenizer(prompt)["input_ids"], sampling)
 
     def about(self) -> dict[str, object]:
         """The entries of metrics.json about the tutor."""

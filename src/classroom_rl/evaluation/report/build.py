@@ -30,7 +30,7 @@ from classroom_rl.evaluation.report.tables import (
     reading_lines_of_run,
     supervised_lines_of_run,
 )
-from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.judges.verdicts import criterion_of, judged_criteria
 from classroom_rl.results.charts import Drawing, Mark, Series, area_chart, line_chart, smooth
 from classroom_rl.results.learning import describe_learning, learning_of, write_learning
 from classroom_rl.results.plots import write_plots
@@ -386,7 +386,7 @@ def _running_means(data: RunData, lines: Sequence[tuple[str, str]]) -> list[Seri
 
 def _scores_chart(data: RunData) -> Optional[Drawing]:
     series = []
-    for colour, (name, criterion) in zip(cycle("abc"), CRITERIA.items(), strict=False):
+    for colour, (name, criterion) in zip(cycle("abc"), judged_criteria(data.steps).items(), strict=False):
         points = [(step, value / criterion.top) for step, value in data.series(f"judge/{name}")]
         if points:
             label = criterion.label
@@ -466,7 +466,7 @@ def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:
     if verdict.scores is None:
         return []
     reasons = verdict.reasons or {}
-    values = [(name, criterion, getattr(verdict.scores, name)) for name, criterion in CRITERIA.items()]
+    values = [(name, criterion_of(name), value) for name, value in verdict.scores.values.items()]
     return [
         (criterion.label, value, 100 * value / criterion.top, reasons.get(name, ""))
         for name, criterion, value in values

@@ -8,7 +8,7 @@ from classroom_rl.config.values import LEAK_RULE, PEDAGOGY_RULE, SAMPLINGS
 from classroom_rl.evaluation.metrics.maths import PEDAGOGICAL_REWARD, SCORED, SOLVED
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.judges.readings import LABELS, Trust
-from classroom_rl.judges.verdicts import CRITERIA
+from classroom_rl.judges.verdicts import CRITERIA, criterion_of
 from classroom_rl.results.run_folder import RunData, is_number, look_up
 from classroom_rl.results.statistics import is_clear
 from classroom_rl.rollout.intervals import Estimate
@@ -94,10 +94,15 @@ _REJECTIONS = {LEAK_RULE: "Leaks the answer", PEDAGOGY_RULE: "Breaks pedagogical
 
 
 def named_measures(metrics: Mapping[str, Any]) -> list[Measure]:
-    """The measures that a configuration names, and not this file: each reward of several (`rewards`), and each judge
-    rule that accepts or rejects (`rejected_by`)."""
-    rewards = [_estimated(f"Reward {name}", "rewards", name) for name in metrics.get("rewards", ())]
-    return rewards + [
+    """The measures that a configuration names, and not this file: each reward of several (`rewards`), each criterion of
+    a rubric (`scores`), and each judge rule that accepts or rejects (`rejected_by`)."""
+    named = [_estimated(f"Reward {name}", "rewards", name) for name in metrics.get("rewards", ())]
+    named += [
+        Measure(criterion_of(key).label, ("scores", key), is_share=True)  # of a penalty less is better: not said here
+        for key in metrics.get("scores") or ()
+        if key not in CRITERIA
+    ]
+    return named + [
         _estimated(_REJECTIONS.get(rule, f"Rejected by {rule}"), "rejected_by", rule, is_share=True, direction=-1)
         for rule in metrics.get("rejected_by", ())
     ]
@@ -297,3 +302,20 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
+
+def causes_text(failures: Mapping[str, int]) -> str:
+    """Failures by cause, such as "2 too long"; "0" without any."""
+    return ", ".join(f"{count} {cause}" for cause, count in failures.items()) or "0"
+
+
+def estimate_text(estimate: Mapping[str, Any] | None, key: str, form: str = ".2f") -> str:
+    """The figure `key` of an estimate with its interval `ci95`, if it has one."""
+    if estimate is None or estimate[key] is None:
+        return NO_VALUE
+    return f"{estimate[key]:{form}} {interval_text(estimate['ci95'], form)}".rstrip()
+
+
+def interval_text(interval: Sequence[float] | None, form: str) -> str:
+    """An interval in brackets; "" for None."""
+    return "" if interval is None else f"[{interval[0]:{form}}, {interval[1]:{form}}]"

@@ -40,19 +40,23 @@ def numbered_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
     A .json file holds a list of rows, or an object whose values are objects of rows.
 
     Args:
-        name: the path of a .jsonl or .json file, or the name of a data set on the Hub.
+        name: the path of a .jsonl, .json or .parquet file, or the name of a data set on the Hub.
         split: the split of a data set on the Hub.
 
     Raises:
         DataError: if it cannot be read.
     """
     path = Path(name)
-    if path.suffix == ".json":
+    if path.suffix == ".parquet":
+        table = load_rows(DataSource(name))
+        for number, row in enumerate(zip(*(table[column] for column in table.column_names), strict=True), start=1):
+            yield f"{name}: row {number}", dict(zip(table.column_names, row, strict=True))
+    elif path.suffix == ".json":
         yield from _rows_of_json(path)
     elif path.suffix == ".jsonl":
         yield from _rows_of_lines(path)
     elif is_local_name(path):
-        raise DataError(f"{name}: labelled messages are read from .jsonl and .json files, and from the Hub.")
+        raise DataError(f"{name}: labelled messages are read from .jsonl, .json and .parquet files, and from the Hub.")
     else:
         for number, row in enumerate(load_rows(DataSource(name, split)), start=1):
             yield f"{name} (split {split}): row {number}", row

@@ -48,13 +48,18 @@ export function rewardCard(conversation) {
 }
 
 function scores(conversation) {
-  const scored = conversation.verdicts.filter((verdict) => verdict.scores && !verdict.anchor);
+  const scored = conversation.verdicts.filter((verdict) => verdict.scores && !verdict.anchor).map(valuesOf);
   if (!scored.length) return null;
-  const mean = (name) => scored.reduce((sum, verdict) => sum + verdict.scores[name], 0) / scored.length;
-  return el("dl", { class: "scores" }, Object.keys(scored[0].scores).map((name) => {
+  const mean = (name) => scored.reduce((sum, values) => sum + values[name], 0) / scored.length;
+  return el("dl", { class: "scores" }, Object.keys(scored[0]).map((name) => {
     const most = topOf(name);
     return [el("dt", {}, words(name)), el("dd", {}, meter(mean(name) / most), `${number(mean(name), 2)}${most === 1 ? "" : ` of ${most}`}`)];
   }));
+}
+
+/** A verdict's scores by criterion: those of a rubric stand in `values`, beside their sum. */
+function valuesOf(verdict) {
+  return verdict.scores?.values ?? verdict.scores ?? {};
 }
 
 function meter(share) {
@@ -74,7 +79,7 @@ export function verdictCards(conversation, open = true) {
       verdict.accepted === null ? null : el("span", { class: `badge ${verdict.accepted ? "correct" : "bad"}` }, verdict.accepted ? "OK" : "REJECT")),
     verdict.error ? el("p", { class: "wrong" }, longText(verdict.error)) : null,
     Object.entries(verdict.reasons ?? {}).filter(([, reason]) => reason).map(([name, reason]) =>
-      el("div", { class: "reason" }, el("h4", {}, words(name), verdict.scores?.[name] === undefined ? null : el("span", { class: "nr" }, number(verdict.scores[name], 2))), el("p", {}, longText(reason)))),
+      el("div", { class: "reason" }, el("h4", {}, words(name), valuesOf(verdict)[name] === undefined ? null : el("span", { class: "nr" }, number(valuesOf(verdict)[name], 2))), el("p", {}, longText(reason)))),
     verdict.raw ? el("details", { class: "raw" }, el("summary", {}, "The judge's whole answer"), el("pre", {}, longText(verdict.raw))) : null));
 }
 

@@ -83,7 +83,7 @@ function drawCharts(metrics, run) {
   }));
   const named = (prefix, suffix) => Object.keys(series).filter((name) => name.startsWith(prefix) && name.endsWith(suffix));
   const reward = line(["reward"], ["training reward"]).map((each) => ({ ...each, spread: series.reward_std }));
-  const parts = line(Object.keys(run.criteria).map((name) => `judge/${name}`));
+  const parts = line([...new Set([...Object.keys(run.criteria).map((name) => `judge/${name}`), ...named("judge/", "_score")])]);
   const rewards = line(named("rewards/", "/mean"));
   const paid = named("", COST);
   const costs = line(paid, paid.map((name) => name.slice(0, -COST.length)));
