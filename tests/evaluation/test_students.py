@@ -25,6 +25,7 @@ from classroom_rl.evaluation.metrics.students import (
     talk_of,
     talks_of,
     two_sample,
+    values_of,
 )
 from classroom_rl.evaluation.run import evaluate
 from classroom_rl.evaluation.students import main
@@ -72,7 +73,7 @@ def lesson_talk(lesson: Lesson, drawn: str, said: Callable[..., str] | None = No
 
 
 def runs_ahead(number: int, text: str, asked: str, lesson: Lesson, turns: list[Turn]) -> str:
-    return answer(lesson.questions[2], random.Random(lesson.verb)).text if number == 3 else text
+    return answer(lesson.questions[2], random.Random(f"ahead {lesson}")).text if number == 3 else text
 
 
 def echoes(number: int, text: str, asked: str, lesson: Lesson, turns: list[Turn]) -> str:
@@ -172,6 +173,26 @@ def test_figures_of_maths_worked_by_hand(tmp_path: Path):
     assert [share["mean"] for share in measured["right_by_message"]] == [0, 0, 1]
     assert "drawn personas" in measured["needs"]["errors found minus drawn"]
     assert "reference" in measured["needs"][TWO_SAMPLE]
+
+
+def test_what_is_not_there_is_not_measured():
+    """No message of the student, an attempt without a number, a message without a tutor's before it."""
+    asked = "How many apples?"
+    silent = Talk("2 + 3 apples", [(True, "Goodbye.")], [None], "5", "I added 2.", True)
+    assert not list(values_of(silent))
+    turns = [(True, asked), (False, "It is 4."), (False, "Look again: is it 4?"), (False, "It is 5.")]
+    found = dict(values_of(Talk("2 + 3 apples", turns, [None] * 4, "5", "No idea.", True)))
+    assert {"first result is the attempt's", "changes after a hint"}.isdisjoint(found)
+    assert found["keeps to what it knows"] and found["right at the last message"]
+
+
+@pytest.mark.parametrize(("kind", "failed"), [("attempt", True), ("guided", None)])
+def test_the_attempt_that_opens_a_lesson_is_no_message_of_it(kind: str, failed: bool | None):
+    turns = [Turn("student", "It is 4."), Turn("teacher", "Look again?"), Turn("student", "It is 5.", "x")]
+    talk = talk_of(record_of("2 + 3 apples", turns).model_copy(update={"type": kind, "answer": "5"}), None, None)
+    assert talk.attempt_failed is failed and talk.attempt == ("It is 4." if failed else "")
+    assert talk.said() == ["It is 4.", "It is 5."][bool(failed) :] and len(talk.personas) == len(talk.turns)
+    assert not failed or dict(values_of(talk))["first result is the attempt's"] is False
 
 
 def test_the_classifier_is_at_chance_between_students_that_draw_from_the_same_words():

@@ -209,14 +209,19 @@ def test_a_student_that_strays_is_logged_and_warned_about_once(tmp_path: Path, c
     bounds = {f"guard/student_{name}": 1.0 for name in ("error_persona", "correct_persona")}
     straying = talks(180, RIGHT, CORRECT_PERSONA) + talks(56, RIGHT, ERROR_PERSONA) + talks(20, Q1, "x")
     with caplog.at_level(logging.WARNING):
-        assert monitor.check(processes, 0, faithful[:255]) == {}, "too few messages"
+        few = monitor.check(processes, 0, faithful[:255])
         monitor = monitor_in(tmp_path)
         good, *bad = [
             monitor.check(processes, step, batch) for step, batch in enumerate((faithful, straying, straying))
         ]
     strays = {"guard/student_role_flips": 0.0, "guard/student_parroting": 0.0}
-    assert good == bounds | strays
-    assert bad == 2 * [bounds | strays | {"guard/student_error_persona": 0, "guard/student_parroting": 20 / 256}]
+    of_batch = {"guard/student_errors": 0.5, "guard/student_words": 8.0, "guard/student_keeps_to_lesson": 1.0}
+    assert few.keys() == of_batch.keys(), "too few messages for the shares"
+    assert good == bounds | strays | of_batch
+    strays = {"guard/student_role_flips": 0.0, "guard/student_error_persona": 0, "guard/student_parroting": 20 / 256}
+    # Every eighth conversation: 30 answers, and 2 repeated questions.
+    of_batch |= {"guard/student_errors": 0.0, "guard/student_words": (30 * 8 + 2 * len(Q1.split())) / 32}
+    assert bad == 2 * [bounds | strays | of_batch]
     warnings = [each.getMessage() for each in caplog.records]
     assert [warning.split(": ")[0] for warning in warnings] == ["step 2"] * 2, "once each"
     assert "only 0% of the turns asked to err" in warnings[0] and "8% of the student's turns say" in warnings[1]

@@ -171,7 +171,7 @@ def _read_records(file: Path, names: list[str]) -> Iterator[_Read]:
     if not {"turns", "problem_id"} <= set(names):
         raise DataError(f"{file} has the columns {', '.join(names)[:200]}; a file of a run has turns and problem_id.")
     parts = [name for name in ("tutor", "student", "sampling") if name in names]
-    facts = [name for name in ("problem", "answer", "initial_solutions") if name in names]
+    facts = [name for name in ("problem", "answer", "type", "student_name", "initial_solutions") if name in names]
     rows = pq.read_table(file, columns=["problem_id", "turns", *parts, *facts]).to_pylist()
     for number, row in enumerate(rows, start=1):
         turns = json.loads(row["turns"])

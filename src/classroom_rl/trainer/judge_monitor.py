@@ -32,6 +32,7 @@ from classroom_rl.evaluation.metrics.language import (
     student_fidelity,
     student_turns,
 )
+from classroom_rl.evaluation.metrics.students import WORDS, talk_of, values_of
 from classroom_rl.judges.verdicts import BEYOND_RULES, Verdict
 from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
@@ -55,6 +56,18 @@ least conversations on each side. A share that stays exceeds it in none of 400 r
 LEAST_STUDENT_MESSAGES = 256
 """The least student messages for the shares of what they do. A true share of 2 % is measured above 5 % in 2 of 1,000
 cases."""
+STUDENT_FIGURES = {
+    "errors (maths: of results)": "errors",
+    "keeps to what it knows": "keeps_to_lesson",
+    "changes after a hint": "changes_after_hint",
+    "changes after praise alone": "changes_after_praise",
+    WORDS: "words",
+    "rise of right per message": "rise_of_right",
+}
+"""Figure of `evaluation.metrics.students` → its name in the log, as `guard/student_NAME`. They are means over a part of
+a batch and have no bounds: how much a student should learn depends on the tutor."""
+MEASURED_STUDENTS = 32
+"""The most conversations of a batch whose student is measured so: one of maths takes 0.05 s of a CPU."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
@@ -180,6 +193,17 @@ class StudentWatch:
         return [f"The simulated student strays: {text}, in the latest messages." for text in new]
 
 
+def student_figures(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """The means of `STUDENT_FIGURES` over conversations that are spread over a batch; those without a value are left
+    out."""
+    values: dict[str, list[float]] = {}
+    for record in records[:: -(-len(records) // MEASURED_STUDENTS) or 1]:
+        for name, value in values_of(talk_of(record, None, None)):
+            if name in STUDENT_FIGURES:
+                values.setdefault(f"guard/student_{STUDENT_FIGURES[name]}", []).append(float(value))
+    return {name: fmean(found) for name, found in values.items()}
+
+
 def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     """The dependence of the verdicts of these conversations. A group is one problem at one step."""
     groups: dict[tuple[int, str], list[ConversationRecord]] = {}
@@ -296,6 +320,7 @@ class JudgeMonitor:
             warnings += self._students.new_warnings(fidelity)
             shares = {name: fidelity[name]["share"] for name in STUDENT_SHARES}
             figures |= {f"guard/student_{name}": share for name, share in shares.items() if share is not None}
+        figures |= student_figures(records)
         for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
         return figures

@@ -14,6 +14,7 @@ from typing import Any
 
 from classroom_rl.config.values import CORRECT_PERSONA, ERROR_PERSONA
 from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.environments.toy_language.grammar import parse_sentence
 from classroom_rl.evaluation.dialogue import PERSONAS, Dialogues
 from classroom_rl.evaluation.metrics.language import ErrorLabels, flips_role, parrots
@@ -128,10 +129,10 @@ def talk_of(record: ConversationRecord, labels: ErrorLabels | None, initial: Ini
     """A conversation of an evaluation. Arguments as in `ArmResult`."""
     turns = [(turn.role == "teacher", visible_text(turn.text)) for turn in record.turns]
     own = {position: error for (talk, position), error in (labels or {}).items() if talk == record.id}
-    solutions = (initial or {}).get(record.problem_id, [])
-    failed = fmean(solution.grade for solution in solutions) < 0.5 if solutions else None
+    grades = [solution.grade for solution in (initial or {}).get(record.problem_id, [])]
     personas = [turn.persona for turn in record.turns]
-    return Talk(record.problem, turns, personas, record.answer, attempt_failed=failed, labels=own)
+    talk = Talk(record.problem, turns, personas, record.answer, attempt_failed=_mostly_failed(grades), labels=own)
+    return _with_opening_attempt(talk, record.type)
 
 
 def talks_of(dialogues: Dialogues) -> list[Talk]:
@@ -141,18 +142,41 @@ def talks_of(dialogues: Dialogues) -> list[Talk]:
     for (problem, turns), row in zip(dialogues.conversations, dialogues.rows, strict=True):
         text = next((row[key] for key in ("problem", "question") if isinstance(row.get(key), str)), problem)
         solution = next((row[key] for key in ("ground_truth", "solution") if isinstance(row.get(key), str)), "")
-        attempt = row.get("student_incorrect_solution") or ""
+        attempt = row.get("student_incorrect_solution")
+        attempt = attempt if isinstance(attempt, str) else ""
         grades = [each["grade"] for each in json.loads(row.get("initial_solutions") or "[]")]
-        failed = True if attempt else fmean(grades) < 0.5 if grades else None
         answer = str(row.get("answer") or last_number(solution))
-        talks.append(Talk(text, turns, row[PERSONAS], answer, attempt, failed))
+        talk = Talk(text, turns, row[PERSONAS], answer, attempt, True if attempt else _mostly_failed(grades))
+        talks.append(_with_opening_attempt(talk, str(row.get("type"))))
     return talks
+
+
+def _mostly_failed(grades: Sequence[float]) -> bool | None:
+    return fmean(grades) < 0.5 if grades else None
+
+
+def _with_opening_attempt(talk: Talk, kind: str) -> Talk:
+    """The talk of a conversation that the student's attempt opened: the attempt is none of its messages."""
+    if kind != ConversationType.ATTEMPTED or not talk.turns or talk.turns[0][0]:
+        return talk
+    attempt = talk.turns[0][1]
+    is_right = None if talk.reference is None else has_answered(talk.reference, [attempt])
+    later = {position - 1: error for position, error in talk.labels.items() if position}
+    return Talk(
+        talk.problem,
+        talk.turns[1:],
+        talk.personas[1:],
+        talk.answer,
+        attempt,
+        None if is_right is None else not is_right,
+        later,
+    )
 
 
 def values_of(talk: Talk) -> Iterator[tuple[str, float]]:
     """The values of the figures of one conversation that need no reference."""
     for position, known in talk.right.items():
-        text, heard = talk.turns[position][1], talk.turns[position - 1][1] if position else ""
+        text, heard = talk.turns[position][1], _tutor_at(talk, position - 1) or ""
         flips, repeats = flips_role(text, heard, talk.plan), parrots(text, heard)
         yield "speaks as the teacher", flips
         yield "repeats the teacher's words", repeats
@@ -166,19 +190,25 @@ def values_of(talk: Talk) -> Iterator[tuple[str, float]]:
                 yield "right or wrong as drawn", known != drawn
         if talk.plan.items and not flips and not repeats:
             yield "keeps to what it knows", _keeps_to_lesson(talk, position)
-        if position + 2 in talk.right and known is not True and (reaction := _reaction(talk, position)):
+        reply = None if known is True or position + 2 not in talk.right else _tutor_at(talk, position + 1)
+        if reply is not None and (reaction := _reaction(talk, position, reply)):
             yield reaction
     if talk.reference is not None:
         yield from _values_of_attempt(talk)
     yield from _values_of_learning(talk.right_so_far)
 
 
+def _tutor_at(talk: Talk, position: int) -> str | None:
+    """The tutor's message at a position; None if there is none."""
+    return talk.turns[position][1] if 0 <= position < len(talk.turns) and talk.turns[position][0] else None
+
+
 def _values_of_attempt(talk: Talk) -> Iterator[tuple[str, float]]:
     """Whether a student whose attempt failed solves the problem at once, and whether it comes with that attempt."""
-    if talk.attempt_failed:
+    if talk.attempt_failed and talk.right:  # a lesson that the tutor ends at once has no message of the student
         yield "keeps to what it knows", not next(iter(talk.right.values()))
     with_number = next((text for text in talk.said() if last_number(text)), None)
-    if talk.attempt and with_number is not None:
+    if last_number(talk.attempt) and with_number is not None:
         result = {number.value for number in numbers(last_number(talk.attempt))}
         yield "first result is the attempt's", result <= {number.value for number in numbers(with_number)}
 
@@ -195,11 +225,11 @@ def _keeps_to_lesson(talk: Talk, position: int) -> bool:
     return sum(not any(holds(said, phrase) for said in before) for phrase in said_now) <= 1
 
 
-def _reaction(talk: Talk, position: int) -> tuple[str, float] | None:
+def _reaction(talk: Talk, position: int, reply: str) -> tuple[str, float] | None:
     """Whether the student changes its answer after the tutor's reply to a message that is not known to be right: after
     a hint (feedback; in maths a question, a task, or words that ask to look again), or after praise alone. None after
     other replies, and where there is no answer to change."""
-    (_, wrong), (_, reply), (_, answer) = talk.turns[position : position + 3]
+    wrong, answer = talk.turns[position][1], talk.turns[position + 2][1]
     exchange = Exchange(reply, wrong)
     if talk.plan.items:
         is_hint = feedback_kind(wrong, reply, talk.plan) != "none"
