@@ -10,11 +10,15 @@ from accelerate import PartialState
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.values import CORRECT_PERSONA, ERROR_PERSONA
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
+from classroom_rl.rollout.tokens import Turn
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.trainer.judge_monitor import JudgeMonitor, VerdictWatch, dependence
 from tests.support.offline_trainer import PROBLEMS, conversation
+from tests.support.synthetic_run import record_of
+from tests.support.toy_lesson import PROBLEM, Q1, RIGHT, WRONG
 
 Judge = Callable[[int, int], list[Verdict]]
 """The verdicts on a conversation, by the number of its problem and its place in the group."""
@@ -144,6 +148,11 @@ def monitor_in(folder: Path, judged: bool = True) -> JudgeMonitor:
     return JudgeMonitor(config, ClassroomClient("http://127.0.0.1:1"), folder)
 
 
+def of_the_judge(logged: dict[str, float]) -> dict[str, float]:
+    """What is logged, without the student's shares."""
+    return {name: value for name, value in logged.items() if not name.startswith("guard/student_")}
+
+
 def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the default `guards` keys: no judge is asked, and nothing is written."""
     monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
@@ -151,7 +160,7 @@ def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pyt
         logged = [
             monitor.check(processes, step, batch(lambda problem, place: scored(0.7, 0.7), step)) for step in (0, 2, 4)
         ]
-    assert logged == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
+    assert [of_the_judge(each) for each in logged] == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
     [said] = [each.getMessage() for each in caplog.records if "same verdict" in each.getMessage()]
     assert said.startswith("step 1: The judge gave every conversation on a problem the same verdict")
     assert "in the last 128 conversations" in said
@@ -188,8 +197,38 @@ def test_a_rise_of_what_no_rule_can_read_is_warned_about_once(tmp_path: Path, ca
     assert said.startswith("step 7: The tutor says more and more that the embedded judge cannot read")
 
 
+def talks(count: int, text: str, persona: str) -> list[ConversationRecord]:
+    """Lessons in which the student answers this to the question of its first message."""
+    turns = [Turn("teacher", f"Hi! {Q1}"), Turn("student", text, persona)]
+    return [record_of(PROBLEM, turns, index=index) for index in range(count)]
+
+
+def test_a_student_that_strays_is_logged_and_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
+    faithful = talks(128, RIGHT, CORRECT_PERSONA) + talks(128, WRONG, ERROR_PERSONA)
+    bounds = {f"guard/student_{name}": 1.0 for name in ("error_persona", "correct_persona")}
+    straying = talks(180, RIGHT, CORRECT_PERSONA) + talks(56, RIGHT, ERROR_PERSONA) + talks(20, Q1, "x")
+    with caplog.at_level(logging.WARNING):
+        few = monitor.check(processes, 0, faithful[:255])
+        monitor = monitor_in(tmp_path)
+        good, *bad = [
+            monitor.check(processes, step, batch) for step, batch in enumerate((faithful, straying, straying))
+        ]
+    strays = {"guard/student_role_flips": 0.0, "guard/student_parroting": 0.0}
+    of_batch = {"guard/student_errors": 0.5, "guard/student_words": 8.0, "guard/student_keeps_to_lesson": 1.0}
+    assert few.keys() == of_batch.keys(), "too few messages for the shares"
+    assert good == bounds | strays | of_batch
+    strays = {"guard/student_role_flips": 0.0, "guard/student_error_persona": 0, "guard/student_parroting": 20 / 256}
+    # Every eighth conversation: 30 answers, and 2 repeated questions.
+    of_batch |= {"guard/student_errors": 0.0, "guard/student_words": (30 * 8 + 2 * len(Q1.split())) / 32}
+    assert bad == 2 * [bounds | strays | of_batch]
+    warnings = [each.getMessage() for each in caplog.records]
+    assert [warning.split(": ")[0] for warning in warnings] == ["step 2"] * 2, "once each"
+    assert "only 0% of the turns asked to err" in warnings[0] and "8% of the student's turns say" in warnings[1]
+
+
 def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
     for judged in (True, False):
         monitor = monitor_in(tmp_path, judged)
         found = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
-        assert found == [{}] * 3
+        assert [of_the_judge(each) for each in found] == [{}] * 3

@@ -48,7 +48,9 @@ from classroom_rl.rollout.environment import module_of
 
 BASE, ACKNOWLEDGES, IDEAL = "base", "acknowledges", "ideal"
 RESERVED_NAMES = (BASE, ACKNOWLEDGES, IDEAL)
-"""The names of the untrained base and of the control arms in every comparison."""
+REFERENCE = "reference"
+"""The names of the untrained base and of the control arms in every comparison; and of the reference's students beside
+other students."""
 
 _TUTOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -93,7 +95,33 @@ class TutorConfig:
         return self.use_openrouter or self.use_gemini or self.base_url is not None
 
 
-def model_of_tutor(tutor: TutorConfig, base: ApiModelConfig) -> ApiModelConfig:
+@config_group
+class StudentConfig:
+    """One of several students that are measured. Its model, its API and its prompts are its own; everything else is as
+    in `student_model`."""
+
+    name: Text = ""
+    """Names the student in results and its folder: letters, digits and ._-; each has another one, and none is
+    `reference`."""
+    model_name_or_path: ModelPath | None = None
+    """A folder, a Hub name or an API's model. Null: `student_model`."""
+    student_personas_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
+    """The prompts of its personas. Empty: those of `generation`."""
+    use_openrouter: Flag = False
+    """The student is behind OpenRouter, with the key in OPENROUTER_API_KEY."""
+    use_gemini: Flag = False
+    """The student is behind Gemini's API, with the key in GEMINI_API_KEY."""
+    base_url: Text | None = None
+    """The address of another OpenAI-compatible API that the student is behind."""
+    api_key_env: Text | None = None
+    """The environment variable that holds the API's key, as for tutors."""
+
+    def model(self, base: ApiModelConfig) -> ApiModelConfig:
+        """The student's model: `base` if it names none, else its own with all other settings from `base`."""
+        return base if self.model_name_or_path is None else model_of_tutor(self, base)
+
+
+def model_of_tutor(tutor: TutorConfig | StudentConfig, base: ApiModelConfig) -> ApiModelConfig:
     """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
     return replace(
         base,
@@ -140,6 +168,12 @@ class EvalConfig:
     """Tutors that are compared with each other, with `teacher_model`, which is then the untrained base, and with the
     control arms: a tutor that only says "Good!", and on lessons of the quickstart the scripted ideal. They are played
     one after the other, so that one tutor at a time is in memory."""
+    students: list[StudentConfig] = field(default_factory=list)
+    """Students that are measured side by side, in conversations with `teacher_model`, one after the other: how they
+    err, keep to what they know, react to hints, stay in their role, talk like `reference`'s students, learn."""
+    reference: FilePath | None = None
+    """With `students`, a file of conversations, such as MathDial's as `.jsonl`: the students that they should talk
+    like, which are measured, too. Null: there is none."""
     extra_judges: list[JudgeModelConfig] = field(default_factory=list)
     """Models behind an API or embedded judges that judge each compared conversation once more, to compare their view of
     the tutors with that of `judge_model`. They give no reward."""
@@ -271,6 +305,8 @@ def check_eval(config: EvalConfig) -> None:
         _check_classroom(config)
     if config.tutors:
         _check_tutors(config)
+    if config.students or config.reference is not None:
+        _check_students(config)
     _check_extra_judges(config)
     if is_measured_by_solutions(config):
         _check_solutions(config)
@@ -279,7 +315,7 @@ def check_eval(config: EvalConfig) -> None:
 def _check_with_benchmark(config: EvalConfig, benchmark: BenchmarkConfig) -> None:
     """Check an evaluation on a published benchmark, in which nothing is played."""
     check_logging(config.logging)
-    for key in ("tutors", "extra_judges"):
+    for key in ("tutors", "students", "extra_judges"):
         if getattr(config, key):
             raise ConfigError(
                 f"{key} is set beside benchmark: it belongs to conversations that are played. Leave it out; who labels "
@@ -364,6 +400,32 @@ def _check_tutors(config: EvalConfig) -> None:
         raise ConfigError(
             "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "
             "and name a server as one of the tutors, {name: served, server_url: http://127.0.0.1:8005}."
+        )
+
+
+def _check_students(config: EvalConfig) -> None:
+    """Check that several students have distinct names, and a classroom in this process."""
+    names = [student.name for student in config.students]
+    if not names:
+        raise ConfigError(
+            "reference is set, but no students to compare with it: name them in students, or leave it out."
+        )
+    for student in config.students:
+        name = student.name
+        if not _TUTOR_NAME.fullmatch(name) or name == REFERENCE or names.count(name) > 1:
+            raise ConfigError(
+                f"students has one whose name is {name!r}; each needs a name of its own, of letters, digits and ._- "
+                f"(it names a folder), other than {REFERENCE}: students=[{{name: small, model_name_or_path: DIR}}]."
+            )
+        if student.base_url is not None:
+            check_url(f"base_url of the student {name}", student.base_url)
+        check_key_variable(f"api_key_env of the student {name}", student.api_key_env)
+        check_model(f"students: {name}", student.model(config.student_model), config.generation)
+    if config.server_url is not None or config.tutors or config.counterfactuals.forks:
+        given = "server_url" if config.server_url else "tutors" if config.tutors else "counterfactuals.forks"
+        raise ConfigError(
+            f"{given} is set beside students, which are played here with teacher_model alone: set server_url=null, "
+            "and leave tutors and counterfactuals out."
         )
 
 

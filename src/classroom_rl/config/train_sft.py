@@ -10,12 +10,14 @@ from classroom_rl.config.fields import (
     Count,
     CountFromZero,
     Examples,
+    FilePath,
     Flag,
     LearningRate,
     MaxSteps,
     ModelPath,
     Number,
     Seed,
+    Share,
     Text,
     at_least,
     config_group,
@@ -59,7 +61,7 @@ class TrainSFTTrainConfig:
     """Of the arithmetic and of the saved model; the trained weights are float32."""
     assistant_only_loss: Flag = True
     """Whether only the assistant's messages are learned. False: conversations are learned whole, whatever the weights
-    of their messages. Of corrections only the target is ever learned."""
+    of their messages. Of corrections only the target is ever learned, of dialogues only what the student says."""
 
 
 @config_group
@@ -86,8 +88,28 @@ class ConversationSource(DataSource):
 
 
 @config_group
+class StudentDataConfig:
+    """Fine-tuning of a student. With prompts of its personas, `dataset` names recorded dialogues: run folders, their
+    Parquet files, or rows of others such as MathDial's (docs/evaluation.md). Each message of the student is learned
+    after the prompt that a classroom with the same keys in `generation` gives the student's model at that place."""
+
+    student_personas_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
+    """The prompts of its personas, as in `generation`. A single one is for all messages; with several, the dialogues
+    must say which persona each message has, as those of a run do. Empty: no student is fine-tuned."""
+    student_initial_attempt_prompt_path: FilePath | None = None
+    """As in `generation`, for a classroom in which the student's attempt opens the dialogue: the attempt of a run's
+    student, or a row's `student_incorrect_solution`, is learned, too. Null: dialogues begin with the tutor."""
+    quote_teacher: Flag = False
+    """As in `generation`."""
+    held_out_share: Share = 0.0
+    """The share of the problems that are drawn from the training's with `seed` and not learned. The loss on the
+    dialogues about them is measured before the training and after each epoch, and `<logging.save_dir>/held_out.jsonl`
+    holds them, as problems and as a reference for an evaluation of students."""
+
+
+@config_group
 class TrainSFTDatasetConfig:
-    """Both lists name conversations, or both corrections."""
+    """Both lists name conversations, or both corrections; with `student`, both dialogues."""
 
     train_datasets: list[ConversationSource] = field(default_factory=list)
     """What to train on."""
@@ -107,6 +129,7 @@ class TrainSFTConfig:
     train: TrainSFTTrainConfig = field(default_factory=TrainSFTTrainConfig)
     model: TrainSFTModelConfig = field(default_factory=TrainSFTModelConfig)
     dataset: TrainSFTDatasetConfig = field(default_factory=TrainSFTDatasetConfig)
+    student: StudentDataConfig = field(default_factory=StudentDataConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_dir="output", wandb_project="train_sft"))
     seed: Seed = 42
@@ -123,6 +146,7 @@ def check_train_sft(config: TrainSFTConfig) -> None:
     """
     train = config.train
     check_lora("model.lora", config.model.lora)
+    _check_student(config)
     if config.model.lora.enable and train.optimizer == MUON:
         raise ConfigError(
             "train.optimizer is muon, which is for a model's own weights; with model.lora.enable=true take another, "
@@ -134,4 +158,25 @@ def check_train_sft(config: TrainSFTConfig) -> None:
     if not config.dataset.train_datasets:
         raise ConfigError(
             "dataset.train_datasets is empty; name at least one, for example [{name_or_path: conversations.jsonl}]."
+        )
+
+
+def _check_student(config: TrainSFTConfig) -> None:
+    student = config.student
+    if not student.student_personas_prompts_paths:
+        if student != StudentDataConfig():
+            raise ConfigError(
+                "student has keys, but student.student_personas_prompts_paths is empty, so no student is fine-tuned: "
+                "name a prompt, such as {student: prompt_templates/personas/maths_student.txt}, or leave student out."
+            )
+        return
+    if student.held_out_share and config.dataset.val_datasets:
+        raise ConfigError(
+            "student.held_out_share and dataset.val_datasets are both set: hold out a share of the problems, or name "
+            "other dialogues to measure on."
+        )
+    if any(source.conversation_column for source in (*config.dataset.train_datasets, *config.dataset.val_datasets)):
+        raise ConfigError(
+            "conversation_column is set, but student makes datasets of dialogues, whose turns are found by their name: "
+            "leave it out."
         )

@@ -54,6 +54,9 @@ STUDENT_ROLES = {"student", "user", "human", "program"}
 OTHER_ROLES = {"system", "tool"}
 """What neither side said: left out, and counted."""
 
+PERSONAS = "personas"
+"""The key of the personas that were drawn for the turns, in what is read; None for a turn without one."""
+
 SHORTEST_UPTAKE = 5
 """Uptake is measured after student turns of at least so many words (Demszky et al., 2021)."""
 
@@ -64,23 +67,27 @@ _NGRAM = 3
 @dataclass
 class Dialogues:
     """The conversations of a file: (problem, turns) each; a turn is (whether the tutor speaks, its visible text).
-    `left_out` says what was left out, and how often."""
+    `left_out` says what was left out, and how often. `rows` holds what else is known of each conversation: its row,
+    with the persona of each turn under `PERSONAS`."""
 
     name: str
     conversations: list[tuple[str, list[tuple[bool, str]]]] = field(default_factory=list)
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def add(self, where: str, problem: str, turns: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, where: str, problem: str, turns: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> None:
         """Add a conversation from its turns as stored. Raises `DataError` for an unknown role or key."""
-        kept = []
+        kept, personas = [], []
         for number, turn in enumerate(turns, start=1):
             side, text = _side_and_text(f"{where}: turn {number}", turn)
             if side is None or text is None:
                 self.left_out["messages of neither side" if side is None else "messages without text"] += 1
             else:
                 kept.append((side, spoken(text)))
+                personas.append(turn.get("persona"))
         if {side for side, _ in kept} == {True, False}:
             self.conversations.append((problem, kept))
+            self.rows.append({**row, PERSONAS: personas})
         else:
             self.left_out["conversations in which only one side speaks"] += 1
 
@@ -121,9 +128,9 @@ def read_dialogues(path: Path) -> list[Dialogues]:
         files = [*sorted(path.glob("rollouts/*.parquet")), *measured]
     for file in files:
         folder = file.parent.relative_to(path) if path.is_dir() else file
-        for where, part, problem, turns in _read(file):
+        for where, part, problem, turns, row in _read(file):
             name = " ".join([str(folder), *part])
-            by_name.setdefault(name, Dialogues(name)).add(where, problem, turns)
+            by_name.setdefault(name, Dialogues(name)).add(where, problem, turns, row)
     for dialogues in by_name.values() or [Dialogues(str(path))]:
         if not dialogues.conversations:
             left_out = ", ".join(f"{count} {reason}" for reason, count in dialogues.left_out.items()) or "nothing"
@@ -131,21 +138,25 @@ def read_dialogues(path: Path) -> list[Dialogues]:
     return [*by_name.values()]
 
 
-def _read(file: Path) -> Iterator[tuple[str, list[str], str, Sequence[Mapping[str, Any]]]]:
-    """Each conversation: where it is, its sampling and tutor (if there are several), its problem, and its turns."""
+_Read = tuple[str, list[str], str, Sequence[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def _read(file: Path) -> Iterator[_Read]:
+    """Each conversation: where it is, its sampling and tutor or student (if there are several), its problem, its turns,
+    and its row."""
     columns = _columns(file)
     if "steps" in columns:
         for rollout in RolloutSet.load(file):
             messages = [*rollout.opening]
             for step in rollout.steps:
                 messages += [{"role": "user", "content": step.prompt}, {"role": "assistant", "content": step.content}]
-            yield f"{file}: rollout {rollout.id}", [], str(rollout.prompt_index), messages
+            yield f"{file}: rollout {rollout.id}", [], str(rollout.prompt_index), messages, {}
     elif columns:
         yield from _read_records(file, columns)
     else:
         for where, row in numbered_rows(str(file), ""):
             problem = next((json.dumps(row[key]) for key in PROBLEM if row.get(key) is not None), where)
-            yield where, [], problem, _turns_of(where, row)
+            yield where, [], problem, _turns_of(where, row), row
 
 
 def _columns(file: Path) -> list[str]:
@@ -159,15 +170,16 @@ def _columns(file: Path) -> list[str]:
         raise DataError(f"{file} is damaged or no Parquet file: {error}") from error
 
 
-def _read_records(file: Path, names: list[str]) -> Iterator[tuple[str, list[str], str, Sequence[Mapping[str, Any]]]]:
+def _read_records(file: Path, names: list[str]) -> Iterator[_Read]:
     """The conversations of a run's or an evaluation's Parquet file."""
     if not {"turns", "problem_id"} <= set(names):
         raise DataError(f"{file} has the columns {', '.join(names)[:200]}; a file of a run has turns and problem_id.")
-    parts = [name for name in ("tutor", "sampling") if name in names]
+    parts = [name for name in ("tutor", "student", "sampling") if name in names]
+    facts = [name for name in ("problem", "answer", "type", "student_name", "initial_solutions") if name in names]
     problem = "problem" if "problem" in names else "problem_id"  # the text may say the lesson's level
-    rows = pq.read_table(file, columns=[problem, "turns", *parts]).to_pylist()
+    rows = pq.read_table(file, columns=["problem_id", "turns", *parts, *facts]).to_pylist()
     for number, row in enumerate(rows, start=1):
-        yield f"{file}: row {number}", [row[part] for part in parts], row[problem], json.loads(row["turns"])
+        yield f"{file}: row {number}", [row[part] for part in parts], row[problem], json.loads(row["turns"]), row
 
 
 def _turns_of(where: str, row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -30,6 +30,7 @@ from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_d
 from classroom_rl.evaluation.playing import EvaluationResult, play_all
 from classroom_rl.evaluation.published.run import run_benchmark
 from classroom_rl.evaluation.report.tables import POST_TEST, measurement_table
+from classroom_rl.evaluation.students import compare_students
 from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
@@ -44,7 +45,8 @@ from classroom_rl.system.storage import write_whole
 def evaluate(config: EvalConfig) -> dict[str, Any]:
     """Evaluate one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, with
     `counterfactuals` also `counterfactuals.json`. If the configuration names `tutors`, compare them with
-    `compare_tutors`; if it names a `benchmark`, run it with `run_benchmark`.
+    `compare_tutors`; if it names `students`, these with `compare_students`; if a `benchmark`, run it with
+    `run_benchmark`.
 
     Returns:
         The content of metrics.json.
@@ -59,6 +61,8 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         return run_benchmark(config)
     if config.tutors:
         return compare_tutors(config)
+    if config.students:
+        return compare_students(config)
     problems, trained_on = load_measured_problems(config)
     readers, level = open_readers(config.generation), measured_level(config, problems)
     if config.server_url is None:

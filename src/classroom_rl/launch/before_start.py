@@ -134,6 +134,7 @@ def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConf
         for index, tutor in enumerate(config.tutors):
             if tutor.is_remote:
                 models[f"tutors[{index}]"] = model_of_tutor(tutor, config.teacher_model)
+        models |= {f"students[{index}]": each.model(config.student_model) for index, each in enumerate(config.students)}
         models |= {f"extra_judges[{index}]": judge for index, judge in enumerate(config.extra_judges)}
     return {key: model for key, model in models.items() if model.is_remote}
 

@@ -47,12 +47,14 @@ def write_records(
     write_table(path, table)
 
 
-def write_compared(path: Path, records: Mapping[str, Sequence[tuple[str, ConversationRecord]]]) -> None:
-    """Write the conversations of several tutors: (sampling, record) pairs by tutor, with a column `tutor`. The file is
-    replaced atomically."""
+def write_compared(
+    path: Path, records: Mapping[str, Sequence[tuple[str, ConversationRecord]]], compared: str = "tutor"
+) -> None:
+    """Write the conversations of several tutors, or students: (sampling, record) pairs by name, with the name in the
+    column `compared`. The file is replaced atomically."""
     table = _table_of([pair for pairs in records.values() for pair in pairs])
-    tutors = pa.array([name for name, pairs in records.items() for _ in pairs], pa.string())
-    write_table(path, table.append_column("tutor", tutors))
+    names = pa.array([name for name, pairs in records.items() for _ in pairs], pa.string())
+    write_table(path, table.append_column(compared, names))
 
 
 def _table_of(records: Sequence[tuple[str, ConversationRecord]]) -> pa.Table:

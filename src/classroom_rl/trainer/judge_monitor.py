@@ -25,6 +25,14 @@ from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, J
 from classroom_rl.environments.classroom.metrics import beyond_rules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ClassroomError, JudgeOutputError, StorageError
+from classroom_rl.evaluation.metrics.language import (
+    STUDENT_SHARES,
+    StudentTurn,
+    out_of_bounds,
+    student_fidelity,
+    student_turns,
+)
+from classroom_rl.evaluation.metrics.students import WORDS, talk_of, values_of
 from classroom_rl.judges.verdicts import BEYOND_RULES, Verdict
 from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
@@ -46,6 +54,21 @@ LARGEST_RISE, LEAST_FOR_RISE = 0.25, 512
 """The largest rise of the share of conversations that an embedded judge cannot read, since the process began, and the
 least conversations on each side. A share that stays exceeds it in none of 400 runs of 200 batches, and in up to 8 of
 100 where whole groups are alike (simulated)."""
+LEAST_STUDENT_MESSAGES = 256
+"""The least student messages for the shares of what they do. A true share of 2 % is measured above 5 % in 2 of 1,000
+cases."""
+STUDENT_FIGURES = {
+    "errors (maths: of results)": "errors",
+    "keeps to what it knows": "keeps_to_lesson",
+    "changes after a hint": "changes_after_hint",
+    "changes after praise alone": "changes_after_praise",
+    WORDS: "words",
+    "rise of right per message": "rise_of_right",
+}
+"""Figure of `evaluation.metrics.students` → its name in the log, as `guard/student_NAME`. They are means over a part of
+a batch and have no bounds: how much a student should learn depends on the tutor."""
+MEASURED_STUDENTS = 32
+"""The most conversations of a batch whose student is measured so: one of maths takes 0.05 s of a CPU."""
 LEAST_THAT_DIFFER = 20
 """The least conversations whose verdict differs from their group's most common one. Fewer may be single slips."""
 
@@ -149,6 +172,39 @@ class UnreadWatch:
         )
 
 
+class StudentWatch:
+    """Checks by rules whether the student does what its personas say, and stays in its role, over the latest student
+    messages of a training, at least `LEAST_STUDENT_MESSAGES`."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Sequence[StudentTurn]] = deque()
+        self._warned: set[str] = set()
+
+    def update(self, records: Sequence[ConversationRecord]) -> dict[str, Any] | None:
+        """Add a batch, and return `student_fidelity` of the latest messages; None if they are too few."""
+        batch = [turn for record in records for turn in student_turns(record)]
+        latest = add_and_join(self._batches, batch, LEAST_STUDENT_MESSAGES)
+        return student_fidelity(latest, "rules") if len(latest) >= LEAST_STUDENT_MESSAGES else None
+
+    def new_warnings(self, fidelity: Mapping[str, Any]) -> list[str]:
+        """A warning for each share that is out of bounds now and was not before."""
+        found = dict(out_of_bounds(fidelity))
+        new = [text for name, text in found.items() if name not in self._warned]
+        self._warned = set(found)
+        return [f"The simulated student strays: {text}, in the latest messages." for text in new]
+
+
+def student_figures(records: Sequence[ConversationRecord]) -> dict[str, float]:
+    """The means of `STUDENT_FIGURES` over conversations that are spread over a batch; those without a value are left
+    out."""
+    values: dict[str, list[float]] = {}
+    for record in records[:: -(-len(records) // MEASURED_STUDENTS) or 1]:
+        for name, value in values_of(talk_of(record, None, None)):
+            if name in STUDENT_FIGURES:
+                values.setdefault(f"guard/student_{STUDENT_FIGURES[name]}", []).append(float(value))
+    return {name: fmean(found) for name, found in values.items()}
+
+
 def dependence(records: Sequence[ConversationRecord]) -> Dependence:
     """The dependence of the verdicts of these conversations. A group is one problem at one step."""
     groups: dict[tuple[int, str], list[ConversationRecord]] = {}
@@ -230,6 +286,7 @@ class JudgeMonitor:
         self._path = run_folder / JUDGE_CHECKS_NAME
         self._verdicts = VerdictWatch()
         self._unread = UnreadWatch()
+        self._students = StudentWatch()
 
     def is_due(self, step: int) -> bool:
         """Whether the batch that is sampled at this step is checked."""
@@ -260,6 +317,11 @@ class JudgeMonitor:
         if rise is not None:
             warnings.append(self._unread.new_warning(rise))
             figures["guard/beyond_rules_rise"] = rise
+        if (fidelity := self._students.update(records)) is not None:
+            warnings += self._students.new_warnings(fidelity)
+            shares = {name: fidelity[name]["share"] for name in STUDENT_SHARES}
+            figures |= {f"guard/student_{name}": share for name, share in shares.items() if share is not None}
+        figures |= student_figures(records)
         for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
         return figures

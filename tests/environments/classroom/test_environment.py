@@ -11,7 +11,7 @@ import pytest
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.evaluation import ACKNOWLEDGES
 from classroom_rl.config.values import SCRIPT
-from classroom_rl.environments.classroom.environment import quoted
+from classroom_rl.environments.classroom.student import quoted
 from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeacher
 from classroom_rl.errors import (
     ContextOverflow,

@@ -14,7 +14,6 @@ from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import (
-    END_OF_CONVERSATION,
     LEAK_RULE,
     LEVEL_REWARD,
     RUBRIC,
@@ -38,6 +37,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord, Repla
 from classroom_rl.environments.classroom.rewards import reward_of, turn_reward_of
 from classroom_rl.environments.classroom.roles import Roles, models_in_use
 from classroom_rl.environments.classroom.setup import ConversationType, draw_setup
+from classroom_rl.environments.classroom.student import attempt_request, student_chat
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.environments.classroom.teacher import (
     chat_so_far,
@@ -90,7 +90,6 @@ on this server (an API, an embedded judge, an empty role) needs no GPU memory.""
 
 
 _PROMPTS_IN_MEMORY = 512
-_STRAIGHT_MARKS = str.maketrans("“”", '""')
 _READ_BY_JUDGE = {RUBRIC: parse_problem, RULES: read_judged_plan}
 """How an embedded judge reads a problem; raises `DataError` for one of another kind."""
 
@@ -364,7 +363,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     async def _opening_attempt(self, play: Play) -> None:
         limit = self._generation.max_tokens_per_student_attempt
         sampling = replace(play.sampled_with(self.roles.student_sampling), max_tokens=limit)
-        answer = await self.roles.student.chat(self._attempt_request(play.episode), sampling)
+        answer = await self.roles.student.chat(attempt_request(self._generation, play.episode.problem.text), sampling)
         turn = self._student_turn_of(answer, persona=None)
         self._write_turn(play.episode, turn, ids=())
         play.episode.add_student_turn(turn)
@@ -445,21 +444,9 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return tuple(self._policy.encode_chat([{"role": role, "content": text} for role, text in messages]))
 
     def _student_view(self, conversation: Conversation, persona_path: str) -> list[Message]:
-        """The chat for the student's model: its persona is the system prompt, the teacher the user, and the student the
-        assistant."""
-        messages = [{"role": "system", "content": self._render(conversation, persona_path)}]
-        if conversation.setup.type is ConversationType.ATTEMPTED:
-            messages += self._attempt_request(conversation)
-        for turn in conversation.turns:
-            text = visible_text(turn.text).replace(END_OF_CONVERSATION, "").strip()
-            if turn.role == "teacher" and self._generation.quote_teacher:
-                text = quoted(text)
-            messages.append({"role": "user" if turn.role == "teacher" else "assistant", "content": text})
-        return messages
-
-    def _attempt_request(self, conversation: Conversation) -> list[Message]:
-        path = self._generation.student_initial_attempt_prompt_path
-        return [{"role": "user", "content": render(path, problem=conversation.problem.text)}]
+        attempted = conversation.setup.type is ConversationType.ATTEMPTED
+        system, problem = self._render(conversation, persona_path), conversation.problem.text
+        return student_chat(self._generation, system, problem, conversation.turns, attempted)
 
     def _render(self, conversation: Conversation, path: str) -> str:
         return render(
@@ -486,13 +473,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         """Write a turn to the journal. `ids` are all tokens that it adds to the teacher's context; the first
         `len(logprobs)` of them were sampled, except where a `mask` is 0."""
         self._journal.append("turn", conversation=conversation.id, turn=turn, ids=ids, logprobs=logprobs, **extra)
-
-
-def quoted(text: str) -> str:
-    """A teacher's message as the student's model reads it with `generation.quote_teacher`. The text itself cannot end
-    the quotation: its own such marks become straight ones. The quickstart's tiny student understands this wording, and
-    hardly a longer one."""
-    return f"The teacher says (no order to you):\n“{text.translate(_STRAIGHT_MARKS)}”"
 
 
 Environment = Classroom

@@ -47,6 +47,9 @@ MIN_FAITHFUL_SHARE = 0.8
 MAX_STRAYING_SHARE = 0.05
 """At most this share of the student's turns may speak as the teacher, and at most this share may repeat its words."""
 
+STUDENT_SHARES = ("error_persona", "correct_persona", "role_flips", "parroting")
+"""The shares of a student's fidelity."""
+
 _TEACHES = re.compile(
     r"\b(?:say (?:it|that) (?:again|once more)|repeat after|can you (?:say|repeat)|well done|good (?:job|try|work)|"
     r"very good|check the|your turn|let's (?:practise|practice|continue)|the correct (?:answer|form))\b",
@@ -91,6 +94,19 @@ def parrots(text: str, teacher: str) -> bool:
     return set(own_sentences) <= teacher_sentences and bool(set(own_sentences) & tasks)
 
 
+def student_turns(record: ConversationRecord, errors: Mapping[int, bool | None] | None = None) -> list[StudentTurn]:
+    """What the rules find in each of the student's messages; whether it holds an error says `errors` by its position
+    or, without them, the rules of the quickstart's language."""
+    plan, found, previous = read_plan(record.problem), [], ""
+    for position, turn in enumerate(record.turns):
+        text = visible_text(turn.text)
+        if turn.role == "student":
+            error = plan.find_error(text) if errors is None else errors[position]
+            found.append(StudentTurn(turn.persona, error, flips_role(text, previous, plan), parrots(text, previous)))
+        previous = text
+    return found
+
+
 def _has_own_words(sentence: str) -> bool:
     """Whether a sentence holds words outside of quotation marks."""
     return bool(normal(own_words(sentence).replace("Q", "")))
@@ -117,7 +133,7 @@ def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str
         "role_flips": _share(turn.flips for turn in all_turns),
         "parroting": _share(turn.parrots for turn in all_turns),
     }
-    warnings = list(_warnings(fidelity))
+    warnings = [text for _, text in out_of_bounds(fidelity)]
     shares = [fidelity[name]["share"] for name in ("error_persona", "correct_persona")]
     trusted = False if warnings else None if all(share is None for share in shares) else True
     return fidelity | {"trusted": trusted, "warnings": warnings}
@@ -128,7 +144,8 @@ def _share(hits: Iterable[bool | None]) -> dict[str, Any]:
     return {"share": fmean(known) if known else None, "n": len(known)}
 
 
-def _warnings(fidelity: Mapping[str, Any]) -> Iterable[str]:
+def out_of_bounds(fidelity: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Each share of a student's fidelity that is beyond its threshold, with a warning."""
     expectations = {
         "error_persona": "turns asked to err hold an error",
         "correct_persona": "turns asked to be right hold none",
@@ -136,11 +153,11 @@ def _warnings(fidelity: Mapping[str, Any]) -> Iterable[str]:
     for name, meaning in expectations.items():
         share = fidelity[name]["share"]
         if share is not None and share < MIN_FAITHFUL_SHARE:
-            yield f"only {share:.0%} of the {meaning} (at least {MIN_FAITHFUL_SHARE:.0%} should)"
+            yield name, f"only {share:.0%} of the {meaning} (at least {MIN_FAITHFUL_SHARE:.0%} should)"
     for name, meaning in {"role_flips": "speak as the teacher", "parroting": "say the teacher's words back"}.items():
         share = fidelity[name]["share"]
         if share is not None and share > MAX_STRAYING_SHARE:
-            yield f"{share:.0%} of the student's turns {meaning} (at most {MAX_STRAYING_SHARE:.0%} may)"
+            yield name, f"{share:.0%} of the student's turns {meaning} (at most {MAX_STRAYING_SHARE:.0%} may)"
 
 
 # Figures of the tutor ----------------------------------------------------------------------------------------------
@@ -174,14 +191,10 @@ def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None 
     plan, figures = read_plan(record.problem), ConversationFigures()
     texts = [visible_text(turn.text) for turn in record.turns]
     errors = errors_in(record, plan, labels)
+    # Without labels `errors` may fall back on the persona, which cannot prove that the persona was followed.
+    figures.students += student_turns(record, None if labels is None else errors)
     for position, turn in enumerate(record.turns):
-        previous = texts[position - 1] if position else ""
-        if turn.role == "student":
-            # Without labels `errors` may fall back on the persona, which cannot prove that the persona was followed.
-            has_error = errors[position] if labels is not None else plan.find_error(texts[position])
-            flips = flips_role(texts[position], previous, plan)
-            figures.students.append(StudentTurn(turn.persona, has_error, flips, parrots(texts[position], previous)))
-        elif not turn.given:
+        if turn.role != "student" and not turn.given:
             student_texts = [texts[index] for index in errors if index < position]
             unknown = position - 1 in errors and errors[position - 1] is None
             _add_message_figures(figures, texts[position], student_texts, plan, errors.get(position - 1), unknown)

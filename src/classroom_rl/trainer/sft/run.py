@@ -1,5 +1,5 @@
-"""Supervised fine-tuning on conversations, or on a supervisor's corrections. The loss counts the assistant's messages
-only, unless whole conversations are to be learned, or the corrected messages."""
+"""Supervised fine-tuning on conversations, on a supervisor's corrections, or of a student on dialogues. The loss counts
+the assistant's messages only, unless whole conversations are to be learned; the corrections; the student's messages."""
 
 import logging
 import os
@@ -49,6 +49,7 @@ from classroom_rl.trainer.model_loading import device_for_weights, prepare_cpu, 
 from classroom_rl.trainer.padding_free import attend_within_sequences
 from classroom_rl.trainer.sft.corrections import are_corrections, read_examples
 from classroom_rl.trainer.sft.muon import MuonWithAdamW
+from classroom_rl.trainer.sft.student import split_dialogues, student_examples, write_held_out
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from classroom_rl.trainer.trainer_hooks import ResumedTrainer
 
@@ -93,6 +94,8 @@ def train(config: TrainSFTConfig) -> Path:
     if state.is_main_process:
         record_run(config, "train_sft")
         keep_tracked_run(arguments, run_id_of(run_folder))
+        if config.student.held_out_share:
+            write_held_out(config, run_folder)
     state.wait_for_everyone()
     contents = contents_of(yaml.safe_load(to_yaml(config)))
     last = _last_checkpoint(run_folder)
@@ -105,6 +108,9 @@ def train(config: TrainSFTConfig) -> Path:
         check_checkpoint(Path(last), config.model.model_name_or_path, lora if lora.enable else None)
         logger.info("going on from %s; delete it to start over", last)
     trainer.train(resume_from_checkpoint=last)
+    measured = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    if config.student.held_out_share:
+        logger.info("loss on the held-out dialogues: %.4f before, %.4f after", measured[0], measured[-1])
     folder = _save_with_adapter(trainer, run_folder) if lora.enable else _save(trainer, config, run_folder)
     if state.is_main_process:
         release(folder, config, config.model.model_name_or_path, "sft", last_metrics(run_folder))
@@ -161,9 +167,14 @@ def make_trainer(config: TrainSFTConfig, arguments: SFTConfig, run_folder: Path)
     if without_padding:  # TRL's own option for it, `padding_free`, is refused together with a `max_length`
         trainer.data_collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, padding_free=True)
     trainer.remove_callback(PrinterCallback)
-    if not are_corrections(config.dataset.train_datasets):
+    if not _come_as_tokens(config):
         _warn_about_truncation(trainer.train_dataset, len(learned), config.model.max_length)
     return trainer
+
+
+def _come_as_tokens(config: TrainSFTConfig) -> bool:
+    """Whether examples are made here, with their labels; false for conversations, which TRL tokenises."""
+    return bool(config.student.student_personas_prompts_paths) or are_corrections(config.dataset.train_datasets)
 
 
 class _Trainer(ResumedTrainer, SFTTrainer):
@@ -192,8 +203,9 @@ def sft_arguments(config: TrainSFTConfig, run_folder: Path) -> SFTConfig:
         ddp_backend=communication_backend(),
         dataloader_pin_memory=on_gpu,
         max_length=config.model.max_length,
-        assistant_only_loss=options.assistant_only_loss and not are_corrections(config.dataset.train_datasets),
-        eval_strategy="epoch" if config.dataset.val_datasets else "no",
+        assistant_only_loss=options.assistant_only_loss and not _come_as_tokens(config),
+        eval_strategy="epoch" if config.dataset.val_datasets or config.student.held_out_share else "no",
+        eval_on_start=config.student.held_out_share > 0,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps" if config.logging.save_steps else "no",
@@ -217,7 +229,7 @@ def load_tokenizer(config: TrainSFTConfig) -> PreTrainedTokenizerBase:
     key = "model.model_name_or_path" if own else "model.tokenizer_name_or_path"
     name = config.model.model_name_or_path if own else config.model.tokenizer_name_or_path
     tokenizer = load_any_tokenizer(key, name)
-    if are_corrections(config.dataset.train_datasets) or not config.train.assistant_only_loss:
+    if _come_as_tokens(config) or not config.train.assistant_only_loss:
         return tokenizer
     try:
         get_training_chat_template(tokenizer)
@@ -283,12 +295,17 @@ def read_datasets(
     config: TrainSFTConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[datasets.Dataset, Optional[datasets.Dataset]]:
     """The data to learn from, and the data to evaluate on (None if there is none), in the form that TRL reads:
-    conversations as messages, corrections as tokens with their labels.
+    conversations as messages, corrections and dialogues of students as tokens with their labels.
 
     Raises:
         DataError: if they cannot be read, or corrections are mixed with conversations.
     """
     given, length = config.dataset, config.model.max_length
+    if config.student.student_personas_prompts_paths:
+        parts = [student_examples(part, config.student, tokenizer, length) for part in split_dialogues(config) if part]
+        logger.info("%s dialogues of students", " and ".join(str(len(part)) for part in parts))
+        learned, measured = [*map(datasets.Dataset.from_list, parts), None][:2]
+        return learned, measured
     corrections = are_corrections([*given.train_datasets, *given.val_datasets])
 
     def read(sources: list[ConversationSource], limit: int) -> datasets.Dataset:
