@@ -18,7 +18,8 @@ PAIR_SOURCES: tuple[str, ...] = get_args(PairSource)
 
 @config_group
 class TrainPreferencesTrainConfig(FineTuningConfig):
-    """Beside the options of every fine-tuning, those of one on pairs."""
+    """Beside the options of every fine-tuning, those of one on pairs. Dropout is off, also that of `model.lora`: the
+    loss compares the model with the one that it starts from."""
 
     loss: PreferenceLoss = "dpo"
     """DPO (Rafailov et al. 2023) compares the two texts of a pair; KTO (Ethayarajh et al. 2024) takes each alone, as a

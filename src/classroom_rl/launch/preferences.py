@@ -6,16 +6,11 @@ installed: classroom-preferences --config-name quickstart
 
 from classroom_rl.config.load import program
 from classroom_rl.config.train_preferences import TrainPreferencesConfig, check_train_preferences
-from classroom_rl.results.hub import check_push
+from classroom_rl.launch.sft import more_of_dry_run
 from classroom_rl.system.startup import large_imports
 
 
-@program(
-    TrainPreferencesConfig,
-    "train_preferences",
-    check_train_preferences,
-    lambda config: check_push(config.huggingface),
-)
+@program(TrainPreferencesConfig, "train_preferences", check_train_preferences, more_of_dry_run)
 def main(config: TrainPreferencesConfig) -> None:
     with large_imports():
         from classroom_rl.trainer.preferences import train

@@ -1,7 +1,7 @@
 """Makes pairs of a better and a worse text of a finished training: python -m classroom_rl.results.pairs RUN
 
-A pair is one context and two texts of the tutor after it, as the tokens that the records hold: nothing is rendered
-again. Where the pairs come from:
+A pair is a context and two texts of the tutor after it, as the tokens that the records hold: nothing is rendered again.
+Where the pairs come from:
 
 - `group`: the conversations with the best and the worst reward of a group, from the same prompt.
 - `draft`: a draft that the supervisor rejected, and the message that took its place; a message that it found invalid,
@@ -15,16 +15,15 @@ import argparse
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import yaml
 
-from classroom_rl.config.train_preferences import PAIR_SOURCES
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.results.corrections import (
@@ -48,32 +47,6 @@ if TYPE_CHECKING:
 
 PAIRS_NAME = "pairs.parquet"
 LEAST_MARGIN = 0.1
-GROUP, DRAFTS, DESK, JUDGE = PAIR_SOURCES[0], PAIR_SOURCES[1], PAIR_SOURCES[2], PAIR_SOURCES[3]
-CONVERSATION, MESSAGE = "conversation", "message"
-_IDS = pa.list_(pa.int32())
-_TOKENS = ("prompt_ids", "chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")
-_WORDS = (
-    "prompt",
-    "chosen",
-    "rejected",
-    "source",
-    "level",
-    "problem_id",
-    "chosen_conversation",
-    "rejected_conversation",
-)
-PAIR_SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in _WORDS),
-        *((name, _IDS) for name in _TOKENS),
-        ("margin", pa.float64()),
-        ("step", pa.int64()),
-        ("turn", pa.int64()),
-    ]
-)
-
-LeftOut = Counter[tuple[str, str]]
-"""(source, what is left out and why) → how many."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +68,14 @@ class Side:
 
 @dataclass(frozen=True)
 class PreferencePair:
-    """A better and a worse text after the same context.
+    """A better and a worse text after the same context, and the columns of the file.
 
     Attributes:
-        prompt_ids, chosen_ids, rejected_ids: the tokens of the context and of the two texts.
-        chosen_mask, rejected_mask: as in `Side`.
+        prompt_ids: the tokens of the context; the other ids and masks are as in `Side`.
         margin: the difference of the two rewards, scores or prices; None where a person decided against the price.
         source: a member of `PAIR_SOURCES`.
-        level: `conversation` or `message`.
         step: the optimizer step whose batch it belongs to.
-        turn: the message's position among the turns of its conversation; None for a whole conversation.
+        turn: the message's position among the turns of its conversation; None for whole conversations.
         prompt, chosen, rejected: the tokens as text, with all markup, for people and for other programs.
     """
 
@@ -115,7 +86,7 @@ class PreferencePair:
     rejected_mask: list[int]
     margin: float | None
     source: str
-    level: Literal["conversation", "message"]
+    level: str
     problem_id: str
     step: int
     chosen_conversation: str
@@ -124,6 +95,10 @@ class PreferencePair:
     prompt: str = ""
     chosen: str = ""
     rejected: str = ""
+
+
+_COLUMNS = {list[int]: pa.list_(pa.int32()), int: pa.int64(), int | None: pa.int64(), float | None: pa.float64()}
+PAIR_SCHEMA = pa.schema([(each.name, _COLUMNS.get(each.type, pa.string())) for each in fields(PreferencePair)])
 
 
 class PairMaker:
@@ -135,7 +110,7 @@ class PairMaker:
         least_margin: the least difference of rewards or scores in a group.
 
     Attributes:
-        left_out: what became no pair, and why.
+        left_out: (source, what became no pair, and why) → how many.
     """
 
     def __init__(
@@ -145,7 +120,7 @@ class PairMaker:
         least_margin: float = LEAST_MARGIN,
     ):
         self._decisions, self._encode, self._least_margin = decisions, encode, least_margin
-        self.left_out: LeftOut = Counter()
+        self.left_out: Counter[tuple[str, str]] = Counter()
 
     def of_step(self, records: Sequence[Trajectory]) -> Iterator[PreferencePair]:
         """The pairs of the conversations of one step, of all processes."""
@@ -154,20 +129,21 @@ class PairMaker:
             groups[record.problem_id, *record.prompt_ids].append(record)
         for group in groups.values():
             found = [self._of_rewards(group), *self._of_scores(group)]
-            found += [pair for record in group for pair in self._of_reviews(record)]
+            for record in group:
+                found += [self._of_draft(record, each) for each in record.branches if each.kind == DRAFT]
+                found += [self._of_correction(record, each) for each in record.branches if each.kind == CORRECTION]
             yield from (pair for pair in found if pair is not None)
 
     def _of_rewards(self, group: Sequence[Trajectory]) -> PreferencePair | None:
         scored = []
         for record in group:
             if any(sample.prompt_ids for sample in record.branches):
-                self.left_out[GROUP, "conversations with a prompt for each message"] += 1
+                self.left_out["group", "conversations with a prompt for each message"] += 1
             elif record.reward is None:
-                self.left_out[GROUP, "conversations without a reward"] += 1
+                self.left_out["group", "conversations without a reward"] += 1
             else:
-                side = Side(record.prompt_ids, record.completion_ids, record.mask, record.id)
-                scored.append((record.reward, side))
-        return self._best_and_worst(GROUP, "groups", scored, group[0]) if scored else None
+                scored.append((record.reward, Side(record.prompt_ids, record.completion_ids, record.mask, record.id)))
+        return self._best_and_worst("group", "groups", scored, group[0]) if scored else None
 
     def _of_scores(self, group: Sequence[Trajectory]) -> Iterator[PreferencePair | None]:
         places: dict[tuple, list[tuple[float, Side]]] = defaultdict(list)
@@ -176,14 +152,14 @@ class PairMaker:
             for turn, number in message_numbers(record).items():
                 score, side = scores[number] if number < len(scores) else None, message_in(record, turn)
                 if score is None or side is None:
-                    self.left_out[JUDGE, "messages without a score of their own"] += 1
+                    self.left_out["judge", "messages without a score of their own"] += 1
                 else:
                     places[turn, *side.context].append((score, side))
         for (turn, *_), scored in places.items():
             if len(scored) == 1:
-                self.left_out[JUDGE, "messages whose context no other one of their group has"] += 1
+                self.left_out["judge", "messages whose context no other one of their group has"] += 1
             else:
-                yield self._best_and_worst(JUDGE, "contexts", scored, group[0], turn)
+                yield self._best_and_worst("judge", "contexts", scored, group[0], turn)
 
     def _best_and_worst(
         self, source: str, what: str, scored: Sequence[tuple[float, Side]], record: Trajectory, turn: int | None = None
@@ -195,57 +171,48 @@ class PairMaker:
             return None
         return self._pair(source, best[1], worst[1], margin, record, turn)
 
-    def _of_reviews(self, record: Trajectory) -> Iterator[PreferencePair | None]:
-        for sample in record.branches:
-            if sample.kind == DRAFT:
-                yield self._of_draft(record, sample)
-            elif sample.kind == CORRECTION:
-                yield self._of_correction(record, sample)
-
     def _of_draft(self, record: Trajectory, draft: AuxSample) -> PreferencePair | None:
-        """A rejected draft, and the message that the tutor wrote instead."""
-        turn = record.turns[draft.turn]
+        """A rejected draft, and the message that the tutor wrote instead. If a correction took its place, that has a
+        sample of its own."""
+        turn, chosen = record.turns[draft.turn], message_in(record, draft.turn)
+        price = None if turn.review is None else turn.review.penalty
         if turn.replaced:
-            return None  # a correction took its place, which has a sample of its own
-        price, rejected, chosen = turn.review and turn.review.penalty, draft_in(record, draft), None
-        if rejected is not None:
-            chosen = message_in(record, draft.turn)
-        if rejected is None or chosen is None:
-            self.left_out[DRAFTS, "drafts in another context than what took their place"] += 1
+            return None
+        if draft.hint_ids or chosen is None:
+            self.left_out["draft", "drafts that were written behind a critique, in another context"] += 1
         elif price is None or draft.reward is None or price <= draft.reward:
-            self.left_out[DRAFTS, "drafts no worse than what took their place"] += 1
+            self.left_out["draft", "drafts no worse than what took their place"] += 1
         else:
-            return self._pair(DRAFTS, chosen, rejected, price - draft.reward, record, draft.turn)
+            return self._pair("draft", chosen, _side_of(record, draft), price - draft.reward, record, draft.turn)
         return None
 
     def _of_correction(self, record: Trajectory, sample: AuxSample) -> PreferencePair | None:
-        """A correction, and the message or draft that it corrects; the thoughts before both belong to the context."""
-        turn, thoughts = record.turns[sample.turn], list(sample.hint_ids)
+        """A correction, and the message or draft that it corrects. The thoughts before both belong to the context."""
+        turn, thoughts, place = record.turns[sample.turn], list(sample.hint_ids), (sample.turn, sample.draft)
         review = turn.review if sample.draft < 0 else turn.drafts[sample.draft].review
-        if sample.draft < 0:
-            wrong = message_in(record, sample.turn)
-        else:
-            drafts = (each for each in record.branches if each.kind == DRAFT and _place(each) == _place(sample))
-            wrong = next((draft_in(record, draft) for draft in drafts), None)
-        if wrong is None or wrong.ids[: len(thoughts)] != thoughts:
-            self.left_out[DRAFTS, "corrections in another context than what they correct"] += 1
+        drafts = [each for each in record.branches if each.kind == DRAFT and (each.turn, each.draft) == place]
+        wrong = message_in(record, sample.turn) if sample.draft < 0 else None
+        if drafts and not drafts[0].hint_ids:
+            wrong = _side_of(record, drafts[0])
+        if wrong is None or review is None or wrong.ids[: len(thoughts)] != thoughts:
+            self.left_out["draft", "corrections in another context than what they correct"] += 1
             return None
         after = slice(len(thoughts), None)
         wrong = Side([*wrong.context, *thoughts], wrong.ids[after], wrong.mask[after], record.id)
         right = replace(wrong, ids=list(sample.ids), mask=[1] * len(sample.ids))
-        margin = None if review is None or review.penalty is None else -review.penalty
-        decision = decision_about(self._decisions, (record.id, *_place(sample)), review and review.correction)
+        margin = None if review.penalty is None else -review.penalty
+        decision = decision_about(self._decisions, (record.id, *place), review.correction)
         if decision is None:
-            return self._pair(DRAFTS, right, wrong, margin, record, sample.turn)
+            return self._pair("draft", right, wrong, margin, record, sample.turn)
+        if decision.decision == "reject" and not decision.message_was_fine:
+            self.left_out["desk", "corrections that a person rejected, as the message, too"] += 1
+            return None
         if decision.decision == "edit":
             ids = self._encode(decision.text)
             right = replace(right, ids=ids, mask=[1] * len(ids))
-        if decision.decision == "reject":
-            if not decision.message_was_fine:
-                self.left_out[DESK, "corrections that a person rejected, as the message, too"] += 1
-                return None
+        elif decision.decision == "reject":
             right, wrong, margin = wrong, right, None
-        return self._pair(DESK, right, wrong, margin, record, sample.turn)
+        return self._pair("desk", right, wrong, margin, record, sample.turn)
 
     def _pair(
         self, source: str, chosen: Side, rejected: Side, margin: float | None, record: Trajectory, turn: int | None
@@ -258,14 +225,9 @@ class PairMaker:
             self.left_out[source, "pairs without tokens of the tutor"] += 1
         else:
             tokens = (chosen.context, chosen.ids, chosen.mask, rejected.ids, rejected.mask)
-            level: Literal["conversation", "message"] = "conversation" if turn is None else "message"
             where = (record.problem_id, record.step, chosen.conversation, rejected.conversation, turn)
-            return PreferencePair(*tokens, margin, source, level, *where)
+            return PreferencePair(*tokens, margin, source, "conversation" if turn is None else "message", *where)
         return None
-
-
-def _place(sample: AuxSample) -> tuple[int, int]:
-    return sample.turn, sample.draft
 
 
 def message_in(record: Trajectory, turn: int) -> Side | None:
@@ -274,16 +236,10 @@ def message_in(record: Trajectory, turn: int) -> Side | None:
     for sample in record.branches:
         if sample.kind == POLICY and sample.turn == turn:
             return _side_of(record, sample)
-    span = record.turns[turn].span
-    if span is None:
+    if (span := record.turns[turn].span) is None:
         return None
     context = [*record.prompt_ids, *record.completion_ids[: span[0]]]
     return Side(context, record.completion_ids[slice(*span)], record.mask[slice(*span)], record.id)
-
-
-def draft_in(record: Trajectory, draft: AuxSample) -> Side | None:
-    """A draft in its conversation; None for one that was written behind a critique, and so in another context."""
-    return None if draft.hint_ids else _side_of(record, draft)
 
 
 def _side_of(record: Trajectory, sample: AuxSample) -> Side:
@@ -305,17 +261,16 @@ def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
             "train_rl.py (its logging.save_dir)."
         )
     for _, paths in groupby(files, key=lambda path: path.stem.partition("-")[0]):
-        yield [record for path in paths for record in _read(path)]
-
-
-def _read(path: Path) -> list[Trajectory]:
-    try:
-        return read_records(path, Trajectory)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}\nIf it is damaged, move it out of the folder: the other steps do "
-            "not need it."
-        ) from error
+        records = []
+        for path in paths:
+            try:
+                records += read_records(path, Trajectory)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise DataError(
+                    f"{path} cannot be read: {error}\nIf it is damaged, move it out of the folder: the other steps do "
+                    "not need it."
+                ) from error
+        yield records
 
 
 def write_pairs(path: Path, pairs: Sequence[PreferencePair], tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -324,9 +279,9 @@ def write_pairs(path: Path, pairs: Sequence[PreferencePair], tokenizer: "PreTrai
     Raises:
         StorageError: if the disk is full or may not be written to.
     """
-    texts = {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"}
-    rows: list[dict[str, Any]] = [
-        row | {name: tokenizer.decode(row[ids], skip_special_tokens=False) for name, ids in texts.items()}
+    names = ("prompt", "chosen", "rejected")
+    rows = [
+        row | {name: tokenizer.decode(row[f"{name}_ids"], skip_special_tokens=False) for name in names}
         for row in map(asdict, pairs)
     ]
     write_token_rows(path, rows, PAIR_SCHEMA, tokenizer_fingerprint(tokenizer))
@@ -341,10 +296,45 @@ def read_pairs(path: Path) -> tuple[list[PreferencePair], str]:
     advice = "Make it with `python -m classroom_rl.results.pairs RUN`."
     rows, fingerprint = read_token_rows(path, PAIR_SCHEMA, "pairs", advice)
     for number, row in enumerate(rows, start=1):
-        lengths = [len(row[name] or ()) for name in _TOKENS]
-        if lengths[1:4:2] != lengths[2:5:2] or not all(lengths):
+        prompt, *lengths = (len(row[name] or ()) for name, kind in zip(row, PAIR_SCHEMA.types, strict=True)
+                            if pa.types.is_list(kind))  # fmt: skip
+        if not (prompt and all(lengths)) or lengths[::2] != lengths[1::2]:
             raise DataError(f"{path}: in row {number}, a list of ids is empty or has another length than its mask.")
     return [PreferencePair(**row) for row in rows], fingerprint
+
+
+def make_pairs(run_folder: Path, out: Path | None, tokenizer_name: str | None, least_margin: float) -> str:
+    """Write the pairs of a run. Returns what was written and what was left out, in words.
+
+    Raises:
+        DataError: if the run cannot be read, or no pair can be made of it.
+        ConfigError: if the tokenizer cannot be loaded.
+    """
+    steps = steps_of(run_folder)
+    first = next(steps)
+    tokenizer = load_tokenizer("--tokenizer", tokenizer_name or _model_of(run_folder))
+    maker = PairMaker(read_decisions(run_folder), partial(encode_reply, tokenizer), least_margin)
+    pairs = [pair for records in (first, *steps) for pair in maker.of_step(records)]
+    told = ["No pair was made of:"]
+    told += [f"  {source}: {count} {what}" for (source, what), count in sorted(maker.left_out.items())] or ["  nothing"]
+    if not pairs:
+        raise DataError("\n".join([f"No pair can be made of the conversations in {run_folder}.", *told]))
+    path, counts = out or run_folder / PAIRS_NAME, Counter((pair.source, pair.level) for pair in pairs)
+    write_pairs(path, pairs, tokenizer)
+    kinds = [f"  {source}: {count} of {level}s" for (source, level), count in sorted(counts.items())]
+    problems = len({pair.problem_id for pair in pairs})
+    return "\n".join([f"{len(pairs)} pairs on {problems} problems are in {path}:", *kinds, *told])
+
+
+def _model_of(run_folder: Path) -> str:
+    """The trained model of a run, else the one that the training began with: both have the tutor's tokenizer."""
+    if (run_folder / "model" / "config.json").is_file():
+        return str(run_folder / "model")
+    config = run_folder / "config" / "train_rl.yaml"
+    try:
+        return yaml.safe_load(config.read_text(encoding="utf-8"))["teacher_model"]["model_name_or_path"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise DataError(f"{config} does not name the tutor's model: give --tokenizer.") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -363,41 +353,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(error)
         return 2
     return 0
-
-
-def make_pairs(run_folder: Path, out: Path | None, tokenizer_name: str | None, least_margin: float) -> str:
-    """Write the pairs of a run. Returns what was written and what was left out, in words.
-
-    Raises:
-        DataError: if the run cannot be read, or no pair can be made of it.
-        ConfigError: if the tokenizer cannot be loaded.
-    """
-    steps = steps_of(run_folder)
-    first = next(steps)
-    tokenizer = load_tokenizer("--tokenizer", tokenizer_name or _model_of(run_folder))
-    maker = PairMaker(read_decisions(run_folder), partial(encode_reply, tokenizer), least_margin)
-    pairs = [pair for records in (first, *steps) for pair in maker.of_step(records)]
-    left_out = [f"  {source}: {count} {what}" for (source, what), count in sorted(maker.left_out.items())]
-    told = "\n".join(["No pair was made of:", *left_out]) if left_out else "Everything that was found became a pair."
-    if not pairs:
-        raise DataError(f"No pair can be made of the conversations in {run_folder}. {told}")
-    path = out or run_folder / PAIRS_NAME
-    write_pairs(path, pairs, tokenizer)
-    counts = Counter((pair.source, pair.level) for pair in pairs)
-    kinds = [f"  {source}: {count} of {level}s" for (source, level), count in sorted(counts.items())]
-    problems = len({pair.problem_id for pair in pairs})
-    return "\n".join([f"{len(pairs)} pairs on {problems} problems are in {path}:", *kinds, told])
-
-
-def _model_of(run_folder: Path) -> str:
-    """The trained model of a run, else the one that the training began with: both have the tutor's tokenizer."""
-    if (run_folder / "model" / "config.json").is_file():
-        return str(run_folder / "model")
-    config = run_folder / "config" / "train_rl.yaml"
-    try:
-        return yaml.safe_load(config.read_text(encoding="utf-8"))["teacher_model"]["model_name_or_path"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise DataError(f"{config} does not name the tutor's model: give --tokenizer.") from error
 
 
 if __name__ == "__main__":

@@ -266,14 +266,13 @@ class MeasureHeldOut(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step == 0:
-            self._measure("before", {})
+            self._measure("before")
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        before = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
-        self._measure("after", before)
+        self._measure("after")
 
     @torch.no_grad()
-    def _measure(self, when: str, earlier: dict[str, Any]) -> None:
+    def _measure(self, when: str) -> None:
         trainer, found = self._trainer, []
         model, adapted = trainer.model_wrapped, trainer.accelerator.unwrap_model(trainer.model)
         with without_dropout(model):
@@ -284,6 +283,8 @@ class MeasureHeldOut(TrainerCallback):
                 found.append(trainer.accelerator.gather_for_metrics(torch.cat([policy, reference], dim=1)).cpu())
         figures = figures_of(torch.cat(found), self._pairs, trainer.beta)
         if trainer.accelerator.is_main_process:
+            is_first = when == "before" or not self._path.is_file()
+            earlier = {} if is_first else json.loads(self._path.read_text(encoding="utf-8"))
             unfinished = self._path.with_suffix(".unfinished")
             with storage_errors(self._path):
                 unfinished.write_text(json.dumps(earlier | {when: figures}, indent=2) + "\n", encoding="utf-8")
