@@ -83,7 +83,7 @@ def test_every_schema_can_be_run_dry_and_has_a_run_folder(folder):
 def dry_run(program: str, *arguments: str, cwd: Path = ROOT) -> dict:
     result = run_program(program, *arguments, "dry_run=true", cwd=cwd)
     assert result.returncode == 0, result.stderr
-    assert program in ("train_sft.py", "eval.py") or "# rewards in force: " in result.stdout
+    assert program in ("train_sft.py", "train_preferences.py", "eval.py") or "# rewards in force: " in result.stdout
     return yaml.safe_load(result.stdout)
 
 

@@ -10,12 +10,18 @@ from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.fields import descriptions_of, group_in, types_of
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.reference import page
+from classroom_rl.config.train_preferences import TrainPreferencesConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.config.validate import config_keys
 from classroom_rl.environments.marooned.config import Generation as MaroonedGeneration
 
-PROGRAMS = {"vllm_server.py, train_rl.py": TrainRLConfig, "eval.py": EvalConfig, "train_sft.py": TrainSFTConfig}
+PROGRAMS = {
+    "vllm_server.py, train_rl.py": TrainRLConfig,
+    "eval.py": EvalConfig,
+    "train_sft.py": TrainSFTConfig,
+    "train_preferences.py": TrainPreferencesConfig,
+}
 PAGE = (ROOT / "docs/keys.md").read_text(encoding="utf-8")
 _TITLE = re.compile(r"(?:`(?P<key>[\w.\[\]]+)`|the top level)(?: \((?P<program>[^)]*)\))?(?:, |$)")
 

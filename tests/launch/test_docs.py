@@ -6,6 +6,7 @@ import pytest
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.train_preferences import TrainPreferencesConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.environments.marooned.config import Generation as MaroonedGeneration
@@ -20,7 +21,7 @@ TEXTS = {
         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
     )
 }
-SCHEMAS = (TrainRLConfig, EvalConfig, TrainSFTConfig)
+SCHEMAS = (TrainRLConfig, EvalConfig, TrainSFTConfig, TrainPreferencesConfig)
 EXAMPLES = {"config/deepspeed/own.yaml", "docs/screenshots/"}
 """Paths that a page makes up, or that are folders."""
 OF_OTHERS = "python main.py "

@@ -15,7 +15,7 @@ from classroom_rl.memory.budget import Launch
 from classroom_rl.memory.report import report
 from classroom_rl.rollout.environment import models_on_engines
 from classroom_rl.system.processes import Signals
-from classroom_rl.trainer.sft.run import _refuse_hidden_data_parallelism
+from classroom_rl.trainer.fine_tuning import refuse_hidden_data_parallelism
 from tests.support.configs import loaded, training
 
 
@@ -92,7 +92,7 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
     gpus(8)
     commands, state = make_commands([f"logging.save_dir={tmp_path / 'run'}"]), SimpleNamespace(num_processes=1)
     with pytest.raises(ConfigError, match="8 GPUs are visible to one process"):
-        _refuse_hidden_data_parallelism(state)
+        refuse_hidden_data_parallelism(state, "train_sft")
     started = {}
 
     class Program:
@@ -109,4 +109,4 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
         assert started["train_sft.py"] == {"CUDA_VISIBLE_DEVICES": first}
         with monkeypatch.context() as of_the_program:
             of_the_program.setenv("CUDA_VISIBLE_DEVICES", first)
-            _refuse_hidden_data_parallelism(state)
+            refuse_hidden_data_parallelism(state, "train_sft")

@@ -19,7 +19,17 @@ from tests.support.programs import write_script
 
 FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt")
 OPENENV_CHECK = "src/classroom_rl/environments/marooned/openenv_server/check.sh"
-LOCAL = {"classroom_rl", "src", "tests", "benchmarks", "vllm_server", "train_rl", "train_sft", "eval"}
+LOCAL = {
+    "classroom_rl",
+    "src",
+    "tests",
+    "benchmarks",
+    "vllm_server",
+    "train_rl",
+    "train_sft",
+    "train_preferences",
+    "eval",
+}
 
 
 def normal(package: str) -> str:

@@ -6,15 +6,17 @@ from typing import Any
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import load
+from classroom_rl.config.train_preferences import TrainPreferencesConfig, check_train_preferences
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig, check_train_sft
 
 SCHEMAS = {
     "train_rl": (TrainRLConfig, check_train_rl),
     "train_sft": (TrainSFTConfig, check_train_sft),
+    "train_preferences": (TrainPreferencesConfig, check_train_preferences),
     "eval": (EvalConfig, check_eval),
 }
-PROGRAMS = ("vllm_server.py", "train_rl.py", "train_sft.py", "eval.py")
+PROGRAMS = ("vllm_server.py", "train_rl.py", "train_sft.py", "train_preferences.py", "eval.py")
 BASE = "defaults: [quickstart, _self_]\n"
 """The beginning of a YAML that changes something of the quickstart's."""
 

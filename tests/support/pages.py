@@ -7,6 +7,7 @@ from pathlib import Path
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT
+from classroom_rl.config.train_preferences import TrainPreferencesConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.launch.gpu_check import PARTS
@@ -22,10 +23,12 @@ PROGRAMS = {
     "start_rl_training.sh": ("train_rl", TrainRLConfig),
     "eval.py": ("eval", EvalConfig),
     "train_sft.py": ("train_sft", TrainSFTConfig),
+    "train_preferences.py": ("train_preferences", TrainPreferencesConfig),
     "classroom-server": ("train_rl", TrainRLConfig),
     "classroom-train": ("train_rl", TrainRLConfig),
     "classroom-eval": ("eval", EvalConfig),
     "classroom-sft": ("train_sft", TrainSFTConfig),
+    "classroom-preferences": ("train_preferences", TrainPreferencesConfig),
 }
 """Program → the folder of its YAMLs, and its schema. `make quickstart` takes what server and trainer take."""
 _COMMANDS = (

@@ -17,6 +17,7 @@ import yaml
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.fields import IsPath, NameOrFunction, Range, descriptions_of, group_in, metadata_of, types_of
+from classroom_rl.config.train_preferences import TrainPreferencesConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
 from classroom_rl.rollout.environment import ENVIRONMENTS, module_of
@@ -25,6 +26,7 @@ _PROGRAMS = {
     "vllm_server.py, train_rl.py": TrainRLConfig,
     "eval.py": EvalConfig,
     "train_sft.py": TrainSFTConfig,
+    "train_preferences.py": TrainPreferencesConfig,
 }
 _CLASSROOM = "classroom"
 _OF_DOCS = re.compile(r"\bdocs/(\w+\.md)")

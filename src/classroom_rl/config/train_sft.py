@@ -33,16 +33,17 @@ SFTDtype = Literal["float32", "bfloat16"]
 
 
 @config_group
-class TrainSFTTrainConfig:
+class FineTuningConfig:
     """Options of the optimization. A step takes `per_device_train_batch_size` × `gradient_accumulation_steps` ×
-    processes conversations."""
+    processes examples."""
 
     gradient_accumulation_steps: Count = 1
     """Micro-batches whose gradients add up to one step."""
     gradient_checkpointing: Flag = True
     """Computes activations again in the backward pass: less memory, more time."""
     per_device_train_batch_size: Count = 1
-    """Conversations of a micro-batch, in each process."""
+    """Examples of a micro-batch, in each process: conversations or corrections; pairs; for `kto` single texts, two of
+    each pair."""
     learning_rate: LearningRate = 1e-5
     """Of the optimizer; `lr_scheduler_type` says how it changes over the steps."""
     lr_scheduler_type: Scheduler = "cosine"
@@ -50,15 +51,23 @@ class TrainSFTTrainConfig:
     warmup: Annotated[Number, at_least(0, 10**9)] = 0.0
     """The learning rate first rises from 0: over a share of the steps if this is below 1, otherwise over a number of
     steps. The schedule `constant` has no warm-up."""
-    optimizer: SFTOptimizer = "adamw_torch"
-    """By transformers' name, or `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and
-    vectors. `muon` is not for adapters."""
+    optimizer: Optimizer = "adamw_torch"
+    """By transformers' name."""
     epochs: CountFromZero = 1
-    """Passes over the conversations."""
+    """Passes over the examples."""
     max_steps: MaxSteps = -1
     """Optimizer steps. Above 0, it overrides `epochs`."""
     dtype: SFTDtype = "bfloat16"
     """Of the arithmetic and of the saved model; the trained weights are float32."""
+
+
+@config_group
+class TrainSFTTrainConfig(FineTuningConfig):
+    """Beside the options of every fine-tuning, those of one on conversations or corrections."""
+
+    optimizer: SFTOptimizer = "adamw_torch"
+    """By transformers' name, or `muon`: Muon for the matrices of the layers, AdamW for embeddings, output layer and
+    vectors. `muon` is not for adapters."""
     assistant_only_loss: Flag = True
     """Whether only the assistant's messages are learned. False: conversations are learned whole, whatever the weights
     of their messages. Of corrections only the target is ever learned, of dialogues only what the student says."""
@@ -74,7 +83,7 @@ class TrainSFTModelConfig:
     tokenizer_name_or_path: ModelPath | None = None
     """Another tokenizer; null: the model's own."""
     max_length: ContextLength = 16384
-    """In tokens. Longer conversations are cut at their end, longer corrections are left out."""
+    """In tokens. Longer conversations are cut at their end; longer corrections and pairs are left out."""
     lora: LoraConfig = field(default_factory=lambda: LoraConfig(rank=256, alpha=512))
 
 

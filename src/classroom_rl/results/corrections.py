@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -110,16 +110,26 @@ def write_corrections(path: Path, corrections: Sequence[Correction], tokenizer_f
     Raises:
         StorageError: if the disk is full or may not be written to.
     """
-    table = pa.Table.from_pylist([asdict(correction) for correction in corrections], schema=CORRECTION_SCHEMA)
+    write_token_rows(path, [asdict(correction) for correction in corrections], CORRECTION_SCHEMA, tokenizer_fingerprint)
+
+
+def write_token_rows(path: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema, tokenizer_fingerprint: str) -> None:
+    """Write rows with token ids as a Parquet file that names their tokenizer. Arguments and errors are as for
+    `write_corrections`."""
+    table = pa.Table.from_pylist(rows, schema=schema)
     write_table(path, table.replace_schema_metadata({TOKENIZER_KEY: tokenizer_fingerprint.encode()}))
 
 
 def holds_corrections(path: Path) -> bool:
     """Whether the path is a Parquet file with the columns of corrections."""
+    return _has_columns(path, CORRECTION_SCHEMA)
+
+
+def _has_columns(path: Path, schema: pa.Schema) -> bool:
     if path.suffix != ".parquet" or not path.is_file():
         return False
     try:
-        return set(pq.read_schema(path).names) == set(CORRECTION_SCHEMA.names)
+        return set(pq.read_schema(path).names) == set(schema.names)
     except (pa.ArrowException, OSError):
         return False
 
@@ -131,22 +141,52 @@ def read_corrections(path: Path) -> tuple[list[Correction], str]:
     Raises:
         DataError: if there is no such file, or it is not one of corrections, or it does not name its tokenizer.
     """
-    path = Path(path)
-    if not holds_corrections(path):
-        reason = "is not a Parquet file with the columns of corrections" if path.exists() else "does not exist"
-        raise DataError(f"{path} {reason}. A training with a supervisor writes {CORRECTIONS_NAME}.")
-    table = pq.read_table(path)
+    advice = f"A training with a supervisor writes {CORRECTIONS_NAME}."
+    rows, fingerprint = read_token_rows(Path(path), CORRECTION_SCHEMA, "corrections", advice)
+    return [Correction(**row) for row in rows], fingerprint
+
+
+def read_token_rows(path: Path, schema: pa.Schema, what: str, advice: str) -> tuple[list[dict[str, Any]], str]:
+    """Read a file of `write_token_rows`. Returns its rows, and the tokenizer's fingerprint.
+
+    Args:
+        what: what the rows are, for messages.
+        advice: where such a file comes from.
+
+    Raises:
+        DataError: as `read_corrections`.
+    """
+    if not _has_columns(path, schema):
+        reason = f"is not a Parquet file with the columns of {what}" if path.exists() else "does not exist"
+        raise DataError(f"{path} {reason}. {advice}")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged: {error}. {advice}") from error
     fingerprint = (table.schema.metadata or {}).get(TOKENIZER_KEY)
     if not fingerprint:
         raise DataError(
             f"{path} does not say which tokenizer its ids are of: its Parquet metadata lacks the key "
-            f"{TOKENIZER_KEY.decode()!r}. Write it with classroom_rl.results.corrections.write_corrections."
+            f"{TOKENIZER_KEY.decode()!r}. Write it with classroom_rl.results.corrections.write_token_rows."
         )
     try:
-        rows = table.select(CORRECTION_SCHEMA.names).cast(CORRECTION_SCHEMA).to_pylist()
+        return table.select(schema.names).cast(schema).to_pylist(), fingerprint.decode()
     except pa.ArrowException as error:
-        raise DataError(f"{path} has a column of another type than a file of corrections: {error}") from error
-    return [Correction(**row) for row in rows], fingerprint.decode()
+        raise DataError(f"{path} has a column of another type than a file of {what}: {error}") from error
+
+
+def refuse_other_tokenizer(name: str, fingerprint: str, tokenizer: HasVocabulary) -> None:
+    """Refuse a file whose ids are not those of a model's tokenizer.
+
+    Raises:
+        DataError: with both fingerprints.
+    """
+    own = tokenizer_fingerprint(tokenizer)
+    if fingerprint != own:
+        raise DataError(
+            f"{name} holds token ids of another tokenizer than the model's (fingerprint {fingerprint[:12]}, and the "
+            f"model's is {own[:12]}): train the model whose training wrote it, or one with the same tokenizer."
+        )
 
 
 DECISIONS_NAME = "correction_decisions.jsonl"
@@ -323,17 +363,26 @@ def decided(
         encode: returns the ids of a text and of the end of a message.
     """
     results = (
-        _apply_decision(correction, decisions.get((correction.conversation, correction.turn, correction.draft)), encode)
+        _apply_decision(correction, decision_about(decisions, place, correction.target_text), encode)
         for correction in corrections
+        for place in [(correction.conversation, correction.turn, correction.draft)]
     )
     return [result for result in results if result is not None]
+
+
+def decision_about(
+    decisions: Mapping[Place, CorrectionDecision], place: Place, target_text: str | None
+) -> CorrectionDecision | None:
+    """The decision about a correction; None without one, and if it is about another text at the same position."""
+    decision = decisions.get(place)
+    return None if decision is None or decision.correction not in (None, target_text) else decision
 
 
 def _apply_decision(
     correction: Correction, decision: CorrectionDecision | None, encode: Callable[[str], list[int]]
 ) -> Correction | None:
     """Return the correction with the decision applied; None if it was rejected."""
-    if decision is None or decision.correction not in (None, correction.target_text):
+    if decision is None:
         return correction
     if decision.decision == "reject":
         return None

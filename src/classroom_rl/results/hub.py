@@ -17,7 +17,14 @@ from classroom_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 _CONVERSATIONS_WITH_STUDENT = "the scores of its conversations with a student model"
-METHODS = {"grpo": _CONVERSATIONS_WITH_STUDENT, "ppo": _CONVERSATIONS_WITH_STUDENT, "sft": "conversations of tutors"}
+_PAIRS = "pairs of a better and a worse text of a tutor"
+METHODS = {
+    "grpo": _CONVERSATIONS_WITH_STUDENT,
+    "ppo": _CONVERSATIONS_WITH_STUDENT,
+    "sft": "conversations of tutors",
+    "dpo": _PAIRS,
+    "kto": _PAIRS,
+}
 """Training method → the training data, in the words of the model card."""
 _RESULT_METRICS = ("reward", "eval_loss", "loss")
 _CLASSROOM = "classroom"

@@ -13,7 +13,7 @@ from classroom_rl.results.corrections import (
     holds_corrections,
     read_corrections,
     read_decisions,
-    tokenizer_fingerprint,
+    refuse_other_tokenizer,
 )
 from classroom_rl.rollout.chat_template import encode_reply
 from classroom_rl.rollout.datasets import gather
@@ -79,12 +79,8 @@ def read_examples(
 
 def _read_file(name: str, tokenizer: "PreTrainedTokenizerBase") -> list[Example]:
     """The examples of a file, as people decided about its corrections in the same run folder."""
-    (corrections, fingerprint), own = read_corrections(Path(name)), tokenizer_fingerprint(tokenizer)
-    if fingerprint != own:
-        raise DataError(
-            f"{name} holds token ids of another tokenizer than the model's (fingerprint {fingerprint[:12]}, and the "
-            f"model's is {own[:12]}): train the model whose training wrote it, or one with the same tokenizer."
-        )
+    corrections, fingerprint = read_corrections(Path(name))
+    refuse_other_tokenizer(name, fingerprint, tokenizer)
     for number, each in enumerate(corrections, start=1):
         if not each.prompt_ids or not each.target_ids:
             lacking = "target" if each.prompt_ids else "prompt"
