@@ -13,6 +13,7 @@ from trl.trainer.utils import nanstd
 
 from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.rubric_scores import RubricScores
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.rollout.reviews import Review
@@ -227,70 +228,116 @@ def test_players_with_outcomes_of_their_own_have_one_criterion() -> None:
     )
 
 
-@pytest.mark.parametrize("by_rubric", [False, True])
-def test_weighted_criteria_add_up_to_the_reward(by_rubric: bool, tmp_path: Path) -> None:
-    """Whatever a rejection or a cap has left of the pedagogical one; a rubric's penalties count below 0."""
-    overrides = ["train.reward_weights={pedagogical: 2.0, length: 0.5}"]
-    if by_rubric:
-        overrides += [f"judge_model.rubric={write_rubric(tmp_path)}", "judge_model.model_name_or_path=own/judge"]
-        overrides += ["judge_model.base_url=http://127.0.0.1:1/v1"]
-    weights, draw = criterion_weights(training(*overrides)), random.Random(1)
+def by_rubric(folder: Path, rubric: list = RUBRIC) -> list[str]:
+    """A judge model that scores by a rubric."""
+    judge = {
+        "rubric": write_rubric(folder, rubric),
+        "model_name_or_path": "own/judge",
+        "base_url": "http://127.0.0.1:1",
+    }
+    return [f"judge_model.{key}={value}" for key, value in judge.items()]
+
+
+@pytest.mark.parametrize("with_rubric", [False, True])
+def test_weighted_criteria_add_up_to_the_reward(with_rubric: bool, tmp_path: Path) -> None:
+    """Also what a rejection or a cap has left of it, unless there are penalties, which are lowered towards 1."""
+    overrides = by_rubric(tmp_path) if with_rubric else []
+    weights = criterion_weights(training("train.reward_weights={pedagogical: 2.0, length: 0.5}", *overrides))
+    assert "pedagogical" not in weights
+    draw = random.Random(1)
     for _ in range(200):
-        if by_rubric:
+        if with_rubric:
             shares = {f"{each['name']}_score": draw.random() for each in RUBRIC}
             scores = RubricScores(shares, sum(shares[f"{each['name']}_score"] * each["weight"] / 40 for each in RUBRIC))
         else:
             scores = Scores(draw.random(), draw.random(), 10 * draw.random())
-        reward = scores.final_reward * draw.random()
-        changes = {"rewards": {"pedagogical": reward, "length": -0.5}}
-        record = conversation(0, PROBLEMS[0], 1, verdicts=[Verdict("pedagogical_eval", 0, scores=scores)], **changes)
-        assert record.criteria.keys() == weights.keys() and "pedagogical" not in weights
-        total = sum(weight * record.criteria[name] for name, weight in weights.items())
+        reward = scores.final_reward * (1.0 if with_rubric else draw.random())
+        record = judged(scores, reward, rewards={"pedagogical": reward, "length": -0.5})
+        assert (found := record.criteria(weights)).keys() == weights.keys()
+        total = sum(weight * found[name] for name, weight in weights.items())
         assert total == pytest.approx(2 * reward - 0.25, abs=2e-3)  # the score is rounded
 
 
-def test_a_conversation_without_a_verdict_has_no_criteria() -> None:
-    record = conversation(0, PROBLEMS[0], 1, rewards={"pedagogical": None}, reward=None, verdicts=[])
-    assert record.criteria == {}
+def judged(scores: Scores | RubricScores | None, reward: float | None, **changes) -> ConversationRecord:
+    """A conversation with these scores; refused by the judge if there are none."""
+    verdict = Verdict("pedagogical_eval", 0, scores=scores, refused=scores is None, error=None if scores else "refused")
+    fields = {"verdicts": [verdict], "rewards": {"pedagogical": reward}, "reward": reward} | changes
+    return conversation(0, PROBLEMS[0], 1, **fields)
 
 
-def advantages_of(rewards: list[tuple[float, float]], *overrides: str) -> list[float]:
-    """GRPO's for one group of conversations with these scores of task and of progression, and the same momentum."""
-    scores = [Scores(task, forward, 5.0) for task, forward in rewards]
-    records = [
-        conversation(
-            place,
-            PROBLEMS[0],
-            1,
-            verdicts=[Verdict("pedagogical_eval", 0, scores=each)],
-            rewards={"pedagogical": each.final_reward},
-            reward=each.final_reward,
-        )
-        for place, each in enumerate(scores)
-    ]
+def advantages_of(records: list[ConversationRecord], *overrides: str) -> list[float]:
+    """GRPO's for one group."""
     size = [f"train.num_samples_per_problem={len(records)}", "train.reward_weights={pedagogical: 1.0}"]
-    samples, _ = GRPO(training(*size, *overrides)).samples(records, set(), 0, Accelerator(cpu=True))
-    return [sample.advantages[0] for sample in samples]
+    samples, figures = GRPO(training(*size, *overrides)).samples(records, set(), 0, Accelerator(cpu=True))
+    advantages = [sample.advantages[0] for sample in samples]
+    assert figures["frac_reward_zero_std"] == float(not any(advantages))
+    return advantages
 
 
 PER_CRITERION = "train.normalise_per_criterion=true"
 
 
+def by_scores(*scores: tuple[float, float]) -> list[ConversationRecord]:
+    """Conversations with these scores of task and of progression, and the same momentum."""
+    found = [Scores(task, forward, 5.0) for task, forward in scores]
+    return [judged(each, each.final_reward) for each in found]
+
+
 def test_a_criterion_whose_scores_lie_close_together_weighs_as_much_as_another() -> None:
     """The first two differ much in the task, the others a little in progression."""
-    rewards = [(0.0, 0.5), (1.0, 0.5), (0.5, 0.49), (0.5, 0.51)]
-    whole, apart_ = advantages_of(rewards), advantages_of(rewards, PER_CRITERION)
-    assert whole[1] > 0.5 and abs(whole[3]) < 0.05 and apart_[3] > 0.5
-    shuffled_ = advantages_of(rewards, PER_CRITERION, "train.shuffle_rewards=true", "seed=3")
-    assert shuffled_ != apart_ and sorted(shuffled_) == pytest.approx(sorted(apart_))
+    records = by_scores((0.0, 0.5), (1.0, 0.5), (0.5, 0.49), (0.5, 0.51))
+    whole, each_alone = advantages_of(records), advantages_of(records, PER_CRITERION)
+    assert whole[1] > 0.5 and abs(whole[3]) < 0.05 and each_alone[3] > 0.5
+    permuted = advantages_of(records, PER_CRITERION, "train.shuffle_rewards=true", "seed=3")
+    assert permuted != each_alone and sorted(permuted) == pytest.approx(sorted(each_alone))
 
 
-def test_rewards_that_differ_by_less_than_a_step_are_the_same() -> None:
+TWO_PENALTIES = [
+    {"name": "hints", "question": "Are there hints?", "weight": 3.0},
+    {"name": "rude", "question": "Is the tutor rude?", "weight": -2.0},
+    {"name": "tells", "question": "Does the tutor tell the answer?", "weight": -2.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("worst", "changes"),
+    [
+        (None, {}),
+        ((0.9, 0.0, 0.0), {"rejected": True}),
+        ((0.1, 1.0, 1.0), {}),  # a sum below 0, which is cut
+    ],
+)
+def test_the_worst_conversation_has_the_lowest_advantage(worst: tuple | None, changes: dict, tmp_path: Path) -> None:
+    """Refused, rejected, or with more penalties than rewards: the penalties that it was not given do not pay."""
+
+    def scored(shares: tuple[float, ...]) -> RubricScores:
+        values = {f"{each['name']}_score": share for each, share in zip(TWO_PENALTIES, shares, strict=True)}
+        total = sum(each["weight"] * share for each, share in zip(TWO_PENALTIES, shares, strict=True)) / 3
+        return RubricScores(values, max(0.0, total))
+
+    good = [scored(each) for each in ((0.5, 0.2, 0.1), (1.0, 0.3, 0.3), (1.0, 0.3, 0.2))]
+    records = [judged(each, each.final_reward) for each in good]
+    records.append(judged(None if worst is None else scored(worst), 0.0, **changes))
+    found = advantages_of(records, PER_CRITERION, *by_rubric(tmp_path, TWO_PENALTIES))
+    assert min(found) == found[-1] < min(found[:-1])
+
+
+def test_a_conversation_that_could_not_be_scored_has_no_criteria() -> None:
+    weights = criterion_weights(training("train.reward_weights={pedagogical: 1.0, length: 1.0, thinking: 0.0}"))
+    assert "thinking" not in weights
+    scores = Scores(0.5, 0.5, 5.0)
+    assert judged(scores, None, rewards={"pedagogical": 0.5, "length": None}).criteria(weights) == {}
+    assert judged(scores, 0.5).criteria(weights).keys() == weights.keys() - {"length"}
+
+
+def test_rewards_are_rounded_to_steps_before_they_are_compared() -> None:
     assert to_step(0.74, 0.5) == 0.5 and to_step(0.76, 0.5) == 1.0 and to_step(None, 0.5) is None
-    rewards = [(0.5, 0.5), (0.52, 0.5), (0.5, 0.5), (0.5, 0.52)]
+    halves = [to_step(0.05 + 0.1 * place, 0.1) for place in range(10)]
+    assert halves == pytest.approx([0.1 * place for place in range(1, 11)])
+    records = by_scores((0.5, 0.5), (0.52, 0.5), (0.5, 0.5), (0.5, 0.52))
     for overrides in ([], [PER_CRITERION]):
-        assert any(advantages_of(rewards, *overrides))
-        assert not any(advantages_of(rewards, *overrides, "train.reward_step=0.25"))
+        assert any(advantages_of(records, *overrides))
+        assert not any(advantages_of(records, *overrides, "train.reward_step=0.25"))
 
 
 def test_rewards_are_logged_with_the_share_of_groups_that_teach_nothing() -> None:

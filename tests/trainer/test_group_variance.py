@@ -229,6 +229,6 @@ def test_a_group_teaches_by_what_is_compared() -> None:
     ]
     assert GroupVariance(2, {}).flat_groups(records) == []
     assert GroupVariance(2, {}, reward_step=0.1).flat_groups(records) == [0]
-    names = ["pedagogical/task_final_score", "pedagogical/forward_progression_score"]
+    names = {"pedagogical/task_final_score": 0.4, "pedagogical/forward_progression_score": 0.3}
     assert GroupVariance(2, {}, names, 0.1).flat_groups(records) == []
     assert GroupVariance(2, {}, names, 2.0).flat_groups(records) == [0]

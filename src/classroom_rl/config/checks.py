@@ -59,9 +59,9 @@ def reward_weights(config: TrainRLConfig) -> dict[str, float]:
 
 def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
     """The weights of what `train.normalise_per_criterion` compares one by one, by the names of a record's `criteria`:
-    as the environment divides its rewards, or else the rewards' own."""
+    as the environment divides its rewards, or else the rewards' own. Those of weight 0 are left out."""
     divided = getattr(module_of(config.environment, "config"), "criterion_weights", reward_weights)
-    return divided(config)
+    return {name: weight for name, weight in divided(config).items() if weight}
 
 
 def check_environment(config: Any) -> None:

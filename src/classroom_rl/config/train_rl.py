@@ -213,10 +213,12 @@ class TrainConfig:
     normalise_per_criterion: Flag = False
     """Compares a group's conversations by each reward alone, in the classroom by each criterion of the judge's scores,
     and adds up these advantages by the rewards' weights, scaled over the batch (GDPO): a criterion whose scores lie
-    close together then weighs as much as one whose scores are far apart. `scale_rewards` has no effect."""
+    close together then weighs as much as one whose scores are far apart. A player of several has only its outcome.
+    `scale_rewards` has no effect."""
     reward_step: Positive | None = None
-    """Rewards are rounded to multiples of this before they are compared, so that differences of a judge's noise teach
-    nothing; with `normalise_per_criterion`, each of them. Null: they are not."""
+    """Rewards, and with `normalise_per_criterion` each criterion, are rounded to multiples of this before they are
+    compared: most small differences, such as a judge's noise, then teach nothing, and two rewards on either side of an
+    edge come apart by a whole step. Null: they are not."""
     max_grad_norm: Annotated[Number, at_least(0, 1e30)] = 1.0
     """The gradient is clipped to this norm; 0: never."""
     gradient_checkpointing: Flag = True

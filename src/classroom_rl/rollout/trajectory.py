@@ -1,5 +1,6 @@
 """The record of a finished episode, for training, the journal and the web page."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,11 +73,15 @@ class Trajectory(BaseModel):
         own = {name: value for name, value in self.rewards.items() if value is not None}
         return {} if self.reward is None else {"reward": self.reward, **own}
 
-    @property
-    def criteria(self) -> dict[str, float]:
+    def criteria(self, weights: Mapping[str, float]) -> dict[str, float]:
         """What `train.normalise_per_criterion` compares one by one: the rewards, unless an environment divides them
-        further; {} for an episode that could not be scored. Their weights are the environment's `criterion_weights`."""
-        return {name: value for name, value in self.rewards.items() if value is not None}
+        further; {} for an episode that could not be scored.
+
+        Args:
+            weights: the environment's `criterion_weights`, whose names are those of the criteria.
+        """
+        known = {} if self.reward is None else self.rewards
+        return {name: value for name, value in known.items() if value is not None and name in weights}
 
     @property
     def truncated(self) -> bool:

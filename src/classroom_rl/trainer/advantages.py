@@ -36,6 +36,7 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import floor
 from statistics import fmean, stdev
 from types import MappingProxyType
 
@@ -321,7 +322,9 @@ def advantages_per_criterion(
 
 def to_step(value: float | None, step: float | None) -> float | None:
     """The nearest multiple of `step` (`train.reward_step`); a reward as it is if either is None."""
-    return value if value is None or step is None else step * round(value / step)
+    if value is None or step is None:
+        return value
+    return step * floor(value / step + 0.5 + 1e-9)  # halves, such as means of two scores, all go up
 
 
 def _spread_key(group: Hashable, role: str, scale: str) -> Hashable:

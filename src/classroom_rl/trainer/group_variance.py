@@ -2,7 +2,7 @@
 with further problems. GRPO's advantage is the distance from a group's mean, so it is 0 in such a group."""
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import pstdev
 
@@ -56,13 +56,13 @@ class GroupVariance:
     Attributes:
         group_size: conversations of a group.
         turn_rewards: the rewards of single messages that count, and their weights.
-        criteria: what is compared one by one in place of the reward.
+        criteria: the weights of what is compared one by one in place of the reward.
         reward_step: what rewards are rounded to before they are compared.
     """
 
     group_size: int
     turn_rewards: Mapping[str, float]
-    criteria: Collection[str] = ()
+    criteria: Mapping[str, float] = field(default_factory=dict)
     reward_step: float | None = None
 
     def flat_groups(self, records: Sequence[Trajectory]) -> list[int]:
@@ -84,7 +84,8 @@ class GroupVariance:
 
     def _teaches(self, group: Sequence[Trajectory]) -> bool:
         if self.criteria:
-            parts = [[each.criteria.get(name) for each in group] for name in self.criteria]
+            found = [each.criteria(self.criteria) for each in group]
+            parts = [[each.get(name) for each in found] for name in self.criteria]
         else:
             parts = [[each.reward for each in group]]
         return any(varies([to_step(value, self.reward_step) for value in values]) for values in parts) or any(
@@ -151,7 +152,7 @@ class GroupFilter:
         variance = GroupVariance(
             train.num_samples_per_problem,
             turn_reward_weights(config),
-            criterion_weights(config) if train.normalise_per_criterion else (),
+            criterion_weights(config) if train.normalise_per_criterion else {},
             train.reward_step,
         )
         return cls(variance, further, train.resample_up_to)

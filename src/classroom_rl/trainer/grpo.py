@@ -171,9 +171,10 @@ class GRPO:
     ) -> tuple[list[Credits], dict[str, float]]:
         """The advantages of the messages of this process's episodes, and figures of all episodes' rewards."""
         own = [
-            [self._with_steps(player) for player in by_player(process, record.players, record.reward, record.criteria)]
+            [self._with_steps(player) for player in by_player(process, record.players, record.reward, parts)]
             for record, each in zip(records, rows, strict=True)
             for process in [process_rewards(record, each, self._turn_weights)]
+            for parts in [record.criteria(self.criteria) if self.criteria else {}]
         ]
         everyone: list[list[PlayerRewards]] = gather_object(own)
         rewards: list[float | None] = gather_object([record.reward for record in records])
@@ -191,11 +192,15 @@ class GRPO:
             outcomes = outcome_advantages(players, groups, self.train.scale_rewards)
         found = merged(everyone, credits, outcomes)
         start = accelerator.process_index * len(own)
-        return found[start : start + len(own)], reward_figures(rewards, size, self.train.scale_rewards)
+        if self.criteria and all(len(each) == 1 for each in everyone):
+            compared = [[player.criteria.get(name) for (player,) in everyone] for name in self.criteria]
+        else:
+            compared = [[to_step(reward, self.train.reward_step) for reward in rewards]]
+        return found[start : start + len(own)], reward_figures(rewards, size, self.train.scale_rewards, compared)
 
     def _with_steps(self, player: PlayerRewards) -> PlayerRewards:
-        step, names = self.train.reward_step, self.criteria.keys() & player.criteria.keys()
-        criteria = {name: to_step(player.criteria[name], step) for name in names}
+        step = self.train.reward_step
+        criteria = {name: to_step(value, step) for name, value in player.criteria.items()}
         return replace(player, outcome=to_step(player.outcome, step), criteria=criteria)
 
     def advantages(
@@ -276,15 +281,26 @@ def _with_shuffled_outcomes(players: Sequence[PlayerRewards], seed: int) -> list
     ]
 
 
-def reward_figures(rewards: Sequence[float | None], group_size: int, scale: str) -> dict[str, float]:
+def reward_figures(
+    rewards: Sequence[float | None],
+    group_size: int,
+    scale: str,
+    compared: Sequence[Sequence[float | None]] | None = None,
+) -> dict[str, float]:
     """Mean and standard deviation of a batch's rewards, and the share of its episodes whose advantage is 0 because the
-    rewards of their group (or, with `batch`, of the whole batch) are all the same; as in TRL, a single one is not."""
+    rewards of their group (or, with `batch`, of the whole batch) are all the same; as in TRL, a single one is not.
+
+    Args:
+        compared: what is compared in place of the rewards, such as each criterion of all episodes.
+    """
     known = [each for each in rewards if each is not None]
     if not known:
         return {}
-    groups = [rewards[start : start + group_size] for start in range(0, len(rewards), group_size)]
-    compared = [rewards] if scale == BY_BATCH else groups
-    flat = [_are_the_same(group) for group in compared]
+    size = len(rewards) if scale == BY_BATCH else group_size
+    flat = [
+        all(_are_the_same(values[start : start + size]) for values in compared or [rewards])
+        for start in range(0, len(rewards), size)
+    ]
     return {
         "reward": fmean(known),
         "reward_std": stdev(known) if len(known) > 1 else 0.0,

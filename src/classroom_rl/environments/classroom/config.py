@@ -63,7 +63,7 @@ def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
         rubric = load_rubric(judge.rubric)
         most = sum(criterion.weight for criterion in rubric if criterion.weight > 0)
         parts = {criterion.key: criterion.weight / most for criterion in rubric}
-    return weights | {f"{PEDAGOGICAL}/{key}": whole * part for key, part in parts.items() if whole}
+    return weights | {f"{PEDAGOGICAL}/{key}": whole * part for key, part in parts.items()}
 
 
 def check(config: TrainRLConfig) -> None:

@@ -3,7 +3,7 @@
 After a restart, whatever the journal holds is neither sampled nor judged again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,18 +58,24 @@ class ConversationRecord(Trajectory):
             supervised=conversation.supervised,
         )
 
-    @property
-    def criteria(self) -> dict[str, float]:
+    def criteria(self, weights: Mapping[str, float]) -> dict[str, float]:
         """The rewards; in place of the pedagogical one the criteria of the judge's scores, as shares of their scales.
-        They are lowered as the reward was, by a rejection or a cap, from the weighted sum of the scores."""
-        found = super().criteria
-        judgement = sum_up(self.verdicts, dict.fromkeys(verdict.rule for verdict in self.verdicts))
-        if PEDAGOGICAL not in found or judgement is None or judgement.scores is None:
+        What a rejection or a cap has taken from the reward is taken from each of them: a penalty comes closer to 1."""
+        found, reward = super().criteria(weights), self.rewards.get(PEDAGOGICAL)
+        if self.reward is None or reward is None:
             return found
-        reward, scores = found.pop(PEDAGOGICAL), judgement.scores
-        left = reward / scores.final_reward if scores.final_reward > 0 else 0.0
-        shares = {key: left * value / criterion_of(key).top for key, value in scores.values.items()}
-        return found | {f"{PEDAGOGICAL}/{key}": share for key, share in shares.items()}
+        judgement = sum_up(self.verdicts, dict.fromkeys(verdict.rule for verdict in self.verdicts))
+        scores = None if judgement is None or judgement.refusing_rules else judgement.scores
+        if scores is not None and scores.final_reward > 0:
+            left = reward / scores.final_reward
+        else:  # penalties may have cut a sum at 0, from which nothing was taken
+            left = float(scores is not None and not self.rejected)
+        for name, weight in weights.items():
+            key = name.removeprefix(f"{PEDAGOGICAL}/")
+            if key != name:
+                share = 0.0 if scores is None else scores.values[key] / criterion_of(key).top
+                found[name] = left * share if weight > 0 else 1.0 - left * (1.0 - share)
+        return found
 
     @property
     def refused(self) -> bool:
