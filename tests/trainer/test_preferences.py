@@ -291,6 +291,8 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, blank, file, m
     assert steps[:7] == [1, 2, 3, 4, 4, 5, 6]
     figures = [json.loads((tmp_path / name / "preferences.json").read_text()) for name in ("whole", "broken")]
     assert figures[1]["before"] == before["before"] and figures[0] == figures[1]
+    first, last = (figures[1][when]["all"] for when in ("before", "after"))
+    assert last["reward_margin"] == pytest.approx(0.1 * (last["margin"] - first["margin"]), abs=1e-4) != 0
     whole, resumed = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("whole", "broken"))
     for (name, one), other in zip(whole.named_parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other), name
