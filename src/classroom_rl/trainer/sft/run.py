@@ -152,7 +152,7 @@ def read_datasets(
     given, length = config.dataset, config.model.max_length
     if config.student.student_personas_prompts_paths:
         parts = [student_examples(part, config.student, tokenizer, length) for part in split_dialogues(config) if part]
-        logger.info("%s dialogues of students", " and ".join(str(len(part)) for part in parts))
+        logger.info("%s examples of dialogues with a student", " and ".join(str(len(part)) for part in parts))
         learned, measured = [*map(datasets.Dataset.from_list, parts), None][:2]
         return learned, measured
     corrections = are_corrections([*given.train_datasets, *given.val_datasets])
