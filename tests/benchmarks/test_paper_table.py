@@ -71,7 +71,8 @@ def run(programs: Programs, *arguments: str) -> int:
 
 
 def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> None:
-    assert run(programs, "--arms", "0.50,hard-1-think", "generation.max_turns=5") == 0
+    engine = "teacher_model.vllm={max_length: 9000, max_num_seqs: 8}"
+    assert run(programs, "--arms", "0.50,hard-1-think", "generation.max_turns=5", engine) == 0
     found = {name: arguments[3:] for name, arguments in programs.started}
     assert list(found) == [
         f"{kind} {arm}"
@@ -87,6 +88,7 @@ def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> 
         for config, seed in ((training, 42), (measured, 7)):
             assert config.generation.use_thinking == config.generation.force_thinking == thinks
             assert (config.generation.max_turns, config.seed) == (5, seed)
+            assert config.teacher_model.vllm.max_length == 9000, "a whole group is one override, and goes to both, too"
         assert training.logging.save_dir == str(programs.folder / arm)
         assert measured.teacher_model.model_name_or_path == str(programs.folder / arm / "model")
         assert measured.generation.ignore_rejected_judge, "an evaluation solves after rejected conversations, too"
@@ -141,9 +143,8 @@ def test_what_does_not_fit_is_not_started_and_what_is_measured_gives_the_hours(
     assert run(programs, *arguments) == 0 and not programs.started
     printed = capsys.readouterr().out
     assert "training          1            not run (1); 0 of 100 steps done; hours on the CPU: 1.39" in printed
-    monkeypatch.setattr(
-        paper_table, "like_gpus", lambda: [80 << 30] * 4
-    )  # the base fits although its training does not
+    # With GPUs the base may fit although no training does.
+    monkeypatch.setattr(paper_table, "like_gpus", lambda: [80 << 30] * 4)
     assert run(programs, *arguments) == 0
     assert [name for name, _ in programs.started] == ["eval base"]
     printed = capsys.readouterr().out
@@ -230,7 +231,7 @@ def test_a_table_of_a_tiny_tutor_with_real_engines(world: Path, tmp_path: Path, 
     def judge(body: dict, nth: int) -> Behaviour:
         return says(json.dumps({"reasoning": "none", "decision": "REJECT" if nth % 4 == 0 else "OK"}))
 
-    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, number_of_gpus_per_instance: 1}"
+    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, cpu_kvcache_gib: 1}"
     with judge_endpoint(judge) as endpoint:
         arguments = [
             *("--folder", str(tmp_path / "table"), "--config-name", "maths_small", "--lighteval", str(tool)),
