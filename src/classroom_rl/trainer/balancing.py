@@ -105,6 +105,7 @@ class BalancedServers:
         self._seen: dict[int, Health] = {}
         self._seen_at = float("-inf")
         self._played: Counter[int] = Counter()
+        self._given: Counter[int] = Counter()
         self._moved = 0
 
     def health(self) -> Health:
@@ -150,6 +151,7 @@ class BalancedServers:
         for place, problem in enumerate(zip(body.problems, body.answers, strict=True)):
             positions.setdefault(problem, []).append(place)
         groups = [_part(body, number, places) for number, places in enumerate(positions.values())]
+        self._given.clear()
         in_thread(partial(self._send, groups, ahead), "sending groups")
         return groups
 
@@ -228,10 +230,8 @@ class BalancedServers:
             while time.monotonic() < give_up_at:
                 if time.monotonic() - self._seen_at > _SECONDS_BETWEEN_LOOKS:
                     self._look()
-                count = len(self._clients)
-                usable = sorted(self._with_policy(group), key=lambda place: (place - self._first) % count)
-                if usable:
-                    best = min(usable, key=self._queue_length)
+                if usable := self._with_policy(group):
+                    best = min(usable, key=self._preference)
                     if self._has_room(best, len(group.positions)):
                         self._assign(group, best)
                         return
@@ -269,6 +269,11 @@ class BalancedServers:
             raise PolicyMismatch(f"No server that answers has the policy {wanted}.")
         return []
 
+    def _preference(self, place: int) -> tuple[int, int, int]:
+        """The smallest is the best: a short queue; of equal ones the server that got the fewest groups of this batch,
+        then those next to this process's first."""
+        return self._queue_length(place), self._given[place], (place - self._first) % len(self._clients)
+
     def _queue_length(self, place: int) -> int:
         """A server's conversations: those that it says, and those that it was sent and does not know of yet."""
         health = self._seen[place]
@@ -290,6 +295,7 @@ class BalancedServers:
                 # A line break first: a kill may have left a part of a line.
                 file.write("\n" + json.dumps({"request": request, "server": server}))
         group.server = self._server_of[request] = server
+        self._given[server] += 1
         self._in_flight.append(group)
 
     def _leave(self, group: _Group) -> None:
