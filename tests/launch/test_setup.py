@@ -81,7 +81,7 @@ def imports_of(path: Path) -> set[str]:
 OPENTELEMETRY = metadata.packages_distributions().get("opentelemetry", ["opentelemetry"])
 CHOSEN_BY_USERS = {"trackio", "wordfreq", *map(normal, OPENTELEMETRY)}
 """Imported only where logging.report_to or generation.level.word_list names it, or OTEL_EXPORTER_OTLP_ENDPOINT is set;
-src/classroom_rl/results/trackers.py, judges/word_lists.py and server/spans.py ask for them then. vLLM brings the last."""
+src/classroom_rl/results/trackers.py, judges/word_lists.py and server/spans.py ask for them. vLLM brings the last."""
 APART = {"openenv"}
 """Pinned in the pyproject.toml of Marooned's OpenEnv server, and never in one environment with the others."""
 

@@ -85,7 +85,10 @@ class Training:
 
     def step(self, step: int, says: str) -> dict[str, float]:
         """What is logged of the judge at a step."""
-        logged = self.monitor.check(PartialState(cpu=True), step, self.batch(step, says))
+        return self.check(step, self.batch(step, says))
+
+    def check(self, step: int, records: list[ConversationRecord]) -> dict[str, float]:
+        logged = self.monitor.check(PartialState(cpu=True), step, records)
         return {name: value for name, value in logged.items() if not name.startswith("guard/student_")}
 
 
@@ -208,7 +211,7 @@ def test_a_judge_that_hangs_is_given_up(room: Room, start) -> None:
 def test_a_check_that_the_server_refuses_stops_nothing(room: Room, start, caplog) -> None:
     with start(held_out=None) as training:
         gone = [record.model_copy(update={"id": "gone"}) for record in training.batch(0, _QUESTION)]
-        logged = training.monitor.check(PartialState(cpu=True), 0, gone)
+        logged = training.check(0, gone)
     assert logged == {"guard/failed": 1, "guard/gap_n": 0, "guard/warnings": 0}
     assert "the judge was not checked at step 1" in caplog.text and "no finished conversation gone" in caplog.text
     [line] = read_lines(room.folder / JUDGE_CHECKS_NAME)
