@@ -63,7 +63,9 @@ def main() -> None:
     config.num_hidden_layers = options.layers or config.num_hidden_layers
     config.layer_types = config.layer_types[: config.num_hidden_layers]
     with accelerator.device:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=options.attention).train()
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=options.attention, trust_remote_code=False
+        ).train()
     model.gradient_checkpointing_enable()
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if (problem := attend_within_sequences(model)) is not None:

@@ -24,6 +24,7 @@ from classroom_rl.judges.difficulty import (
     level_scores,
     score,
 )
+from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.judges.word_lists import FUNCTION_WORDS, open_word_list
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.tokens import Turn
@@ -118,10 +119,11 @@ def test_the_package_is_asked_in_the_lesson_s_language(monkeypatch: pytest.Monke
 
 
 def test_difficulty_worked_by_hand(lesson: LessonLevel):
-    # 14 words, "Anna" a name, "porridge" in the plan; "because", "breakfast", "zebra" and "consumed" are above A1.
+    # 11 different words, "Anna" a name, "porridge" in the plan; "because", "breakfast", "zebra" and "consumed" are
+    # above A1. Five words are in a sentence of five, eight in one of eight.
     found = difficulty("What do you eat, Anna? I eat porridge for breakfast because zebra consumed 12.", lesson)
-    assert found.words_above == pytest.approx(4 / 12) and found.different == 11
-    assert found.sentence_words == (5 + 8) / 2 and found.subordinators == 1 / 2 and found.zipf is None
+    assert found.words_above == pytest.approx(4 / 11) and found.different == 11
+    assert found.sentence_words == (5 * 5 + 8 * 8) / 13 and found.subordinators == 1 / 2 and found.zipf is None
     assert difficulty("12 + 3 = 15!", lesson) is None and difficulty("<think>I eat.</think>", lesson) is None
 
 
@@ -139,7 +141,7 @@ def test_only_the_lesson_s_language_counts(tmp_path: Path):
     lesson = lesson_level("Order coffee", rules)
     mixed = 'Now say to the waiter: "Ich möchte einen Kaffee". Ich möchte Espresso.'
     found = difficulty(mixed, lesson)
-    assert found.words_above == pytest.approx(1 / 7) and found.sentence_words == 3.5
+    assert found.words_above == pytest.approx(1 / 5) and found.sentence_words == (4 * 4 + 3 * 3) / 7
     assert found.subordinators is None and found.reading_ease is None
     turns = [Turn("teacher", text) for text in (mixed, "What do you say to the waiter?", "", "Hm.")]
     assert level_scores("Order coffee", turns, rules)[1:] == [None, 0.0, 0.0], "English alone is not measured"
@@ -188,7 +190,7 @@ NOT_PAID = [
 ]
 
 
-def rewarded(rules: LevelRules, *texts: str) -> list[float | None]:
+def rewarded(rules: LevelRules, *texts: str, judged: tuple[float | None, ...] | None = None) -> list[float | None]:
     generation = GenerationConfig()
     generation.level.word_list = rules.word_list
     setup = Setup(ConversationType.GUIDED, None, ())
@@ -197,6 +199,8 @@ def rewarded(rules: LevelRules, *texts: str) -> list[float | None]:
     conversation.turns += [
         turn for text in texts for turn in (Turn("student", "what do you eat"), Turn("teacher", text))
     ]
+    if judged is not None:  # the message of the template, too
+        conversation.verdicts = [Verdict("pedagogical_eval", 0, turn_scores=(None, *judged))]
     return turn_reward_of("level")(conversation)
 
 
@@ -208,6 +212,26 @@ def test_messages_at_the_level_are_paid_and_empty_short_or_repeated_ones_are_not
         rules, "Consumed breakfast because zebra stopped?", "What do you eat for breakfast when you study?"
     )
     assert harder[0] == 0.0 and 0 < harder[1] < 1
+
+
+CHEAP = [
+    "Eat Zebra Breakfast Consumed",
+    "What do you eat'zebra consumed'breakfast?",
+    "I eat and you eat " + "and I eat and you eat " * 4 + ". Ok. Ok. Ok. Ok. Ok.",
+    "What do you eat? zebra breakfast consumed because " + "you " * 40,
+]
+"""Difficult words in capitals or behind an apostrophe, a long sentence beside short ones, repeated easy words."""
+
+
+@pytest.mark.parametrize("text", CHEAP)
+def test_what_only_looks_easy_is_not_paid_in_full(rules: LevelRules, text: str):
+    assert rewarded(rules, text)[0] < 0.5
+
+
+def test_easy_words_that_the_judge_calls_no_teaching_are_not_paid(rules: LevelRules):
+    texts = ("What do you eat?", "I eat what you eat.", "What do I eat?")
+    assert rewarded(rules, *texts) == [1.0, 1.0, 1.0]
+    assert rewarded(rules, *texts, judged=(0.0, 0.75, None)) == [0.0, 0.75, 1.0]
 
 
 @given(text=st.text(max_size=60))

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from classroom_rl.config.values import CEFR_LEVELS, WORDFREQ
+from classroom_rl.config.values import CEFR_LEVELS, END_OF_CONVERSATION, WORDFREQ
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.evaluation.metrics.level import LEVEL_LABELS, level_figures
 from classroom_rl.evaluation.report.tables import align
@@ -40,6 +40,7 @@ from classroom_rl.results.statistics import paired_change
 from classroom_rl.rollout.intervals import mean_with_ci, shown
 from classroom_rl.rollout.rollout_set import RolloutSet
 from classroom_rl.rollout.store.set_files import FORMAT
+from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.system.keys import print_error
 
@@ -54,7 +55,7 @@ STUDENT_ROLES = {"student", "user", "human", "program"}
 OTHER_ROLES = {"system", "tool"}
 """What neither side said: left out, and counted."""
 
-PERSONAS = "personas"
+PERSONAS, ENDED = "personas", "ended"
 """The key of the personas that were drawn for the turns, in what is read; None for a turn without one."""
 
 SHORTEST_UPTAKE = 5
@@ -68,7 +69,7 @@ _NGRAM = 3
 class Dialogues:
     """The conversations of a file: (problem, turns) each; a turn is (whether the tutor speaks, its visible text).
     `left_out` says what was left out, and how often. `rows` holds what else is known of each conversation: its row,
-    with the persona of each turn under `PERSONAS`."""
+    with each turn's persona, and whether its speaker ended it, under `PERSONAS` and `ENDED`."""
 
     name: str
     conversations: list[tuple[str, list[tuple[bool, str]]]] = field(default_factory=list)
@@ -77,17 +78,18 @@ class Dialogues:
 
     def add(self, where: str, problem: str, turns: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> None:
         """Add a conversation from its turns as stored. Raises `DataError` for an unknown role or key."""
-        kept, personas = [], []
+        kept, personas, ended = [], [], []
         for number, turn in enumerate(turns, start=1):
             side, text = _side_and_text(f"{where}: turn {number}", turn)
             if side is None or text is None:
                 self.left_out["messages of neither side" if side is None else "messages without text"] += 1
             else:
-                kept.append((side, spoken(text)))
+                kept.append((side, visible_text(text).replace(END_OF_CONVERSATION, "").strip()))
                 personas.append(turn.get("persona"))
+                ended.append(bool(turn.get("ended", True)))
         if {side for side, _ in kept} == {True, False}:
             self.conversations.append((problem, kept))
-            self.rows.append({**row, PERSONAS: personas})
+            self.rows.append({**row, PERSONAS: personas, ENDED: ended})
         else:
             self.left_out["conversations in which only one side speaks"] += 1
 
@@ -224,6 +226,7 @@ def measures_of(
 ) -> dict[str, list[float]]:
     """The values of each measure in one conversation, from (whether the tutor speaks, text): one for each message or
     exchange, or one for the conversation. With `level` also the figures of `LEVEL_LABELS`."""
+    turns = [(is_tutor, spoken(text)) for is_tutor, text in turns]
     tutor, student = ([text for is_tutor, text in turns if is_tutor == side] for side in (True, False))
     lengths = [[len(text.split()) for text in texts] for texts in (tutor, student)]
     parts = [sentences(text) for text in tutor]

@@ -37,6 +37,8 @@ _SUBORDINATORS = frozenset(
 )
 """They begin most English subordinate clauses; "that", "as", "since", "before" and "after" more often begin none."""
 
+_WORDS_PER_NAME = 5
+"""Of so many words at most one is taken for a name because of its capital letter."""
 _LINE = re.compile(r"^(Level|Language): *(\S.*?) *$", re.MULTILINE)
 _VOWELS = re.compile(r"[aeiouy]+")
 _SILENT_E = re.compile(r"(?:[^laeiouy]e|[^aeiouytd]ed|[^aeiouycgszx]es)$")
@@ -91,9 +93,10 @@ class Difficulty:
 
     Attributes:
         different: its different words in the lesson's language, without numbers and English names.
-        words_above: the share of its words that a learner of the level is not expected to know: beyond the level in the
-            word list, and not in the plan.
-        sentence_words: the words of its sentences, on average.
+        words_above: the share of its different words that a learner of the level is not expected to know: beyond the
+            level in the word list, and not in the plan.
+        sentence_words: the words of the sentence that one of its words is in, on average: a long sentence beside many
+            short ones stays a long one.
         zipf: the mean Zipf frequency of its words but function words, 0 for unlisted ones; lower is more difficult.
             None without such a word, or for a list of levels.
         subordinators: English words that begin a subordinate clause, in a sentence, on average; None in another
@@ -113,17 +116,19 @@ def difficulty(text: str, lesson: LessonLevel) -> Difficulty | None:
     """The difficulty of a message; None if it says nothing in the lesson's language."""
     english = lesson.language == ENGLISH
     parts = [words_in(part) for part in _in_language(spoken(text), english)]
-    said = [
-        word.lower() for part in parts for index, word in enumerate(part) if not (english and _is_name(word, index))
-    ]
+    names = {word for part in parts for index, word in enumerate(part) if english and _is_name(word, index)}
+    if len(names) * _WORDS_PER_NAME > sum(map(len, parts)):  # words in capitals, as in a title
+        names = set()
+    said = [word.lower() for part in parts for word in part if word not in names]
     if not said:
         return None
     content = [word for word in said if word not in lesson.words.function_words]
-    above = [word not in lesson.known and lesson.words.level_of(word) > lesson.level for word in said]
+    above = [word not in lesson.known and lesson.words.level_of(word) > lesson.level for word in set(said)]
+    lengths = [len(part) for part in parts]
     return Difficulty(
         different=len(set(said)),
         words_above=fmean(above),
-        sentence_words=fmean(len(part) for part in parts if part),
+        sentence_words=sum(length**2 for length in lengths) / sum(lengths),
         zipf=fmean(lesson.words.zipf.get(word, 0.0) for word in content) if content and lesson.words.zipf else None,
         subordinators=fmean(map(_subordinators, filter(None, parts))) if english else None,
         reading_ease=flesch_reading_ease(spoken(text)) if english else None,

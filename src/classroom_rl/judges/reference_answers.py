@@ -365,7 +365,8 @@ def _numbers(text: str, approximate: Reference | None = None) -> Iterator[tuple[
             value = approximate.value if abs(value - approximate.value) < _CLOSE else value
         yield match[0], value, match.start(), match.end()
     for match in _NUMBER_WORD.finditer(text):
-        tens, ones, alone = (word.lower() if word else "" for word in match.groups())
+        # Twice, because the pattern takes a long s and a dotless i for the letters that they are in capitals.
+        tens, ones, alone = (word.upper().lower() if word else "" for word in match.groups())
         yield match[0], _VALUES[alone] if alone else _VALUES[tens] + _VALUES[ones], match.start(), match.end()
 
 

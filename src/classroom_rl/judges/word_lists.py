@@ -34,6 +34,7 @@ UNSPLIT = frozenset({"Chinese", "Japanese", "Korean", "Mandarin Chinese", "Thai"
 """Languages whose words are not what stands between spaces. Nothing is measured in them."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_CONTRACTED = re.compile(r"'(?:s|m|re|ve|ll|d|t)$")
 _ENDINGS = (("n't", ""), ("ies", "y"), ("ied", "y"), ("es", ""), ("s", ""), ("ed", ""), ("ed", "e"))
 _ENDINGS += (("ing", ""), ("ing", "e"), ("ier", "y"), ("iest", "y"), ("er", ""), ("est", ""), ("ly", ""))
 _WORD_COLUMNS, _LEVEL_COLUMNS = ("word", "headword"), ("level", "cefr")
@@ -72,7 +73,7 @@ class WordList:
         yield word
         if not self.inflected:
             return
-        yield word.partition("'")[0]
+        yield _CONTRACTED.sub("", word)
         for ending, replacement in _ENDINGS:
             stem = word.removesuffix(ending)
             if len(stem) > 1 and stem != word:

@@ -141,8 +141,13 @@ class PairMaker:
                 self.left_out["group", "conversations with a prompt for each message"] += 1
             elif record.reward is None:
                 self.left_out["group", "conversations without a reward"] += 1
+            elif any(turn.replaced for turn in record.turns) or any(each.kind == POLICY for each in record.branches):
+                self.left_out["group", "conversations with messages of the supervisor, or behind a critique"] += 1
             else:
                 scored.append((record.reward, Side(record.prompt_ids, record.completion_ids, record.mask, record.id)))
+        if len(scored) == 1:
+            self.left_out["group", "conversations whose prompt no other one of their group has"] += 1
+            return None
         return self._best_and_worst("group", "groups", scored, group[0]) if scored else None
 
     def _of_scores(self, group: Sequence[Trajectory]) -> Iterator[PreferencePair | None]:
@@ -178,7 +183,11 @@ class PairMaker:
         price = None if turn.review is None else turn.review.penalty
         if turn.replaced:
             return None
-        if draft.hint_ids or chosen is None:
+        correction = turn.drafts[draft.draft].review.correction if turn.drafts[draft.draft].review else None
+        decision = decision_about(self._decisions, (record.id, draft.turn, draft.draft), correction)
+        if decision is not None and decision.message_was_fine:
+            self.left_out["draft", "drafts that a person called fine"] += 1
+        elif draft.hint_ids or chosen is None:
             self.left_out["draft", "drafts that were written behind a critique, in another context"] += 1
         elif price is None or draft.reward is None or price <= draft.reward:
             self.left_out["draft", "drafts no worse than what took their place"] += 1

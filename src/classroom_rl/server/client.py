@@ -363,7 +363,8 @@ class ClassroomClient:
                 timeout=(5.0, timeout_s),
             )
         except requests.ReadTimeout as error:  # the server accepted the request and may still work on it
-            self._silent_since = None
+            if path == "/health":  # which a server answers at once, unless it hangs
+                self._silent_since = self._silent_since or time.monotonic()
             raise DeadlineExceeded(
                 f"{self.url} took the request and has no answer to it yet.{self._see_log()}"
             ) from error

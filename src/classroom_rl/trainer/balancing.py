@@ -106,6 +106,7 @@ class BalancedServers:
         self._seen_at = float("-inf")
         self._played: Counter[int] = Counter()
         self._given: Counter[int] = Counter()
+        self._asks_all = True
         self._moved = 0
 
     def health(self) -> Health:
@@ -151,7 +152,9 @@ class BalancedServers:
         for place, problem in enumerate(zip(body.problems, body.answers, strict=True)):
             positions.setdefault(problem, []).append(place)
         groups = [_part(body, number, places) for number, places in enumerate(positions.values())]
-        self._given.clear()
+        with self._changed:
+            self._given.clear()
+            self._asks_all, self._seen_at = True, float("-inf")  # another process may have published to a lost server
         in_thread(partial(self._send, groups, ahead), "sending groups")
         return groups
 
@@ -168,8 +171,12 @@ class BalancedServers:
                 for unsent in groups[number:]:
                     unsent.fail(error)
                 return
-            if any(each.answer.done() and each.answer.exception() for each in groups[:number]):
-                return  # the batch has failed already
+            errors = (each.answer.exception() for each in groups[:number] if each.answer.done())
+            if (failure := next(filter(None, errors), None)) is not None:  # the batch has failed already
+                self._leave(group)
+                for unsent in groups[number:]:
+                    unsent.fail(failure)
+                return
             in_thread(partial(self._run, group, ahead), "playing a group")
 
     def _run(self, group: _Group, ahead: bool) -> None:
@@ -199,7 +206,7 @@ class BalancedServers:
         except ServerLost as error:
             logger.warning("request %s goes to another server: %s", request.request_id, error)
         except PolicyMismatch:
-            if not 0 < group.moves < _MOST_MOVES:  # what was moved late may meet the next weights
+            if group.moves >= _MOST_MOVES:  # the server has lost its weights, or has the next ones already
                 raise
         else:
             if answer.policy != request.wanted_policy or len(answer.conversations) != len(request.problems):
@@ -243,14 +250,14 @@ class BalancedServers:
         )
 
     def _look(self) -> None:
-        """Ask all servers for their queues, save those that are lost."""
-        here = [place for place, client in enumerate(self._clients) if not client.is_lost]
-        if not here:
-            raise ServerLost(f"None of the {len(self._clients)} servers of generation.server_urls answers any more.")
-        self._seen = {}
+        """Ask all servers for their queues; lost ones only at the beginning of a batch."""
+        here = [place for place, client in enumerate(self._clients) if self._asks_all or not client.is_lost]
+        self._asks_all, self._seen = False, {}
         for place, asked in [(place, in_thread(self._clients[place].health, "health")) for place in here]:
             with suppress(DeadlineExceeded, EngineFailure):
                 self._seen[place] = asked.result()
+        if all(client.is_lost for client in self._clients):
+            raise ServerLost(f"None of the {len(self._clients)} servers of generation.server_urls answers any more.")
         self._seen_at = time.monotonic()
 
     def _with_policy(self, group: _Group) -> list[int]:
@@ -276,10 +283,12 @@ class BalancedServers:
 
     def _queue_length(self, place: int) -> int:
         """A server's conversations: those that it says, and those that it was sent and does not know of yet."""
-        health = self._seen[place]
-        new = (each for each in self._in_flight if each.server == place)
-        unknown = (each for each in new if each.request.request_id not in health.running_requests)
-        return health.running_conversations + sum(len(each.positions) for each in unknown)
+        health, own, unknown = self._seen[place], 0, 0
+        for group in (each for each in self._in_flight if each.server == place):
+            own += len(group.positions)
+            unknown += len(group.positions) * (group.request.request_id not in health.running_requests)
+        # A request is known for a moment before its conversations are counted.
+        return max(own, health.running_conversations + unknown)
 
     def _has_room(self, place: int, conversations: int) -> bool:
         engine, queue = self._seen[place].roles.get(POLICY_ROLE), self._queue_length(place)

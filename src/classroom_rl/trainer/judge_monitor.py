@@ -321,7 +321,10 @@ class JudgeMonitor:
             warnings += self._students.new_warnings(fidelity)
             shares = {name: fidelity[name]["share"] for name in STUDENT_SHARES}
             figures |= {f"guard/student_{name}": share for name, share in shares.items() if share is not None}
-        figures |= student_figures(records)
+        try:
+            figures |= student_figures(records)
+        except Exception as error:  # rules read any text of a model; a figure must not end a training
+            logger.warning("step %d: the student was not measured: %s: %s", step + 1, type(error).__name__, error)
         for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
         return figures

@@ -42,9 +42,9 @@ def talk(*texts: str) -> list[Turn]:
 
 def test_figures_of_a_conversation_worked_by_hand(rules: LevelRules):
     figures = level_figures(PLAN, talk(EASY, HALF, HARD), rules)
-    # HALF: 2 of 11 words above A1, so (0.20 − 2/11) / 0.15; its sentences have 5.5 words on average. HARD: 3 of 4.
-    scores = [1.0, pytest.approx((0.2 - 2 / 11) / 0.15), 0.0]
-    assert figures["score"] == scores and figures["words_above"] == [0, pytest.approx(2 / 11), 0.75]
+    # HALF: 1 of 8 different words above A1, so (0.20 − 1/8) / 0.15; its sentences have 4 and 7 words. HARD: 3 of 4.
+    scores = [1.0, pytest.approx((0.2 - 1 / 8) / 0.15), 0.0]
+    assert figures["score"] == scores and figures["words_above"] == [0, pytest.approx(1 / 8), 0.75]
     assert figures["slope/score"] == [pytest.approx(-0.5)] and figures["slope/words_above"] == [pytest.approx(0.375)]
     assert [figures[f"score_of_message/{number}"] for number in (1, 2, 3)] == [[score] for score in scores]
     assert figures["measured"] == [1, 1, 1] and figures["zipf"] == [] and "slope/zipf" not in figures

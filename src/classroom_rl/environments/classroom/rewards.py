@@ -205,12 +205,15 @@ def turn_length(conversation: Conversation) -> list[float | None]:
 
 def level(conversation: Conversation) -> list[float | None]:
     """How well each message stays at the lesson's CEFR level, in [0, 1]: `level_scores` of judges/difficulty.py, by the
-    word list in `generation.level`.
+    word list in `generation.level`. At most the judge's score of the message, where it has one: easy words alone are no
+    teaching.
 
     Raises:
         ConfigError: as `lesson_level`; `Classroom.check_problems` finds out before a training.
     """
-    return level_scores(conversation.problem.text, conversation.turns, conversation.rules.level)
+    scores = level_scores(conversation.problem.text, conversation.turns, conversation.rules.level)
+    judged = zip(scores, judge(conversation), strict=True)
+    return [own if None in (own, most) else min(own, most) for own, most in judged]
 
 
 TURN_REWARDS: dict[str, TurnReward] = {

@@ -33,7 +33,13 @@ from classroom_rl.judges.moves.rules import (
     words,
 )
 from classroom_rl.judges.readings import Exchange
-from classroom_rl.judges.reference_answers import Reference, gives_wrong_result, has_answered, read_reference
+from classroom_rl.judges.reference_answers import (
+    Reference,
+    gives_wrong_result,
+    has_answered,
+    names_answer,
+    read_reference,
+)
 from classroom_rl.rollout.intervals import LEAST_LESSONS, Estimate, mean_with_ci
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
@@ -236,6 +242,8 @@ def _reaction(talk: Talk, position: int, reply: str) -> tuple[str, float] | None
         is_bare = not read_message(reply).tasks
         changed = normal(answer) != normal(wrong)
     elif talk.reference is not None:
+        if names_answer(talk.reference, reply, talk.problem):
+            return None
         is_hint = is_actionable(exchange) or treats_as_wrong(exchange) or LOOKS_AGAIN.search(reply) is not None
         is_bare = not tells(exchange)
         results = [[number.value for number in numbers(text)][-1:] for text in (wrong, answer)]

@@ -15,7 +15,7 @@ from classroom_rl.config.train_sft import ConversationSource, StudentDataConfig,
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.environments.classroom.student import attempt_request, student_chat
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.evaluation.dialogue import Dialogues, read_dialogues
+from classroom_rl.evaluation.dialogue import ENDED, Dialogues, read_dialogues
 from classroom_rl.evaluation.metrics.students import Talk, talks_of
 from classroom_rl.rollout.chat_template import Message, encode_chat, encode_reply
 from classroom_rl.rollout.datasets import gather
@@ -113,11 +113,14 @@ def _dialogues_of(dialogues: Dialogues, options: StudentDataConfig) -> list[Stud
             )
         attempted = bool(talk.attempt) and not opened_by_student
         attempted = attempted and options.student_initial_attempt_prompt_path is not None
-        turns = [Turn("student", talk.attempt)] if attempted else []
-        messages = zip(talk.turns, talk.personas, strict=True)
+        ended = row[ENDED][-len(talk.turns) :]
+        opening_ended = len(row[ENDED]) == len(talk.turns) or row[ENDED][0]  # an opening attempt is no turn of the talk
+        turns = [Turn("student", talk.attempt, ended=opening_ended)] if attempted else []
+        messages = zip(talk.turns, talk.personas, ended, strict=True)
         for is_tutor, group in groupby(messages, key=lambda message: message[0][0]):
-            texts, personas = zip(*((text, persona) for (_, text), persona in group), strict=True)
-            turns.append(Turn("teacher" if is_tutor else "student", "\n".join(texts).strip(), personas[-1]))
+            texts, personas, ends = zip(*((text, persona, end) for (_, text), persona, end in group), strict=True)
+            role, text = "teacher" if is_tutor else "student", "\n".join(texts).strip()
+            turns.append(Turn(role, text, personas[-1], ended=ends[-1]))
         found.append(StudentDialogue(talk, tuple(turns), attempted, row.get("student_name")))
     return found
 
@@ -160,8 +163,9 @@ def student_examples(
                 example = by_prompt[messages[0]["content"]] = {"input_ids": [], "labels": []}
                 examples.append(example)
             between = prompt[len(example["input_ids"]) :]
-            example["input_ids"] += between + target
-            example["labels"] += [MASKED] * len(between) + target
+            said = target if turn.ended else target[:-1]  # a message that was cut at its limit has no end of its own
+            example["input_ids"] += between + said
+            example["labels"] += [MASKED] * len(between) + said
     for reason, count in left_out.items():
         logger.warning("left out %d of the student's messages: %s", count, reason)
     if not examples:
