@@ -93,9 +93,24 @@ def test_the_best_and_the_worst_conversation_of_a_group_are_a_pair():
     assert learned(pair.rejected_ids, pair.rejected_mask) == "eggs<|im_end|>3<|im_end|>"
     assert left_out == {
         ("group", "conversations without a reward"): 1,
-        ("group", "groups with a margin below 0.1, or of 0"): 1,
+        ("group", "conversations whose prompt no other one of their group has"): 1,
         ("judge", "messages without a score of their own"): 11,
     }
+
+
+def test_a_reward_that_the_supervisor_helped_to_earn_makes_no_pair():
+    group = [talk(index, ["eggs", f"{index}"], reward) for index, reward in enumerate((0.5, 0.1, 0.9, 1.0))]
+    replaced = replace(group[2].turns[2], replaced=True)
+    group[2] = group[2].model_copy(update={"turns": [*group[2].turns[:2], replaced]})
+    behind = AuxSample("policy", 2, START, said("3"), (-1.0,) * len(said("3")), hint_ids=said("Again!"))
+    group[3] = group[3].model_copy(update={"branches": [behind]})
+    (pair,), left_out = made(group)
+    assert (pair.chosen_conversation, pair.rejected_conversation) == ("eggs-0-0", "eggs-0-1")
+    assert left_out["group", "conversations with messages of the supervisor, or behind a critique"] == 2
+
+
+def test_groups_whose_rewards_are_too_near_make_no_pair():
+    assert made([talk(0, ["a"], 0.5), talk(1, ["b"], 0.55)])[1]["group", "groups with a margin below 0.1, or of 0"] == 1
 
 
 def decided(decision: str, draft: int = -1, **more) -> CorrectionDecision:
@@ -107,6 +122,12 @@ def decided(decision: str, draft: int = -1, **more) -> CorrectionDecision:
     [
         (reviewed(DRAFT, None), [], [("draft", "No more.", "eggs", 2.0)], None),
         (reviewed(DRAFT, None, price=-2.0), [], [], "drafts no worse than what took their place"),
+        (
+            reviewed(DRAFT, OF_DRAFT),
+            [decided("reject", 0, message_was_fine=True)],
+            [("desk", "eggs", RIGHT, None)],
+            "drafts that a person called fine",
+        ),
         (reviewed(DRAFT, OF_DRAFT), [], [("draft", "No more.", "eggs", 2.0), ("draft", RIGHT, "eggs", 2.0)], None),
         (reviewed(DRAFT, OF_DRAFT, replaced=True, span=None), [], [("draft", RIGHT, "eggs", 2.0)], None),
         (reviewed(None, OF_MESSAGE, price=-1.0), [], [("draft", RIGHT, "No more.", 1.0)], None),
@@ -257,7 +278,7 @@ def test_the_program_writes_a_file_that_reads_as_the_pairs(run: Path, capsys):
         "  desk: 1 of messages",
         "  group: 2 of conversations",
     ]
-    assert "  group: 1 groups with a margin below 0.1, or of 0" in told
+    assert "  group: 1 conversations whose prompt no other one of their group has" in told
     pairs, fingerprint = read_pairs(run / "pairs.parquet")
     assert [(pair.source, pair.step) for pair in pairs] == [("group", 0), ("group", 1), ("desk", 0)]
     assert all(pair.chosen == text(pair.chosen_ids) and pair.prompt == text(pair.prompt_ids) for pair in pairs)
@@ -283,7 +304,7 @@ def without_column(path: Path) -> None:
         (lambda run: (run / "correction_decisions.jsonl").write_text("{}\n"), "line 1, is no decision"),
         (
             lambda run: [(run / f"rollouts/step_00000{name}.parquet").unlink() for name in ("0-0", "1-0", "2-0")],
-            "(?s)No pair can be made of .* margin below",
+            "(?s)No pair can be made of .* whose prompt no other one",
         ),
     ],
 )

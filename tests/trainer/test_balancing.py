@@ -21,7 +21,7 @@ import classroom_rl.server.client
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
-from classroom_rl.errors import ConfigError, EngineFailure, PolicyMismatch, ServerLost
+from classroom_rl.errors import ConfigError, EngineFailure, PolicyMismatch, ServerLost, SpendingCapReached
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.run_folder import read_lines
@@ -381,6 +381,34 @@ def test_what_one_server_answers_wrongly_is_refused(answer: dict, error: type, s
     clients[0].running = clients[2].running = 9  # so that the other one is asked
     with pytest.raises(error, match=said):
         balanced(tmp_path, clients).sample(request())
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_batch_that_fails_leaves_no_group_waiting(ahead: bool, tmp_path: Path) -> None:
+    """The first group fails while the others wait for room; then nothing is in flight."""
+
+    all_busy = threading.Event()
+
+    class Full(Client):
+        def health(self) -> Any:
+            engine = EngineHealth(model="", engine="", engine_version="", pids=[], places=1)
+            return super().health().model_copy(update={"roles": {"teacher": engine}})
+
+        def play(self, body: SampleRequest) -> None:
+            pass
+
+        def sample(self, body: SampleRequest) -> SampleResponse:
+            if len(through._in_flight) == 3:
+                all_busy.set()
+            all_busy.wait(60)
+            raise SpendingCapReached("no money")
+
+    through = balanced(tmp_path, [Full(place) for place in range(3)])
+    with pytest.raises(SpendingCapReached):
+        if ahead:
+            through.play(request())
+        through.sample(request())
+    wait_until(lambda: not through._in_flight)
 
 
 def test_each_server_checks_the_judge_with_its_own_conversations(tmp_path: Path) -> None:

@@ -280,12 +280,14 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, blank, file, m
     with pytest.raises(KeyboardInterrupt):
         preferences.train(config)
     before = json.loads((tmp_path / "broken/preferences.json").read_text())
-    assert list(before) == ["before"] and not (tmp_path / "broken/model").exists()
+    assert list(before) == ["held_out", "before"] and not (tmp_path / "broken/model").exists()
     content = file.read_bytes()
     file.write_bytes(content + b"\n")
     with pytest.raises(ConfigError, match=r"pairs.parquet is not what it was .dataset.pairs."):
         preferences.train(config)
     file.write_bytes(content)
+    with pytest.raises(ConfigError, match="Other pairs are held out now"):
+        preferences.train(make_config(tmp_path / "broken", blank, file, *overrides, "dataset.held_out_share=0.5"))
     stop_after = None
     preferences.train(config)
     assert steps[:7] == [1, 2, 3, 4, 4, 5, 6]

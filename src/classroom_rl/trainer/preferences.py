@@ -5,6 +5,7 @@ made with a pair of single letters, and are then given the real ones as `train_d
 masks into the batch.
 """
 
+import hashlib
 import json
 import logging
 import random
@@ -26,7 +27,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from classroom_rl.config.train_preferences import KTO, PairsConfig, TrainPreferencesConfig
-from classroom_rl.errors import DataError
+from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.models.lora import peft_config
 from classroom_rl.results.corrections import refuse_other_tokenizer
 from classroom_rl.results.pairs import PAIRS_NAME, PreferencePair, read_pairs
@@ -110,6 +111,8 @@ def make_trainer(
     trainer.remove_callback(PrinterCallback)
     if held_out:
         trainer.add_callback(MeasureHeldOut(trainer, held_out, PairCollator(pad_id), run_folder / FIGURES_NAME))
+    elif trainer.accelerator.is_main_process:
+        (run_folder / FIGURES_NAME).unlink(missing_ok=True)  # an earlier run's, of another model
     logger.info("%d pairs are trained on, %d are held out", len(learned), len(held_out))
     return trainer
 
@@ -256,6 +259,8 @@ class MeasureHeldOut(TrainerCallback):
 
     def __init__(self, trainer: Any, pairs: Sequence[PreferencePair], collate: PairCollator, path: Path):
         self._trainer, self._pairs, self._path = trainer, pairs, path
+        held_out = sorted((pair.problem_id, pair.chosen_ids, pair.rejected_ids) for pair in pairs)
+        self._held_out = hashlib.sha256(json.dumps(held_out).encode()).hexdigest()
         loader = DataLoader(
             rows_of(pairs),  # type: ignore[arg-type]
             batch_size=trainer.args.per_device_eval_batch_size,
@@ -267,6 +272,12 @@ class MeasureHeldOut(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step == 0:
             self._measure("before")
+        elif self._path.is_file() and json.loads(self._path.read_text(encoding="utf-8"))["held_out"] != self._held_out:
+            raise ConfigError(
+                f"Other pairs are held out now than when the training in {self._path.parent} began, so it has learned "
+                "some of them: set seed, dataset.held_out_share, dataset.sources and model.max_length as they were, or "
+                "begin anew in another logging.save_dir."
+            )
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._measure("after")
@@ -284,7 +295,7 @@ class MeasureHeldOut(TrainerCallback):
         figures = figures_of(torch.cat(found), self._pairs, trainer.beta)
         if trainer.accelerator.is_main_process:
             is_first = when == "before" or not self._path.is_file()
-            earlier = {} if is_first else json.loads(self._path.read_text(encoding="utf-8"))
+            earlier = {"held_out": self._held_out} if is_first else json.loads(self._path.read_text(encoding="utf-8"))
             unfinished = self._path.with_suffix(".unfinished")
             with storage_errors(self._path):
                 unfinished.write_text(json.dumps(earlier | {when: figures}, indent=2) + "\n", encoding="utf-8")

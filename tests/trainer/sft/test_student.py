@@ -106,6 +106,22 @@ def test_each_token_of_a_dialogue_is_learned_or_not(tmp_path, blank, small, keys
         assert example["labels"] == [id if own else MASKED for ids, own in expected for id in ids]
 
 
+def test_a_message_is_learned_as_it_was_said_and_ends_only_where_it_ended(tmp_path, blank, small, keys):
+    turns = [
+        {"role": "teacher", "text": "No eggs?"},
+        {"role": "student", "text": "x² is 9"},
+        {"role": "teacher", "text": "Yes."},
+        {"role": "student", "text": "Two", "ended": False},
+        {"role": "teacher", "text": "Yes."},
+        {"role": "student", "text": "Two eggs."},
+    ]
+    given = row(2, turns=turns, student_incorrect_solution=None)
+    trainer = trainer_of(make_config(tmp_path, blank, write_rows(tmp_path / "dialogues.jsonl", [given]), *keys))
+    (example,) = trainer.train_dataset
+    said = [small.decode(ids) for _, ids in learned(example)]
+    assert said == ["x² is 9<|im_end|>", "Two", "Two eggs.<|im_end|>"]
+
+
 @pytest.mark.parametrize("kind", ["guided", "attempt"])
 def test_what_is_learned_in_a_run_is_what_the_classroom_s_student_was_shown_and_said(
     room, generation, tmp_path, blank, small, kind
