@@ -88,7 +88,7 @@ def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> 
         for config, seed in ((training, 42), (measured, 7)):
             assert config.generation.use_thinking == config.generation.force_thinking == thinks
             assert (config.generation.max_turns, config.seed) == (5, seed)
-            assert config.teacher_model.vllm.max_length == 9000, "a whole group is one override, and goes to both, too"
+            assert config.teacher_model.vllm.max_length == 9000, "a whole group is one override, and goes to both"
         assert training.logging.save_dir == str(programs.folder / arm)
         assert measured.teacher_model.model_name_or_path == str(programs.folder / arm / "model")
         assert measured.generation.ignore_rejected_judge, "an evaluation solves after rejected conversations, too"
