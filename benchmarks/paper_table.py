@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -130,6 +130,7 @@ class PaperTable:
         arguments = map(self.training_arguments, self.arms)
         configs = [load(TrainRLConfig, "train_rl", each, check_train_rl) for each in arguments]
         self.configs = dict(zip(self.arms, configs, strict=True))
+        self.eval_shape = asdict(load(EvalConfig, "eval", ["--config-name", self.eval_name, *self.folders]))
         load(EvalConfig, "eval", self.eval_arguments(BASE), check_eval)
 
     def training_arguments(self, arm: str) -> list[str]:
@@ -143,7 +144,9 @@ class PaperTable:
 
     def eval_arguments(self, arm: str) -> list[str]:
         """The arguments of eval.py; the last two are the tutor and the folder."""
-        shared = [override for override in self.overrides if applies(override, EvalConfig)]
+        keys = {override: overridden_key(override).split(".") for override in self.overrides}
+        groups = {override for override, key in keys.items() if isinstance(look_up(self.eval_shape, *key), dict)}
+        shared = [override for override in self.overrides if override in groups or applies(override, EvalConfig)]
         own = [override.removeprefix("eval.") for override in self.overrides if override.startswith("eval.")]
         thinking = THINKING if arm.endswith("-think") else ()
         tutor = f"teacher_model.model_name_or_path={quoted(Path(self.tutor(arm)))}"
@@ -178,15 +181,13 @@ class PaperTable:
             command, folder = [*EVALUATE, *arguments], self.folder / arm / EVALUATION
             seconds = self._measured(lambda other: self._metrics(other).get("seconds"))
             yield Part(EVALUATION, arm, folder, command, [base, *arguments[:-2]], "metrics.json", seconds=seconds)
-        for arm, benchmark in ((arm, benchmark) for arm in (BASE, *self.arms) for benchmark in TASKS):
-            if self.lighteval:
-                command, folder = self.lighteval_command(arm, benchmark), self.folder / arm / "lighteval" / benchmark
-                settings, finished = [base, command[1], SAMPLING_OF_TASKS, command[3]], "**/results_*.json"
-                seconds = self._measured(lambda other, task=benchmark: (self._found(other, task) or {}).get("seconds"))
-                yield Part(f"LightEval {benchmark}", arm, folder, command, settings, finished, seconds=seconds)
+        for arm, benchmark in ((arm, task) for arm in (BASE, *self.arms) for task in TASKS if self.lighteval):
+            command, folder = self.lighteval_command(arm, benchmark), self.folder / arm / "lighteval" / benchmark
+            settings, finished = [base, command[1], SAMPLING_OF_TASKS, command[3]], "**/results_*.json"
+            seconds = self._measured(lambda other, task=benchmark: (self._found(other, task) or {}).get("seconds"))
+            yield Part(f"LightEval {benchmark}", arm, folder, command, settings, finished, seconds=seconds)
 
     def _measured(self, of_arm: Callable[[str], float | None]) -> float | None:
-        """The first number that an arm has."""
         return next((value for arm in (BASE, *self.arms) if (value := of_arm(arm)) is not None), None)
 
     def _training_left(self, arm: str) -> tuple[str, float | None]:
@@ -224,8 +225,7 @@ class PaperTable:
         for part in self.parts():
             here = waiting.get((part.kind, part.arm))
             hours = "unknown" if part.seconds is None else f"{part.seconds * rate:.2f}"
-            number = reasons.index(here.because) + 1 if here and here.because else 0
-            state = (f"not run ({number})" if number else "runs") if here else "finished"
+            state = (f"not run ({reasons.index(here.because) + 1})" if here.because else "runs") if here else "finished"
             notes = (state, part.progress, f"{unit}: {hours}") if here else (state,)
             lines.append(f"  {part.kind:17} {part.arm:12} {'; '.join(filter(None, notes))}")
         known = [part.seconds for part in due if part.seconds is not None]

@@ -3,6 +3,7 @@ it with real engines."""
 
 import json
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> 
         for config, seed in ((training, 42), (measured, 7)):
             assert config.generation.use_thinking == config.generation.force_thinking == thinks
             assert (config.generation.max_turns, config.seed) == (5, seed)
-            assert config.teacher_model.vllm.max_length == 9000, "a whole group is one override, and goes to both, too"
+            assert config.teacher_model.vllm.max_length == 9000, "a whole group is one override, and goes to both"
         assert training.logging.save_dir == str(programs.folder / arm)
         assert measured.teacher_model.model_name_or_path == str(programs.folder / arm / "model")
         assert measured.generation.ignore_rejected_judge, "an evaluation solves after rejected conversations, too"
@@ -228,10 +229,13 @@ def test_a_table_of_a_tiny_tutor_with_real_engines(world: Path, tmp_path: Path, 
     tool.write_text(LIGHTEVAL.format(python=sys.executable))
     tool.chmod(0o755)
 
-    def judge(body: dict, nth: int) -> Behaviour:
-        return says(json.dumps({"reasoning": "none", "decision": "REJECT" if nth % 4 == 0 else "OK"}))
+    requests = count()
 
-    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, cpu_kvcache_gib: 1}"
+    def judge(body: dict, nth: int) -> Behaviour:
+        return says(json.dumps({"reasoning": "none", "decision": "REJECT" if next(requests) % 4 == 0 else "OK"}))
+
+    engine = "{max_length: 8192, max_num_seqs: 8, dtype: float32, enforce_eager: true, cpu_kvcache_gib: 1, "
+    engine += "number_of_gpus_per_instance: 1}"  # the evaluation is meant for two
     with judge_endpoint(judge) as endpoint:
         arguments = [
             *("--folder", str(tmp_path / "table"), "--config-name", "maths_small", "--lighteval", str(tool)),

@@ -174,9 +174,9 @@ def _check_evaluation(commands: QuickstartCommands) -> QuickstartCommands:
 
 
 def applies(override: str, schema: type) -> bool:
-    """Whether a configuration schema has the key or the group that an override sets, or a mapping that contains it."""
+    """Whether a configuration schema has the key that an override sets, or a mapping that contains the key."""
     key = overridden_key(override)
-    return any(key == leaf or key.startswith(f"{leaf}.") or leaf.startswith(f"{key}.") for leaf in _leaves(schema))
+    return any(key == leaf or key.startswith(f"{leaf}.") for leaf in _leaves(schema))
 
 
 def overridden_key(override: str) -> str:
