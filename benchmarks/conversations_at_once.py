@@ -42,9 +42,10 @@ import uvicorn
 
 import classroom_rl.server.app
 from benchmarks.loop_watch import LoopWatch
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.roles import models_in_use
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.models.pretrained import load_tokenizer

@@ -21,9 +21,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.supervision_arms import WANTED_REWARD, Bench, conversations_needed, run, versions_by_arm
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import LEDGER
 from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.conversation import ClassroomRules

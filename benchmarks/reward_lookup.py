@@ -23,9 +23,9 @@ import requests
 import uvicorn
 from fastapi import FastAPI
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal, read_journal

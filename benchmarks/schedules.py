@@ -25,9 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import Self
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.environment import PHASES, Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord

@@ -5,9 +5,9 @@ import logging
 import pytest
 import yaml
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import ROOT, to_yaml
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.errors import ConfigError
 from tests.support.configs import loaded_text, own_file, training
 from tests.support.programs import run_program

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.setup import ConversationType, persona_weights
 from classroom_rl.errors import ConfigError, DataError

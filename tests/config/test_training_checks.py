@@ -6,7 +6,7 @@ import pytest
 
 from classroom_rl.config.base import default_penalties
 from classroom_rl.config.checks import check_train_rl
-from classroom_rl.config.training_checks import check_supervision, turn_reward_weights
+from classroom_rl.config.training_checks import check_supervision
 from classroom_rl.errors import ConfigError
 from tests.support.configs import training
 
@@ -103,7 +103,7 @@ def test_a_supervision_that_can_be_loads(overrides: list[str]) -> None:
     ],
 )
 def test_turn_rewards_are_the_penalties_unless_others_are_named(overrides: list[str], weights: dict) -> None:
-    assert turn_reward_weights(training(*overrides)) == weights
+    assert training(*overrides).train.turn_credit.weights == weights
 
 
 def test_a_file_that_leaves_out_penalties_keeps_their_default_and_a_program_must_name_all() -> None:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.quickstart import main, make_models
 from classroom_rl.launch.quickstart_plan import applies, make_commands

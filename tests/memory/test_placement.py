@@ -7,9 +7,9 @@ import pytest
 import classroom_rl.memory.placement
 import classroom_rl.memory.report
 import classroom_rl.memory.trainer_job
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import ConfigError
 from classroom_rl.launch.commands import GpuSplit, gpu_split, split_arguments

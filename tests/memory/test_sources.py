@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.models import ModelConfig, VllmConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.environment import PHASES
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import GIB, Launch

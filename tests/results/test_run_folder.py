@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.evaluation.report.build import write_report

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import ROOT, load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.errors import DataError
 from classroom_rl.rollout import dialogue
 from classroom_rl.rollout.environment import Roles, environment_of

@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import load
 from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.engines.vllm.engine import VllmEngine
 from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.environment import Classroom

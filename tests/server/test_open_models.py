@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.models import ApiModelConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.errors import ConfigError
 from classroom_rl.server.open_models import open_roles
 from tests.support.configs import loaded

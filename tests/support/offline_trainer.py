@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import PPO as PPO_NAME
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict

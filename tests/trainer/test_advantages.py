@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.config.training_checks import criterion_weights
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.rubric_scores import RubricScores
 from classroom_rl.judges.verdicts import Scores, Verdict
@@ -242,7 +242,9 @@ def by_rubric(folder: Path, rubric: list = RUBRIC) -> list[str]:
 def test_weighted_criteria_add_up_to_the_reward(with_rubric: bool, tmp_path: Path) -> None:
     """Also what a rejection or a cap has left of it, unless there are penalties, which are lowered towards 1."""
     overrides = by_rubric(tmp_path) if with_rubric else []
-    weights = criterion_weights(training("train.reward_weights={pedagogical: 2.0, length: 0.5}", *overrides))
+    weights = criterion_weights(
+        training(PER_CRITERION, "train.reward_weights={pedagogical: 2.0, length: 0.5}", *overrides)
+    )
     assert "pedagogical" not in weights
     draw = random.Random(1)
     for _ in range(200):
@@ -323,7 +325,9 @@ def test_the_worst_conversation_has_the_lowest_advantage(worst: tuple | None, ch
 
 
 def test_a_conversation_that_could_not_be_scored_has_no_criteria() -> None:
-    weights = criterion_weights(training("train.reward_weights={pedagogical: 1.0, length: 1.0, thinking: 0.0}"))
+    weights = criterion_weights(
+        training(PER_CRITERION, "train.reward_weights={pedagogical: 1.0, length: 1.0, thinking: 0.0}")
+    )
     assert "thinking" not in weights
     scores = Scores(0.5, 0.5, 5.0)
     assert judged(scores, None, rewards={"pedagogical": 0.5, "length": None}).criteria(weights) == {}

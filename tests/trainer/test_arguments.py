@@ -8,9 +8,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.trainer.arguments import training_arguments

@@ -18,7 +18,7 @@ from classroom_rl.config.base import (
 from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
 from classroom_rl.config.train_rl import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
-from classroom_rl.config.training_checks import check_algorithm, check_readers, check_supervision
+from classroom_rl.config.training_checks import check_algorithm, check_readers, check_supervision, reward_weights
 from classroom_rl.config.values import (
     BNPO,
     CISPO,
@@ -47,21 +47,6 @@ from classroom_rl.rollout.supervision import OBSERVE
 from classroom_rl.rollout.tools.calculator import BUILT_IN_TOOLS
 
 CONVERSATION_TYPES = ("guided", "attempt")
-
-
-def reward_weights(config: TrainRLConfig) -> dict[str, float]:
-    """The weights of the rewards that are computed: as configured, otherwise as the judge rules imply."""
-    configured = config.train.reward_weights
-    if configured is not None:
-        return dict(configured)
-    return module_of(config.environment, "config").default_weights(config.generation)
-
-
-def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
-    """The weights of what `train.normalise_per_criterion` compares one by one, by the names of a record's `criteria`:
-    as the environment divides its rewards, or else the rewards' own. Those of weight 0 are left out."""
-    divided = getattr(module_of(config.environment, "config"), "criterion_weights", reward_weights)
-    return {name: weight for name, weight in divided(config).items() if weight}
 
 
 def check_environment(config: Any) -> None:

@@ -100,9 +100,21 @@ def _check_steps(train: TrainConfig) -> None:
         )
 
 
-def turn_reward_weights(config: TrainRLConfig) -> dict[str, float]:
-    """The weights of the turn rewards that a configuration names."""
-    return config.train.turn_credit.weights
+def reward_weights(config: TrainRLConfig) -> dict[str, float]:
+    """The weights of the rewards that are computed: as configured, otherwise as the judge rules imply."""
+    configured = config.train.reward_weights
+    if configured is not None:
+        return dict(configured)
+    return module_of(config.environment, "config").default_weights(config.generation)
+
+
+def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
+    """The weights of what is compared one by one, by the names of a record's `criteria`: as the environment divides its
+    rewards, or else the rewards' own; those of weight 0 are left out. {} without `train.normalise_per_criterion`."""
+    if not config.train.normalise_per_criterion:
+        return {}
+    divided = getattr(module_of(config.environment, "config"), "criterion_weights", reward_weights)
+    return {name: weight for name, weight in divided(config).items() if weight}
 
 
 def check_supervision(config: TrainRLConfig) -> None:
@@ -206,7 +218,7 @@ def _check_turn_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
             function_of("train.turn_credit.rewards", name, names)
         elif name not in names:
             raise ConfigError(f"train.turn_credit.rewards names {name}; there are: {', '.join(names)}.")
-    weights = turn_reward_weights(config)
+    weights = config.train.turn_credit.weights
     if SUPERVISOR_REWARD in weights and config.supervisor_model is None:
         raise ConfigError(
             f"train.turn_credit.mode is {credit.mode}, which pays the supervisor's penalties, and there is no "

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import USER_ERRORS, load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import EMBEDDED_JUDGES, GROUP
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.environments.classroom.config import classroom_rules

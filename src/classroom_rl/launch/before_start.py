@@ -17,7 +17,6 @@ from classroom_rl.config.evaluation import EvalConfig, model_of_tutor
 from classroom_rl.config.evaluation import reward_weights as weights_of_evaluation
 from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import GROUP, RESAMPLE
 from classroom_rl.engines.api.chat_api import key_variable
 from classroom_rl.environments.classroom.setup import persona_weights
@@ -49,7 +48,7 @@ def in_force(config: TrainRLConfig | EvalConfig) -> list[str]:
         lines.append(f"personas in force: {_join({name: f'{100 * share:.3g} %' for name, share in personas.items()})}")
     rewards = _rewards(config)
     lines.append(f"rewards in force: {_join({name: f'× {weight:g}' for name, weight in rewards.items()})}")
-    if is_training and (turns := turn_reward_weights(config)):
+    if is_training and (turns := config.train.turn_credit.weights):
         lines.append(f"turn rewards in force: {_join({name: f'× {weight:g}' for name, weight in turns.items()})}")
     return lines
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.engines.vllm.engine_start import SLOTS, served_rank
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB, EngineJob, EngineMemory, engine_memory, gib

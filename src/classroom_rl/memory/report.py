@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from classroom_rl.config.checks import check_machines, reward_weights
+from classroom_rl.config.checks import check_machines
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.evaluation import reward_weights as rewards_of_evaluation
 from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import MEMORY, PHASED
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.budget import (

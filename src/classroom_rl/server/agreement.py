@@ -11,7 +11,6 @@ from typing import Any
 
 from classroom_rl.config.models import ModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.errors import ConfigError
 from classroom_rl.system.shipped import as_written
 
@@ -40,7 +39,7 @@ def conversation_keys(config: TrainRLConfig) -> dict[str, str]:
         generation["supervisor"] = asdict(config.generation.supervisor)
     values: dict[str, Any] = {"environment": config.environment, "seed": config.seed, "generation": generation}
     values |= {role: _without_runtime_keys(getattr(config, role)) for role in _ROLES}
-    values["train"] = {"turn_credit": {"rewards": sorted(turn_reward_weights(config))}}
+    values["train"] = {"turn_credit": {"rewards": sorted(config.train.turn_credit.weights)}}
     run_folder, flat = os.path.abspath(config.logging.save_dir), dict(_flatten(values))
     for key, value in flat.items():
         if isinstance(value, str) and value and _PATH_KEY.search(key):

@@ -15,10 +15,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, Gauge, generate_latest
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.load import record_run
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import NCCL
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.role_metrics import in_words

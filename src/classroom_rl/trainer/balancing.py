@@ -27,8 +27,8 @@ from typing import Any
 
 from accelerate import PartialState
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import PHASED
 from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
 from classroom_rl.errors import DeadlineExceeded, EngineFailure, PolicyMismatch, ServerLost
@@ -167,15 +167,13 @@ class BalancedServers:
                 else:
                     with self._changed:
                         self._assign(group, server)
+                for sent in groups[:number]:  # if one has failed, the batch has
+                    if sent.answer.done() and (failure := sent.answer.exception()) is not None:
+                        raise failure
             except BaseException as error:  # raised where the groups are waited for
-                for unsent in groups[number:]:
-                    unsent.fail(error)
-                return
-            errors = (each.answer.exception() for each in groups[:number] if each.answer.done())
-            if (failure := next(filter(None, errors), None)) is not None:  # the batch has failed already
                 self._leave(group)
                 for unsent in groups[number:]:
-                    unsent.fail(failure)
+                    unsent.fail(error)
                 return
             in_thread(partial(self._run, group, ahead), "playing a group")
 

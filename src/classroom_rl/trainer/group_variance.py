@@ -9,9 +9,8 @@ from statistics import pstdev
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.training_checks import turn_reward_weights
+from classroom_rl.config.training_checks import criterion_weights
 from classroom_rl.config.values import KEEP, RESAMPLE
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.engine import Usage
@@ -151,8 +150,8 @@ class GroupFilter:
         further = FurtherProblems(problem_ids, config.seed) if again else None
         variance = GroupVariance(
             train.num_samples_per_problem,
-            turn_reward_weights(config),
-            criterion_weights(config) if train.normalise_per_criterion else {},
+            config.train.turn_credit.weights,
+            criterion_weights(config),
             train.reward_step,
         )
         return cls(variance, further, train.resample_up_to)

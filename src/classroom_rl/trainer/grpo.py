@@ -17,9 +17,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from classroom_rl.config.checks import criterion_weights
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.training_checks import turn_reward_weights
+from classroom_rl.config.training_checks import criterion_weights
 from classroom_rl.config.values import BY_BATCH, CHANGED, NO_CREDIT, SAME_STEP
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, NO_MESSAGE, POLICY, TrainingRow, rows_of
 from classroom_rl.rollout.trajectory import Trajectory
@@ -70,8 +69,8 @@ class GRPO:
         self._policy_loss, self._mean_over = policy_loss_of(train.loss_type)
         self._by_sequence = train.importance_sampling_level == "sequence"
         self.options = LossOptions(train.epsilon, train.upper_clip, config.generation.max_tokens_in_conversation)
-        self._turn_weights = turn_reward_weights(config)
-        self.criteria = criterion_weights(config) if train.normalise_per_criterion else {}
+        self._turn_weights = config.train.turn_credit.weights
+        self.criteria = criterion_weights(config)
         self._seed, self._temperature = config.seed, config.teacher_model.vllm.temperature
         self._means, self._mismatch = TokenMeans(), MismatchFigures()
 

@@ -14,8 +14,8 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 
-from classroom_rl.config.checks import reward_weights
 from classroom_rl.config.train_rl import TrainConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.errors import PolicyMismatch, TooManyFailedJudgements
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import write_rollouts

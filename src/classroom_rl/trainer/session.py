@@ -10,9 +10,10 @@ from pathlib import Path
 from accelerate import PartialState
 from transformers.utils.logging import disable_progress_bar
 
-from classroom_rl.config.checks import check_machines, reward_weights
+from classroom_rl.config.checks import check_machines
 from classroom_rl.config.load import record_run
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import NCCL
 from classroom_rl.errors import ConfigError
 from classroom_rl.memory.sources import machines_of

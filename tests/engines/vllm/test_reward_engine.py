@@ -8,10 +8,11 @@ import psutil
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.engines.vllm.reward_engine import RewardEngine
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.memory.budget import CUDA_CONTEXT, GIB

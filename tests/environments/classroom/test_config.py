@@ -4,10 +4,11 @@ tutor, and what is refused of roles behind APIs."""
 import pytest
 
 from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.evaluation import EvalConfig, check_eval
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.environments.classroom.config import MATHS_REWARDS, classroom_rules, default_weights, setup_options
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.errors import ConfigError

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from classroom_rl.config.base import GenerationConfig as Generation
-from classroom_rl.config.checks import check_classroom_rewards, check_generation, reward_weights
+from classroom_rl.config.checks import check_classroom_rewards, check_generation
 from classroom_rl.config.rubric import load_rubric
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import ERROR_PERSONA, SCORING_RULES
 from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.record import PEDAGOGICAL

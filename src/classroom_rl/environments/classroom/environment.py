@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import (
     LEAK_RULE,
     LEVEL_REWARD,
@@ -169,7 +168,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         # The context length of a teacher behind an API is not known here.
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
         rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
-        configured = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        configured = config.train.turn_credit.weights if isinstance(config, TrainRLConfig) else {}
         supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         turn_rewards = supervised | configured  # with a supervisor, its penalties are always recorded
         return cls(
@@ -183,7 +182,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         """Refuse problems that leave no room for a conversation in the teacher's context, that an embedded judge cannot
         read, or whose level the turn reward `level` cannot tell."""
         check_lengths(problems, config.generation, tokenizer, limit)
-        check_levels(config.generation.level, problems if LEVEL_REWARD in turn_reward_weights(config) else ())
+        check_levels(config.generation.level, problems if LEVEL_REWARD in config.train.turn_credit.weights else ())
         judge, rules = config.judge_model.model_name_or_path, config.generation.judge_rules
         for problem in problems if judge in _READ_BY_JUDGE else ():
             if SCORING_RULES.intersection(rules):

@@ -8,7 +8,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.training_checks import turn_reward_weights
 from classroom_rl.config.values import EMBEDDED_SUPERVISORS, SUPERVISOR_REWARD
 from classroom_rl.environments.marooned.actions import Action
 from classroom_rl.environments.marooned.config import STEP_REWARD, Generation
@@ -177,7 +176,7 @@ class Environment(environment.Environment[Episode, Replayed]):
         """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
-        configured = turn_reward_weights(config) if isinstance(config, TrainRLConfig) else {}
+        configured = config.train.turn_credit.weights if isinstance(config, TrainRLConfig) else {}
         supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         supervisor = "" if roles.supervisor is None else config.supervisor_model.model_name_or_path
         turn_rewards = list(supervised | configured)

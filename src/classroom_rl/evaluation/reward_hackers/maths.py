@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from classroom_rl.config.base import DatasetSource, GenerationConfig
-from classroom_rl.config.checks import check_train_rl, reward_weights
+from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import reward_weights
 from classroom_rl.config.values import END_OF_CONVERSATION, LEAK_RULE, RULES
 from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.environment import Classroom
