@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import yaml
+
 from benchmarks.supervision_arms import Bench
 from classroom_rl.config.load import ROOT
 from classroom_rl.launch.small_tutor import arithmetic, find_model
@@ -124,8 +126,10 @@ def play_project(
     """
     own = [f"train.max_steps={steps + 1}", f"generation.server_port={port}", f"logging.save_dir={folder / 'run'}"]
     run_in([*command, *overrides, *own], folder, source)
+    train = yaml.safe_load((folder / "run" / "config" / "train_rl.yaml").read_text())["train"]
+    conversations = train["number_of_problems_per_batch"] * train["num_samples_per_problem"]
     lines = [line for line in read_lines(folder / "run" / METRICS_NAME) if "reward" in line]
-    return Round.of([line | {"messages": CONVERSATIONS * line["conversation/messages"]} for line in lines])
+    return Round.of([line | {"messages": conversations * line["conversation/messages"]} for line in lines])
 
 
 def take_out(commit: str, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.whole_step quickstart [--models runs/quickstart] [--rounds 5] [--steps 4] [--folder …]
     python -m benchmarks.whole_step small_tutor
-    python -m benchmarks.whole_step small_tutor --against COMMIT
+    python -m benchmarks.whole_step small_tutor [key=value …] --against COMMIT
 
 The two take turns, so that what else runs on the machine meets both. Each round starts both programs anew. The times
 are those between the ends of two steps, so what loads and warms up is left out; a round counts with its median. Both
@@ -10,7 +10,8 @@ play as many conversations on the same lessons, with the same prompts, limits, j
 messages these have is shown beside the times: it depends on what the models say. TRL alone is `benchmarks.trl_alone`,
 without this project's loop and its changes to torch (trainer/loop.py, trainer/model_loading.py). With --deepspeed, this
 project's training is measured with DeepSpeed's ZeRO-2 in its one process, too.
-With --against, this project takes turns with an earlier commit of its own instead.
+With --against, this project takes turns with an earlier commit of its own instead. Keys are set for all programs, such
+as train.number_of_problems_per_batch=2 for smaller batches.
 The bound is `benchmarks.step_bound`: this project's messages again, without anything but models, gradients and weights.
 What is measured is kept in the folder, so the same command goes on where it was stopped.
 """
@@ -73,6 +74,7 @@ def main() -> None:
     """Measure, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--models", type=Path, default=Path("runs/quickstart"), help="the folder of quickstart-models")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="counted steps of a round")
@@ -81,7 +83,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8061)
     parser.add_argument("--folder", type=Path, help="default: runs/whole_step/SHAPE")
     arguments = parser.parse_args()
-    overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
+    overrides, steps = [*overrides_of(arguments.shape, arguments.models), *arguments.overrides], arguments.steps
     folder = (arguments.folder or Path("runs/whole_step") / arguments.shape).resolve()
     play = partial(play_project, overrides=overrides, steps=steps, port=arguments.port)
     others = [BOUND, TRL_ALONE, *([DEEPSPEED] if arguments.deepspeed else [])]
