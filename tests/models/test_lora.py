@@ -27,7 +27,7 @@ from classroom_rl.models.lora import adapter_shape, check_checkpoint, check_publ
 from classroom_rl.models.policy_folder import MARKER, check_policy, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.models.pretrained import check_model
-from classroom_rl.trainer.log_probs import log_probs, without_dropout
+from classroom_rl.trainer.log_probs import log_probs, log_probs_of_batch, without_dropout
 from classroom_rl.trainer.session import _warn_about_learning_rate
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from tests.conftest import on_this_machine
@@ -324,7 +324,8 @@ def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(wo
     trainer = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"), lora)
     step(trainer.model)
     micro, *_ = trainer.batch()
-    first, second = (trainer.score_batch(trainer.model, micro, [range(len(micro.mask_BT))]).logps_BT for _ in range(2))
+    how = ([range(len(micro.mask_BT))], trainer.accelerator, trainer.padding)
+    first, second = (log_probs_of_batch(trainer.model, micro, *how).logps_BT for _ in range(2))
     assert torch.equal(first, second) and torch.allclose(first, micro.old_logps_BT, atol=1e-6)
 
     def learned() -> torch.Tensor:

@@ -30,6 +30,7 @@ from classroom_rl.rollout.rows import POLICY, TrainingRow
 from classroom_rl.system import storage
 from classroom_rl.trainer.batch import Batch, Sample
 from classroom_rl.trainer.checkpoints import remove_leftovers
+from classroom_rl.trainer.log_probs import log_probs_of_batch
 from classroom_rl.trainer.servers import AssignedServer
 from classroom_rl.trainer.sharded_save import weight_bytes
 from classroom_rl.trainer.weight_publisher import WeightPublisher
@@ -261,7 +262,7 @@ def score(trainer, answer: SimpleNamespace) -> torch.Tensor:
         messages=[0] * count,
     )
     batch = Batch.of([Sample(row, [0.0] * count)], trainer.processing_class.pad_token_id, trainer.accelerator.device)
-    return trainer.score_batch(trainer.model, batch, [[0]]).logps_BT[0].cpu()
+    return log_probs_of_batch(trainer.model, batch, [[0]], trainer.accelerator, trainer.padding).logps_BT[0].cpu()
 
 
 @pytest.mark.gpu

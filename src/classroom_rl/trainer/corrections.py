@@ -96,8 +96,19 @@ def _train_on(loop: TrainingLoop, share: Sequence[Correction], options: Correcti
     scores = log_probs(loop.model_wrapped, micro, micro.target_BT, accelerator, loop.padding)
     tokens = accelerator.reduce(micro.target_BT.sum(), reduction="sum").clamp(min=1)
     summed = -torch.where(micro.target_BT, scores.logps_BT, 0.0).sum()
-    loop.step_beside(summed * loop.temperature * accelerator.num_processes / tokens)
+    _optimizer_step(loop, summed * loop.temperature * accelerator.num_processes / tokens)
     return (accelerator.reduce(summed.detach(), reduction="sum") / tokens).item()
+
+
+def _optimizer_step(loop: TrainingLoop, loss: torch.Tensor) -> None:
+    """One optimizer step on a loss: no counter of steps and no schedule moves. Gradients must be zero, and are again
+    afterwards."""
+    loop.accelerator.sync_gradients = True
+    loop.backward(loss)
+    if loop.args.max_grad_norm > 0:
+        loop.accelerator.clip_grad_norm_(loop.model_wrapped.parameters(), loop.args.max_grad_norm)
+    loop.optimizer.step()
+    loop.model_wrapped.zero_grad()
 
 
 def _as_batch(corrections: Sequence[Correction], changed_only: bool, loop: TrainingLoop) -> Batch:

@@ -50,7 +50,9 @@ from classroom_rl.trainer.metrics import MismatchFigures, TokenMeans
 
 
 class GRPO:
-    """GRPO's samples, advantages and loss.
+    """GRPO's samples, advantages and loss. The loop calls `prepare_model` and `parameter_groups` once; for each batch
+    `before_batch`, `samples` and `advantages`; for each pass over it `start_pass`, `loss` for each micro-batch, and
+    `end_pass`.
 
     Args:
         config: the loss, turn credit, corrections, and the size of a group.

@@ -4,7 +4,7 @@ model's head runs on these tokens alone, in tiles, inside the wrapped model's fo
 Shapes: B is the number of samples of a micro-batch, P its longest prompt and T its longest completion in tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +65,31 @@ def log_probs(
         None if values is None else cut.undo(values)[:, -length - 1 :],
         output.aux_loss if aux_loss else None,
     )
+
+
+@torch.no_grad()
+def log_probs_of_batch(
+    model: Any, batch: Batch, divisions: Sequence[Sequence[int]], accelerator: Accelerator, padding: Padding
+) -> Scores:
+    """The log-probs of a whole batch, and a critic's values, without gradient and without dropout; all processes call
+    this together.
+
+    Args:
+        divisions: the rows of each micro-batch.
+    """
+    logps_BT = torch.zeros_like(batch.sampling_logps_BT)
+    values = None
+    with without_dropout(model):
+        for chosen in divisions:
+            micro = batch.take(chosen)
+            found = log_probs(model, micro, micro.wanted_BT, accelerator, padding)
+            if not chosen:  # computed all the same: sharded weights are gathered together
+                continue
+            logps_BT[chosen] = found.logps_BT.to(logps_BT.dtype)
+            if found.values is not None:
+                values = found.values.new_zeros(len(logps_BT), found.values.size(1)) if values is None else values
+                values[chosen] = found.values
+    return Scores(logps_BT, entropy_BT=None, values=values, aux_loss=None)
 
 
 def padding_of(model: Any, padding_free: bool) -> Padding:

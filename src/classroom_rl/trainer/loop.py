@@ -1,16 +1,18 @@
 """The training loop of all algorithms.
 
-One optimizer step is one pass over a batch of episodes:
+The policy is the configuration's teacher. One optimizer step is one pass over a batch of episodes:
 
-    publish the weights         before a batch is played, so that the server's engine samples with them
-    play the batch              on the server: episodes with rewards
-    samples and advantages      `grpo.py` or `ppo.py`
-    log-probs before the step   where they are needed: of the policy, of the reference
+    publish the weights         so that the server's engines sample the batch with them
+    play the batch              on the server: episodes (`Trajectory`) with rewards
+    samples                     `grpo.py` or `ppo.py`: the rows to train on, one or more for an episode
+    log-probs before the step   of the policy, where they are needed, and of the reference
+    advantages                  `grpo.py` or `ppo.py`
     for each micro-batch        log-probs, loss, backward
-    optimizer step, schedule    transformers' `Trainer`
+    optimizer step, schedule    transformers' `Trainer`; DeepSpeed steps in the last backward
 
-With `train.mu` above 1 the next steps pass over the same batch again. `Trainer` drives the steps, clips, schedules,
-logs and saves; it sees one batch of one number for each step, and only public methods of it are overridden here.
+With `train.mu` above 1 the next steps are further passes over the same batch, which begin with the micro-batches.
+Supervised passes over corrections come between the steps (`corrections.py`). `Trainer` drives the steps, clips,
+schedules, logs and saves; it sees one number for each step, and only public methods of it are overridden here.
 """
 
 import logging
@@ -39,8 +41,8 @@ from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.group_variance import PlayedBatch
 from classroom_rl.trainer.grpo import GRPO
-from classroom_rl.trainer.log_probs import Scores, has_dropout, log_probs, padding_of, without_dropout
-from classroom_rl.trainer.metrics import completion_figures, means_over_processes
+from classroom_rl.trainer.log_probs import has_dropout, log_probs, log_probs_of_batch, padding_of
+from classroom_rl.trainer.metrics import completion_figures, end_ids, means_over_processes
 from classroom_rl.trainer.model_loading import Policy, accumulate_in_float32
 from classroom_rl.trainer.sample_batch import BatchPlayer
 from classroom_rl.trainer.session import TrainingSession
@@ -57,14 +59,16 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     Args:
         session: the configuration, the problems, the server and the run folder.
         policy: the model that is trained, its tokenizer, and the reference.
-        algorithm: GRPO, or PPO.
+        algorithm: `GRPO`, or `PPO`, which is a subclass of it.
 
     Attributes:
+        run_config, contents, has_adapter: of the training, for `AtomicCheckpoints`.
         publisher: publishes the weights.
         player: has the server play the batches.
-        corrections: what the supervisor corrected; None without one.
-        temperature: what logits are divided by.
-        padding: what becomes of the padding of micro-batches.
+        reference: makes a context in which the reference's log-probs are computed; None for a loss without KL.
+        corrections: the supervisor's corrections; None without a supervisor.
+        temperature: of the sampling, for `corrections.py`; the model itself divides its logits by it.
+        padding: how the padding of micro-batches is computed, or left out.
         micro_batches: those of the last batch.
     """
 
@@ -83,10 +87,11 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self._offloads: AbstractContextManager[Any] = nullcontext()
         if config.train.activation_offloading:
             self._offloads = get_act_offloading_ctx_manager(self.model)
-        self._reduces_every_time = self.is_deepspeed_enabled  # it waits for the last micro-batch by itself
+        self._without_no_sync = self.is_deepspeed_enabled  # it waits for the last micro-batch by itself
         if config.train.grad_accum_fp32:
             accumulate_in_float32(self.accelerator)
-            self._reduces_every_time |= self.accelerator.distributed_type == DistributedType.FSDP
+            # Its gradients are added up in float32 once they are reduced, and in the weights' dtype before that.
+            self._without_no_sync |= self.accelerator.distributed_type == DistributedType.FSDP
         self.reference = policy.prepare_reference(self.accelerator)
         algorithm.prepare_model(self.model)
         self._aux_weight = policy.aux_loss_weight
@@ -98,16 +103,17 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         set_seed(arguments.seed, device_specific=True)  # each process draws its own dropout
 
     def get_train_dataloader(self) -> DataLoader:
-        """One number for each optimizer step of an epoch: what `Trainer` counts steps by."""
+        """One number for each optimizer step of an epoch, the same on all processes: what `Trainer` counts steps by."""
         steps = self.player.order.batches_per_epoch * self.run_config.train.mu
         return DataLoader([{"step": place} for place in range(steps)])
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Not counted: what `Trainer` sees of a batch is no tokens."""
+        """Not counted: `Trainer` never sees a batch's tokens."""
         return 0
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """One pass over a batch, which is played before the first of its passes; `Trainer` steps the optimizer."""
+        """One pass over a batch, which is played before the first of its passes. No checkpoint is written between two
+        passes over a batch."""
         started, first_pass = time.monotonic(), self.state.global_step % self.run_config.train.mu == 0
         if first_pass:
             self.micro_batches, self._totals = self.next_batch()
@@ -116,11 +122,12 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self.algorithm.start_pass(first_pass, self.state.global_step)
         for place, micro in enumerate(self.micro_batches, start=1):
             is_last = place == len(self.micro_batches)
-            self.accelerator.sync_gradients = is_last
-            syncs = is_last or self._reduces_every_time
-            with self._offloads, nullcontext() if syncs else self.accelerator.no_sync(model):
+            self.accelerator.sync_gradients = is_last  # where it is true, accelerate's DeepSpeed steps
+            syncs = is_last or self._without_no_sync
+            context = nullcontext() if syncs else self.accelerator.no_sync(model)
+            with self._offloads, context:
                 share = self.loss_of(model, micro, first_pass)
-                if is_last:
+                if is_last:  # not after the backward, in which DeepSpeed steps: PPO may set the rate to 0
                     self.log_figures(self.algorithm.end_pass(first_pass, self.accelerator, self))
                 self.backward(share)
             loss += share.detach()
@@ -145,23 +152,27 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
         rows = math.ceil(len(samples) / count)
         limit = token_limit(self.run_config, rows, accelerator.device)
-        divisions = micro_batches(batch, rows, limit, self.padding)
-        old = None  # the policy's scores before the first step on the batch
+        divisions = micro_batches(batch, rows, limit, self.padding)  # as many on every process, some perhaps empty
+        old = None  # of the policy before the first step on the batch; without them, the loss takes its own, detached
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
-            old = self.score_batch(self.model, batch, divisions)
+            old = log_probs_of_batch(self.model, batch, divisions, accelerator, self.padding)
             batch = replace(batch, old_logps_BT=old.logps_BT)
         if self.reference is not None:
             with self.reference(self.model) as model:
-                batch = replace(batch, ref_logps_BT=self.score_batch(model, batch, divisions).logps_BT)
-        batch, of_advantages = self.algorithm.advantages(batch, old, step, accelerator)
-        self.log_figures(figures | of_advantages | self._completion_figures(played.records))
+                found = log_probs_of_batch(model, batch, divisions, accelerator, self.padding)
+            batch = replace(batch, ref_logps_BT=found.logps_BT)
+        batch, advantage_figures = self.algorithm.advantages(batch, old, step, accelerator)
+        self.log_figures(figures | advantage_figures | self._completion_figures(played.records))
         micro = [batch.take(each) for each in divisions]
         return micro, totals(micro, accelerator)
 
     def _publish_and_play(self, step: int) -> PlayedBatch:
-        """Publish the weights and play a batch with them. A server that restarts meanwhile has lost weights that came
-        from this process's memory, and refuses the batch until they are published again; what it has played is kept.
-        So with more servers than processes, if the only ones left have missed the version."""
+        """Publish the weights and play a batch with them; all processes call this together.
+
+        A server that restarts meanwhile has lost weights that were sent from memory to memory. It refuses the batch on
+        all processes until they are published again, and keeps what it has played. The same happens with more servers
+        than processes, if those that are left have missed the version.
+        """
         for attempts_left in reversed(range(_ATTEMPTS_AT_A_BATCH)):
             started = time.monotonic()
             policy = self.publisher.publish(self)
@@ -178,61 +189,30 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         raise AssertionError("the last attempt returns or raises")
 
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
-        """A micro-batch's share in the loss of the batch, times the number of processes: their gradients are averaged,
-        and those of micro-batches added up."""
+        """A micro-batch's share in the batch's loss, which is the sum over all micro-batches of all processes. It is
+        multiplied by the number of processes, because their gradients are averaged."""
         scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding, self._aux_weight > 0)
         loss = self.algorithm.loss(scores, micro, self._totals, first_pass) * self.accelerator.num_processes
         if scores.aux_loss is not None and self.algorithm.policy_learns:
+            # The experts' balance: a mean over micro-batches and processes instead of a sum.
             loss = loss + self._aux_weight * scores.aux_loss / len(self.micro_batches)
             everyones = self.accelerator.reduce(scores.aux_loss.detach(), reduction="mean")
             self.log_figures({"aux_loss": everyones.item()})
         return loss
 
-    @torch.no_grad()
-    def score_batch(self, model: Any, batch: Batch, divisions: Sequence[Sequence[int]]) -> Scores:
-        """The log-probs of a whole batch, and a critic's values, without gradient and without dropout; all processes
-        call this together.
-
-        Args:
-            divisions: the rows of each micro-batch.
-        """
-        logps = torch.zeros_like(batch.sampling_logps_BT)
-        values = None
-        with without_dropout(self.model):
-            for chosen in divisions:
-                micro = batch.take(chosen)
-                found = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding)
-                if not chosen:  # computed all the same: sharded weights are gathered together
-                    continue
-                logps[chosen] = found.logps_BT.to(logps.dtype)
-                if found.values is not None:
-                    values = found.values.new_zeros(len(logps), found.values.size(1)) if values is None else values
-                    values[chosen] = found.values
-        return Scores(logps, None, values, None)
-
     def backward(self, loss: Tensor) -> None:
         """Backward as accelerate wants it; DeepSpeed must not divide by a number of micro-batches."""
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
 
-    # Figures --------------------------------------------------------------------------------------------------------
-
     def log_figures(self, figures: dict[str, float]) -> None:
-        """Log figures, which all processes know, with this step's."""
+        """Keep figures, which must be the same on all processes, for the next `log`."""
         for name, value in figures.items():
             self._figures[name].append(value)
 
     def _completion_figures(self, records: Sequence[Trajectory]) -> dict[str, float]:
-        tokenizer = self.processing_class
-        ends = [*self._end_ids, tokenizer.pad_token_id]
-        figures = completion_figures(records, ends, self.accelerator)
+        figures = completion_figures(records, end_ids(self.model, self.processing_class), self.accelerator)
         self.state.num_input_tokens_seen += round(figures.pop("batch_tokens"))
         return figures | {"num_tokens": float(self.state.num_input_tokens_seen)}
-
-    @property
-    def _end_ids(self) -> list[int]:
-        found = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        own = found if isinstance(found, list) else [] if found is None else [found]
-        return [*own, self.processing_class.eos_token_id]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log a step, with the means of its figures."""
@@ -240,11 +220,10 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self._figures.clear()
         super().log(logs | figures, start_time)
 
-    # Files ----------------------------------------------------------------------------------------------------------
-
     def save_model(self, output_dir: str | None = None, *_: Any, **__: Any) -> None:
-        """Save model and tokenizer, or only the adapter, and what else the algorithm trains, into a checkpoint. What is
-        published or released does not come from here. All processes call this together."""
+        """Save model and tokenizer, or only the adapter, and what else the algorithm trains, into a checkpoint. Weights
+        for the server, and the model of a finished run, are written elsewhere (`weight_publisher.py`, `run.py`). All
+        processes call this together."""
         super().save_model(output_dir)
         self.algorithm.save(Path(output_dir or self.args.output_dir), self.accelerator)
 
@@ -254,13 +233,12 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         if self.corrections is not None:
             self.corrections.save_cursor(folder)
 
-    # The optimizer --------------------------------------------------------------------------------------------------
-
     def create_optimizer(self, model: Any = None) -> Any:
         """transformers' optimizer, with the algorithm's own parameters in groups of their own."""
-        made, optimizer = self.optimizer is None, super().create_optimizer(model)
-        for own in self.algorithm.parameter_groups() if made else ():
-            for group in optimizer.param_groups:
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        for own in self.algorithm.parameter_groups() if is_new else ():
+            for group in optimizer.param_groups:  # a parameter may be in one group only
                 group["params"] = [each for each in group["params"] if not any(each is one for one in own["params"])]
             optimizer.add_param_group(own)
         return optimizer
@@ -268,19 +246,3 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     def rate_of(self, group: dict[str, Any]) -> float:
         """The configured learning rate of a group of the optimizer's parameters."""
         return self.algorithm.rate_of(group)
-
-    def pause_optimizer(self) -> None:
-        """Set the learning rate of the coming step to 0; the scheduler sets it anew after the step."""
-        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # DeepSpeed's own is wrapped
-        for optimizer in (scheduler.optimizer, self.optimizer):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
-
-    def step_beside(self, loss: Tensor) -> None:
-        """One optimizer step on a loss, beside those of the training: no counter of steps moves."""
-        self.accelerator.sync_gradients = True
-        self.backward(loss)
-        if self.args.max_grad_norm > 0:
-            self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), self.args.max_grad_norm)
-        self.optimizer.step()
-        self.model_wrapped.zero_grad()

@@ -4,6 +4,7 @@ know."""
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -15,6 +16,9 @@ from classroom_rl.config.values import SUPERVISOR_REWARD
 from classroom_rl.results.supervision_summary import reviewed_messages
 from classroom_rl.rollout.rows import message_numbers
 from classroom_rl.rollout.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def means_over_processes(own: Mapping[str, float]) -> dict[str, float]:
@@ -82,6 +86,13 @@ class MismatchFigures:
             "mismatch/mean_abs_logprob_diff": absolute / of_deltas,
             "mismatch/k3_kl": k3_sum / of_deltas,
         }
+
+
+def end_ids(model: Any, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The tokens that may end what a model writes; padding counts as one, as in TRL."""
+    found = model.generation_config.eos_token_id if model.generation_config else None
+    own = found if isinstance(found, list) else [] if found is None else [found]
+    return [*own, tokenizer.eos_token_id, tokenizer.pad_token_id]
 
 
 def completion_figures(

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import Trainer
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import DataError
@@ -239,8 +240,17 @@ class PPO(GRPO):
             self._stopped = self._stopped or (not first_pass and moved)
             figures["ppo/stopped"] = float(self._stopped)
         if self._stopped:
-            trainer.pause_optimizer()
+            _zero_learning_rate(trainer)
         return figures
+
+
+def _zero_learning_rate(trainer: Trainer) -> None:
+    """Set the learning rate of the coming step to 0; the scheduler sets it anew after the step. The optimizer's moments
+    take the step's gradients in all the same."""
+    scheduler = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # DeepSpeed's own is wrapped
+    for optimizer in (scheduler.optimizer, trainer.optimizer):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
 
 
 def _batch_figures(
