@@ -4,7 +4,7 @@ One optimizer step is one pass over a batch of episodes:
 
     publish the weights         before a batch is played, so that the server's engine samples with them
     play the batch              on the server: episodes with rewards
-    samples and advantages      `grpo.py` or `ppo.py`
+    samples and advantages      `grpo.py`, `ppo.py` or `online_dpo.py`
     log-probs before the step   where they are needed: of the policy, of the reference
     for each micro-batch        log-probs, loss, backward
     optimizer step, schedule    transformers' `Trainer`
@@ -57,7 +57,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     Args:
         session: the configuration, the problems, the server and the run folder.
         policy: the model that is trained, its tokenizer, and the reference.
-        algorithm: GRPO, or PPO.
+        algorithm: GRPO, PPO or online DPO.
 
     Attributes:
         publisher: publishes the weights.
@@ -142,7 +142,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
                 self.log_figures({"corrections/waiting": waiting, "corrections/passes": passes})
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
-        count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
+        count = math.ceil(min(len(played.records), len(samples)) / train.per_device_train_batch_size)
         rows = math.ceil(len(samples) / count)
         limit = token_limit(self.run_config, rows, accelerator.device)
         divisions = micro_batches(batch, rows, limit, self.padding)
