@@ -189,3 +189,33 @@ def test_what_goes_with_ppo() -> None:
     priced = training(PPO, RUBRIC, IMMEDIATE)
     assert priced.train.turn_credit.mode == "immediate"
     assert training("--config-name=quickstart_ppo").train.algorithm == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.mu=2"], r"train\.mu is 2; with train\.algorithm=online_dpo it is 1, .*: set train\.mu=1"),
+        (["train.loss_type=cispo"], r"train\.loss_type is cispo, .* default, dapo"),
+        (["train.scale_rewards=none"], r"train\.scale_rewards is none, .*algorithm=online_dpo has no use for it"),
+        (["train.normalise_per_criterion=true"], r"train\.normalise_per_criterion is True, "),
+        (["train.epsilon=0.1"], r"train\.epsilon is 0\.1, which says how far ratios of probabilities may move"),
+        (["train.importance_sampling_mode=token_mask"], r"sampling_mode is token_mask, which says how ratios"),
+        (["train.ppo.target_kl=0.1", "train.mu=1"], r"train\.ppo\.target_kl is 0\.1, which says something of PPO"),
+        (["train.ppo.train_trunk=false"], r"train\.ppo\.train_trunk is False, which says something of PPO alone"),
+        (["train.beta=0.05"], r"train\.beta is 0\.05, which says how much the KL .*beside a loss"),
+        ([RUBRIC, IMMEDIATE], r"turn_credit\.mode is immediate, which says what single messages are credited with"),
+        ([RUBRIC, "train.corrections.mode=pass"], r"mode is pass, which train\.algorithm=online_dpo cannot"),
+    ],
+)
+def test_what_does_not_go_with_online_dpo_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        training("train.algorithm=online_dpo", *overrides)
+
+
+def test_what_goes_with_online_dpo() -> None:
+    options = ["judge_model.mode=absolute", "train.reward_step=0.1", "train.groups_without_variance=resample"]
+    config = training("--config-name=quickstart_online_dpo", *options, "train.shuffle_rewards=true")
+    assert config.train.algorithm == "online_dpo" and config.train.has_reference and config.train.beta == 0
+    plain = training("--config-name=quickstart")
+    assert not plain.train.has_reference
+    assert training("train.algorithm=online_dpo", "train.beta=0.001").train.online_dpo.beta == 0.1

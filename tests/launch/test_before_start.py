@@ -33,7 +33,7 @@ def missing(*overrides: str, **programs: bool) -> str:
 
 
 def test_nothing_is_missing_for_the_quickstart():
-    for name in ("quickstart", "quickstart_ppo", "marooned", "small_tutor"):
+    for name in ("quickstart", "quickstart_ppo", "quickstart_online_dpo", "marooned", "small_tutor"):
         assert missing(f"--config-name={name}") == ""
         check_start(training(f"--config-name={name}"), loads_models=True, reports=True)
 

@@ -265,7 +265,10 @@ def test_a_trainer_alone_on_its_gpu_is_not_charged_for_the_engines_of_a_server(q
         check_budget(small_training(qwen, "train.optimizer=adamw_torch"), Launch, with_engines=False)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "quickstart_ppo", "quickstart_supervised", "marooned", "small_tutor"])
+@pytest.mark.parametrize(
+    "name",
+    ["quickstart", "quickstart_ppo", "quickstart_online_dpo", "quickstart_supervised", "marooned", "small_tutor"],
+)
 def test_what_runs_on_a_small_cpu_today_is_not_refused(name, machine):
     machine(None, memory=4)
     for find_launch, with_engines in STARTS.values():

@@ -1,4 +1,4 @@
-"""The real trainers, GRPO and PPO, on scripted episodes: no server, no engine, a model of a few thousand weights.
+"""The real trainers (GRPO, PPO, online DPO) on scripted episodes: no server, no engine, a model of few weights.
 
 `loop.batch()` plays, scores and cuts a batch as a training step does, and `loss_and_gradients` computes its loss with
 all micro-batches.
@@ -17,7 +17,6 @@ from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import reward_weights
-from classroom_rl.config.values import PPO as PPO_NAME
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.judges.verdicts import Scores, Verdict
 from classroom_rl.models.policy_version import PolicyVersion
@@ -26,10 +25,9 @@ from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.tokens import Turn
 from classroom_rl.trainer.arguments import training_arguments
 from classroom_rl.trainer.batch import Batch
-from classroom_rl.trainer.grpo import GRPO
 from classroom_rl.trainer.loop import TrainingLoop
 from classroom_rl.trainer.model_loading import load_policy
-from classroom_rl.trainer.ppo import PPO
+from classroom_rl.trainer.run import algorithm_of
 
 PROBLEMS = [Problem.of(f"lesson {i}", "") for i in range(4)]
 OVERRIDES = [
@@ -162,7 +160,7 @@ def offline_trainer(
     )
     folder.mkdir(parents=True, exist_ok=True)
     arguments = training_arguments(config, folder)
-    algorithm = PPO(config, folder, checkpoint) if config.train.algorithm == PPO_NAME else GRPO(config)
+    algorithm = algorithm_of(config, folder, checkpoint)
     loop = OfflineLoop(session, load_policy(config, arguments), algorithm, arguments)
     loop.publisher.publish = lambda _loop: PolicyVersion("run", 0)
     return loop

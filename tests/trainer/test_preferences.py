@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from trl.trainer.dpo_trainer import DataCollatorForPreference
@@ -181,13 +183,48 @@ def test_problems_are_held_out_whole_and_the_same_ones_for_the_same_seed():
         split(PAIRS[:1], 0.1, 7)
 
 
-def test_the_control_swaps_half_of_the_pairs_with_their_masks():
-    swapped = with_swapped(PAIRS, 1)
-    changed = [(one, other) for one, other in zip(PAIRS, swapped, strict=True) if one != other]
-    assert len(changed) == len(PAIRS) // 2 and swapped == with_swapped(PAIRS, 1) != with_swapped(PAIRS, 2)
-    for one, other in changed:
-        assert (one.chosen_ids, one.chosen_mask) == (other.rejected_ids, other.rejected_mask)
-        assert (one.rejected_ids, one.rejected_mask) == (other.chosen_ids, other.chosen_mask)
+SHAPES = st.tuples(st.sampled_from(["group", "draft"]), st.integers(1, 9), st.integers(1, 9))
+
+
+@given(st.lists(SHAPES, max_size=30), st.integers(0, 99))
+def test_the_control_swaps_one_of_every_two_pairs_that_are_alike(shapes, seed):
+    """Half of all, half of each source but for one, and what is left of the differences of length is no more than they
+    are apart."""
+    pairs = [
+        replace(
+            PAIRS[0],
+            source=source,
+            chosen_ids=[1] * (good + 1),
+            chosen_mask=[0] + [1] * good,
+            rejected_ids=[2] * bad,
+            rejected_mask=[1] * bad,
+        )
+        for source, good, bad in shapes
+    ]
+    swapped = with_swapped(pairs, seed)
+    signs = [1 if one == other else -1 for one, other in zip(pairs, swapped, strict=True)]
+    assert signs.count(-1) == len(pairs) // 2 and swapped == with_swapped(pairs, seed)
+    for one, other, sign in zip(pairs, swapped, signs, strict=True):
+        if sign < 0:
+            assert (one.chosen_ids, one.chosen_mask) == (other.rejected_ids, other.rejected_mask)
+            assert (one.rejected_ids, one.rejected_mask) == (other.chosen_ids, other.chosen_mask)
+    for source in ("group", "draft"):
+        own = [(sign, good - bad) for sign, (of, good, bad) in zip(signs, shapes, strict=True) if of == source]
+        assert abs(sum(sign for sign, _ in own)) <= 2
+        if len(own) == len(pairs) and not len(own) % 2:
+            apart = [difference for _, difference in own] or [0]
+            assert abs(sum(sign * difference for sign, difference in own)) <= max(apart) - min(apart)
+
+
+def test_another_seed_of_the_control_swaps_others_and_holds_the_same_ones_out(tmp_path, blank, file, monkeypatch):
+    found = []
+    monkeypatch.setattr(preferences, "rows_of", lambda pairs: found.append(list(pairs)) or rows_of(pairs))
+    for seed in (0, 1):
+        control = ("dataset.shuffle_pairs=true", f"dataset.shuffle_seed={seed}", "dataset.held_out_share=0.3")
+        trainer_of(make_config(tmp_path, blank, file, *control))
+    (learned, held_out), (others, same) = found[:2], found[2:]
+    assert held_out == same and learned != others
+    assert [pair.problem_id for pair in learned] == [pair.problem_id for pair in others]
 
 
 def test_pairs_that_do_not_fit_are_told_about_or_refused(tmp_path, blank, file, caplog):
@@ -212,6 +249,7 @@ def test_pairs_that_do_not_fit_are_told_about_or_refused(tmp_path, blank, file, 
         ("dataset.pairs=null", "dataset.pairs names no file"),
         ("dataset.sources=[]", "dataset.sources is empty; name at least one of group, draft, desk, judge"),
         ("dataset.held_out_share=1", "it must be from 0 to 0.9"),
+        ("dataset.shuffle_seed=3", "shuffle_seed is 3, but dataset.shuffle_pairs is false and nothing is swapped: set"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_config(tmp_path, blank, file, override)

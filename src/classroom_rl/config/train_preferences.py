@@ -43,7 +43,11 @@ class PairsConfig:
     """The share of the problems whose pairs are not trained on, but measured before and after; 0: nothing is
     measured."""
     shuffle_pairs: Flag = False
-    """A control: swaps the better and the worse text of half of the pairs to train on, drawn by `seed`."""
+    """A control that must teach nothing: swaps the better and the worse text in one of every two pairs to train on that
+    are alike, of one source and with like differences of length."""
+    shuffle_seed: Seed = 0
+    """Of `shuffle_pairs`: which one of the two. Compare several; the held-out problems, which `seed` draws, stay the
+    same."""
 
 
 @config_group
@@ -86,3 +90,8 @@ def check_train_preferences(config: TrainPreferencesConfig) -> None:
         )
     if not config.dataset.sources:
         raise ConfigError(f"dataset.sources is empty; name at least one of {', '.join(PAIR_SOURCES)}.")
+    if config.dataset.shuffle_seed != PairsConfig().shuffle_seed and not config.dataset.shuffle_pairs:
+        raise ConfigError(
+            f"dataset.shuffle_seed is {config.dataset.shuffle_seed}, but dataset.shuffle_pairs is false and nothing is "
+            "swapped: set dataset.shuffle_pairs=true, or leave shuffle_seed out."
+        )

@@ -42,6 +42,7 @@ from classroom_rl.config.values import (
     KEEP,
     NO_CORRECTIONS,
     NO_CREDIT,
+    ONLINE_DPO,
     SUPERVISOR_REWARD,
     TOKENS,
     WHOLE,
@@ -163,6 +164,14 @@ class PPOConfig:
 
 
 @config_group
+class OnlineDPOConfig:
+    """What only `algorithm: online_dpo` reads (docs/algorithms.md)."""
+
+    beta: Positive = 0.1
+    """How strongly the model is held to the initial policy: the larger, the closer it stays."""
+
+
+@config_group
 class TrainConfig:
     """Options of the training (docs/algorithms.md); those that only PPO has are in `ppo`. A batch is
     `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each of the `mu` passes
@@ -170,7 +179,8 @@ class TrainConfig:
 
     algorithm: Algorithm = GRPO
     """PPO trains a critic, too, and has no use for `loss_type`, `importance_sampling_level`, `scale_rewards`,
-    `normalise_per_criterion`, `reward_step` and `groups_without_variance`."""
+    `normalise_per_criterion`, `reward_step` and `groups_without_variance`. `online_dpo` trains on the best and the
+    worst conversation of each group, by DPO's loss; it needs `mu: 1`."""
     number_of_problems_per_batch: Count = 16
     """Each is played by a group of conversations."""
     num_samples_per_problem: Annotated[
@@ -194,7 +204,8 @@ class TrainConfig:
     max_steps: MaxSteps = -1
     """Optimizer steps. Above 0, it overrides `epochs`."""
     beta: Weight = 0.001
-    """Weight of the KL to the initial policy; 0: no reference model is loaded."""
+    """Weight of the KL to the initial policy; 0: no reference model is loaded. `online_dpo` has no such term, and
+    always loads one."""
     mu: Count = 2
     """Passes over a batch, each of one optimizer step."""
     epsilon: Positive = 0.2
@@ -281,6 +292,12 @@ class TrainConfig:
     turn_credit: TurnCreditConfig = field(default_factory=TurnCreditConfig)
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    online_dpo: OnlineDPOConfig = field(default_factory=OnlineDPOConfig)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss compares the model with the initial one."""
+        return self.beta > 0 or self.algorithm == ONLINE_DPO
 
     @property
     def upper_clip(self) -> float:

@@ -1,8 +1,10 @@
-"""Checks of the algorithm, of what PPO cannot be combined with, and of supervision: the supervisor, turn advantages and
-corrections.
+"""Checks of the algorithm, of what PPO and online DPO cannot be combined with, and of supervision: the supervisor, turn
+advantages and corrections.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -10,12 +12,13 @@ from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, defau
 from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_model
 from classroom_rl.config.models import SupervisorModelConfig
-from classroom_rl.config.train_rl import CorrectionsConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.config.train_rl import CorrectionsConfig, PPOConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
 from classroom_rl.config.values import (
     EMBEDDED_SUPERVISORS,
     IMMEDIATE,
     NO_CORRECTIONS,
     NO_CREDIT,
+    ONLINE_DPO,
     PPO,
     RUBRIC,
     RULES,
@@ -35,19 +38,37 @@ OF_GRPO = {
 }
 """Keys of `train` that mean nothing to PPO, and what they say."""
 
+NOT_OF_ONLINE_DPO = {
+    **{key: says for key, says in OF_GRPO.items() if key not in ("reward_step", "groups_without_variance")},
+    **dict.fromkeys(["epsilon", "epsilon_high"], "how far ratios of probabilities may move"),
+    **dict.fromkeys(["importance_sampling_mode", "importance_sampling_clip_max"], "how ratios to the engine count"),
+    **{f"ppo.{key.name}": "something of PPO alone" for key in fields(PPOConfig)},
+    "turn_credit.mode": "what single messages are credited with",
+    "beta": "how much the KL to the initial policy weighs, beside a loss",
+}
+"""The same of online DPO."""
+
 
 def check_algorithm(config: TrainRLConfig) -> None:
-    """Check which algorithm trains, and with PPO what it does without.
+    """Check which algorithm trains, and with PPO and online DPO what they do without.
 
     Raises:
         ConfigError: with the values, the rule and the fix.
     """
     train = config.train
     if train.algorithm == PPO:
-        _refuse_keys_of_grpo(train)
+        _refuse_keys(train, OF_GRPO)
         _refuse_rows_beside_conversations(config)
         _check_credit(train)
         _check_steps(train)
+    elif train.algorithm == ONLINE_DPO:
+        _refuse_keys(train, NOT_OF_ONLINE_DPO)
+        _refuse_rows_beside_conversations(config)
+        if train.mu != 1:
+            raise ConfigError(
+                f"train.mu is {train.mu}; with train.algorithm=online_dpo it is 1, because after a step the weights of "
+                "pairs are no longer those of DPO's gradient: set train.mu=1."
+            )
     elif train.normalise_per_criterion and train.scale_rewards != TrainConfig().scale_rewards:
         raise ConfigError(
             f"train.scale_rewards is {train.scale_rewards}, which has no effect on train.normalise_per_criterion: it "
@@ -55,27 +76,27 @@ def check_algorithm(config: TrainRLConfig) -> None:
         )
 
 
-def _refuse_keys_of_grpo(train: TrainConfig) -> None:
-    for name, says in OF_GRPO.items():
-        value, default = getattr(train, name), getattr(TrainConfig(), name)
-        if value != default:
+def _refuse_keys(train: TrainConfig, keys: Mapping[str, str]) -> None:
+    for name, says in keys.items():
+        value, default = attrgetter(name)(train), attrgetter(name)(TrainConfig())
+        if value != default and (name, value) != ("beta", 0):  # 0 says the same: there is no such term
             raise ConfigError(
-                f"train.{name} is {value}, which says {says}; train.algorithm=ppo has its own. Leave it out, or set it "
-                f"to {default}."
+                f"train.{name} is {value}, which says {says}; train.algorithm={train.algorithm} has no use for it. "
+                f"Leave it out, or set it to its default, {default}."
             )
 
 
 def _refuse_rows_beside_conversations(config: TrainRLConfig) -> None:
     if config.train.corrections.mode != NO_CORRECTIONS:
         raise ConfigError(
-            f"train.corrections.mode is {config.train.corrections.mode}, which train.algorithm=ppo cannot train on: "
-            "set train.corrections.mode=none, or train.algorithm=grpo."
+            f"train.corrections.mode is {config.train.corrections.mode}, which "
+            f"train.algorithm={config.train.algorithm} cannot train on: set it to none, or train.algorithm to grpo."
         )
     on_invalid = getattr(config.generation, "supervisor", SupervisionConfig()).on_invalid
     if on_invalid != OBSERVE:
         raise ConfigError(
-            f"generation.supervisor.on_invalid is {on_invalid}, but train.algorithm=ppo does not train on rejected "
-            "drafts: set generation.supervisor.on_invalid=observe, or train.algorithm=grpo."
+            f"generation.supervisor.on_invalid is {on_invalid}, but train.algorithm={config.train.algorithm} does not "
+            "train on rejected drafts: set generation.supervisor.on_invalid=observe, or train.algorithm=grpo."
         )
 
 

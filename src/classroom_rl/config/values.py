@@ -68,8 +68,8 @@ CEFR_LEVELS = get_args(CefrLevel)
 WORDFREQ = "wordfreq"
 """The package that is the word list of messages' levels, unless a file is named."""
 
-Algorithm = Literal["grpo", "ppo"]
-GRPO, PPO = get_args(Algorithm)
+Algorithm = Literal["grpo", "ppo", "online_dpo"]
+GRPO, PPO, ONLINE_DPO = get_args(Algorithm)
 StepKind = Literal["tokens", "turns"]
 """What a step of PPO is: a sampled token, or a message."""
 TOKENS, TURNS = get_args(StepKind)

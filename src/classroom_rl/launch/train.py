@@ -1,4 +1,4 @@
-"""The program that trains the teacher with GRPO or PPO against a running server.
+"""The program that trains the teacher with GRPO, PPO or online DPO against a running server.
 
 accelerate launch train_rl.py --config-name X.yaml        or, installed: classroom-train --config-name X.yaml
 """

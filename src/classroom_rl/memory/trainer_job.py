@@ -25,7 +25,7 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
         launch=launch,
         number_bytes=ENGINE_BYTES[train.dtype],
         state_bytes=state_bytes(train.optimizer, launch.zero_stage),
-        reference=train.beta > 0 and adapter is None,  # an adapter's reference is the model without it
+        reference=train.has_reference and adapter is None,  # an adapter's reference is the model without it
         checkpointing=train.gradient_checkpointing,
         tokens=max(length, train.max_tokens_per_micro_batch or rows_of_micro_batch(config, launch.processes) * length),
         adapter=adapter,

@@ -21,6 +21,7 @@ _PAIRS = "pairs of a better and a worse text of a tutor"
 METHODS = {
     "grpo": _CONVERSATIONS_WITH_STUDENT,
     "ppo": _CONVERSATIONS_WITH_STUDENT,
+    "online_dpo": _CONVERSATIONS_WITH_STUDENT,
     "sft": "conversations of tutors",
     "dpo": _PAIRS,
     "kto": _PAIRS,

@@ -80,8 +80,8 @@ def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
     if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false") == "true" and has_reference:
         raise ConfigError(
             "fsdp_cpu_ram_efficient_loading is true, but TRL gives the weights of the reference model to the first "
-            "process alone then: set it to false, train.beta to 0, or train an adapter (its reference is the model "
-            "without it)."
+            "process alone then: set it to false, train without a reference (train.beta=0, not with online_dpo), or "
+            "train an adapter (its reference is the model without it)."
         )
 
 

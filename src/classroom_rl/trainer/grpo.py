@@ -163,6 +163,14 @@ class GRPO:
             kept.setdefault(number, set()).add(place)
         return kept
 
+    def outcomes(self, records: Sequence[Trajectory], step: int) -> list[float | None]:
+        """All episodes' rewards, permuted with `train.shuffle_rewards`; all processes call this together."""
+        found = gather_object([record.reward for record in records])
+        if not self.train.shuffle_rewards:
+            return found
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self._seed * 1_000_003 + step))
+        return [found[place] for place in order.tolist()]
+
     def _credits(
         self,
         records: Sequence[Trajectory],

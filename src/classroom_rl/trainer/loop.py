@@ -4,9 +4,9 @@ The policy is the configuration's teacher. One optimizer step is one pass over a
 
     publish the weights         so that the server's engines sample the batch with them
     play the batch              on the server: episodes (`Trajectory`) with rewards
-    samples                     `grpo.py` or `ppo.py`: the rows to train on, one or more for an episode
+    samples                     of the algorithm (`grpo.py`, `ppo.py`, `online_dpo.py`): the rows to train on
     log-probs before the step   of the policy, where they are needed, and of the reference
-    advantages                  `grpo.py` or `ppo.py`
+    advantages                  of the algorithm
     for each micro-batch        log-probs, loss, backward
     optimizer step, schedule    transformers' `Trainer`; DeepSpeed steps in the last backward
 
@@ -59,13 +59,13 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     Args:
         session: the configuration, the problems, the server and the run folder.
         policy: the model that is trained, its tokenizer, and the reference.
-        algorithm: `GRPO`, or `PPO`, which is a subclass of it.
+        algorithm: `GRPO`, or its subclass `PPO` or `OnlineDPO`.
 
     Attributes:
         run_config, contents, has_adapter: of the training, for `AtomicCheckpoints`.
         publisher: publishes the weights.
         player: has the server play the batches.
-        reference: makes a context in which the reference's log-probs are computed; None for a loss without KL.
+        reference: makes a context in which the reference's log-probs are computed; None for a loss without one.
         corrections: the supervisor's corrections; None without a supervisor.
         temperature: of the sampling, for `corrections.py`; the model itself divides its logits by it.
         padding: how the padding of micro-batches is computed, or left out.
@@ -149,7 +149,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
                 self.log_figures({"corrections/waiting": waiting, "corrections/passes": passes})
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
-        count = math.ceil(len(played.records) / train.per_device_train_batch_size)  # however many samples they give
+        count = math.ceil(min(len(played.records), len(samples)) / train.per_device_train_batch_size)
         rows = math.ceil(len(samples) / count)
         limit = token_limit(self.run_config, rows, accelerator.device)
         divisions = micro_batches(batch, rows, limit, self.padding)  # as many on every process, some perhaps empty

@@ -95,21 +95,21 @@ class Policy:
         model: the model that is trained, under PEFT if an adapter is. Its head gives log-probs and entropies of the
             tokens that have a label (`add_fused_lm_head`).
         tokenizer: the model's.
-        reference: a second copy of the model; None if the loss has no KL, or an adapter is trained: then the reference
-            is the model without it.
-        has_kl: whether the loss has a KL.
+        reference: a second copy of the model; None without one, or if an adapter is trained: then it is the model
+            without the adapter.
+        has_reference: whether the loss compares the model with the reference.
         aux_loss_weight: the model's own weight of the loss that balances its experts; 0 if it has none.
     """
 
     model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     reference: PreTrainedModel | None
-    has_kl: bool
+    has_reference: bool
     aux_loss_weight: float
 
     def prepare_reference(self, accelerator: Accelerator) -> Reference | None:
-        """The reference, distributed as the trained model is; None if the loss has no KL."""
-        if not self.has_kl:
+        """The reference, distributed as the trained model is; None if the loss has none."""
+        if not self.has_reference:
             return None
         if self.reference is None:
             return partial(_without_adapter, accelerator)
@@ -148,7 +148,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     tokenizer = load_tokenizer(key, name, padding_side="left")
     if config.teacher_model.adapter is not None:
         lora = peft_config(config.teacher_model.lora)
-    has_kl = config.train.beta != 0
+    has_reference = config.train.has_reference
     model = _load(config, ("log_probs", "entropy"))
     text_config = model.config.get_text_config()
     has_experts = hasattr(text_config, "output_router_logits")
@@ -161,8 +161,8 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
             model.enable_input_require_grads()
             if is_deepspeed_zero3_enabled():  # PEFT under ZeRO-3 recomputes with other shapes otherwise
                 arguments.gradient_checkpointing_kwargs = {"use_reentrant": True}
-    reference = _load(config, ("log_probs",)) if has_kl and lora is None else None
-    return Policy(model, tokenizer, reference, has_kl, aux_loss_weight)
+    reference = _load(config, ("log_probs",)) if has_reference and lora is None else None
+    return Policy(model, tokenizer, reference, has_reference, aux_loss_weight)
 
 
 def _load(config: TrainRLConfig, outputs: tuple[str, ...]) -> PreTrainedModel:

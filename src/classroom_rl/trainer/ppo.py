@@ -113,10 +113,7 @@ class PPO(GRPO):
             start = accelerator.process_index * len(rewards)
             everyone = shuffled(gather_object(rewards), self._seed * 1_000_003 + step)
             rewards = everyone[start : start + len(rewards)]
-        scores = gather_object([record.reward for record in records])
-        if self.train.shuffle_rewards:
-            order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(self._seed * 1_000_003 + step))
-            scores = [scores[place] for place in order.tolist()]
+        scores = self.outcomes(records, step)
         start = accelerator.process_index * len(records)
         weight = self.train.turn_credit.weight
         self._steps = [

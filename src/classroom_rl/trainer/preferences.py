@@ -94,7 +94,7 @@ def make_trainer(
     pairs = read_short_pairs(config.dataset, tokenizer, config.model.max_length)
     learned, held_out = split(pairs, config.dataset.held_out_share, config.seed)
     if config.dataset.shuffle_pairs:
-        learned = with_swapped(learned, config.seed)
+        learned = with_swapped(learned, config.dataset.shuffle_seed)
     is_kto, pad_id = config.train.loss == KTO, tokenizer.pad_token_id or 0
     make: Any = _KTOTrainer if is_kto else _DPOTrainer
     trainer = make(
@@ -169,8 +169,19 @@ def split(
 
 def with_swapped(pairs: Sequence[PreferencePair], seed: int) -> list[PreferencePair]:
     """The pairs, half of them with the worse text as the better one: a model that learns from these learns nothing
-    about what is better."""
-    swapped = set(random.Random(f"{seed}|swapped").sample(range(len(pairs)), len(pairs) // 2))
+    about what is better.
+
+    The order by source and by how many more tokens of the tutor the better text has makes couples of neighbours; the
+    seed decides which one of each is swapped. DPO's gradient is a sum over tokens, so what most pairs share is a pull
+    towards texts of one length. Between the two of a couple it cancels; if half of all pairs were drawn, what is left
+    of it by chance would be learned like a preference, one way or the other.
+    """
+
+    def likeness(index: int) -> tuple[str, int]:
+        return pairs[index].source, sum(pairs[index].chosen_mask) - sum(pairs[index].rejected_mask)
+
+    draw, order = random.Random(f"{seed}|swapped"), sorted(range(len(pairs)), key=likeness)
+    swapped = {draw.choice(couple) for couple in zip(order[::2], order[1::2], strict=False)}
     return [
         replace(
             pair,

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from transformers.trainer_callback import PrinterCallback
 
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import PASS
+from classroom_rl.config.values import ONLINE_DPO, PASS
 from classroom_rl.config.values import PPO as PPO_NAME
 from classroom_rl.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
 from classroom_rl.models.lora import check_adapter
@@ -31,6 +31,7 @@ from classroom_rl.trainer.corrections import CorrectionPasses
 from classroom_rl.trainer.grpo import GRPO
 from classroom_rl.trainer.loop import TrainingLoop
 from classroom_rl.trainer.model_loading import load_policy, prepare_cpu
+from classroom_rl.trainer.online_dpo import OnlineDPO
 from classroom_rl.trainer.ppo import PPO
 from classroom_rl.trainer.prometheus import metrics_port, training_metrics
 from classroom_rl.trainer.session import TrainingSession, training_session
@@ -53,7 +54,7 @@ def train(config: TrainRLConfig) -> None:
     """
     adapter, run_folder = config.teacher_model.adapter, Path(config.logging.save_dir).resolve()
     check_precision(config.train.dtype, os.environ)
-    check_fsdp(os.environ, has_reference=config.train.beta > 0 and adapter is None)
+    check_fsdp(os.environ, has_reference=config.train.has_reference and adapter is None)
     if not torch.cuda.is_available():
         prepare_cpu(config.train.dtype)
     if adapter is not None:
@@ -69,8 +70,15 @@ def train(config: TrainRLConfig) -> None:
         session = closing.enter_context(training_session(config))
         keep_tracked_run(arguments, session.run_id)
         checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
-        algorithm = PPO(config, run_folder, checkpoint) if config.train.algorithm == PPO_NAME else GRPO(config)
+        algorithm = algorithm_of(config, run_folder, checkpoint)
         _run(session, TrainingLoop(session, load_policy(config, arguments), algorithm, arguments), registry)
+
+
+def algorithm_of(config: TrainRLConfig, run_folder: Path, checkpoint: Path | None) -> GRPO:
+    """The algorithm that is configured; a critic resumes from the checkpoint."""
+    if config.train.algorithm == PPO_NAME:
+        return PPO(config, run_folder, checkpoint)
+    return OnlineDPO(config) if config.train.algorithm == ONLINE_DPO else GRPO(config)
 
 
 def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegistry | None) -> None:
