@@ -19,7 +19,8 @@ from classroom_rl.results.pairs import PairMaker, write_pairs
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.trainer.online_dpo import pairs_of
-from classroom_rl.trainer.preferences import PairCollator, make_trainer, preference_arguments, rows_of as rows_of_pairs
+from classroom_rl.trainer.preferences import PairCollator, make_trainer, preference_arguments
+from classroom_rl.trainer.preferences import rows_of as rows_of_pairs
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
 from tests.system.test_distributed import in_processes
 from tests.trainer.test_ppo import in_rows, of_sampled, step
