@@ -91,11 +91,11 @@ def plain_margins(start: Path, trainer: Any, play: Any) -> tuple[torch.Tensor, t
     return BETA * torch.stack([ratio(best) - ratio(worst) for best, worst in best_and_worst(play)]), model
 
 
-def assert_same(found: dict[str, torch.Tensor], wanted: torch.nn.Module) -> None:
+def assert_same(found: dict[str, torch.Tensor], wanted: torch.nn.Module, within: float = 1e-6) -> None:
     gradients = {name: each.grad for name, each in wanted.named_parameters() if each.grad is not None}
     assert set(found) == set(gradients) and max(each.abs().max() for each in gradients.values()) > 1e-2
     for name, gradient in gradients.items():
-        assert (found[name] - gradient).abs().max() < 1e-6, name
+        assert (found[name] - gradient).abs().max() < within, name
 
 
 # The loss ------------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_the_gradient_is_that_of_trls_dpo_on_the_pairs_that_are_made_of_a_run(
     trl.model.load_state_dict(trainer.model.state_dict())
     assert len(pairs) == 2
     trl.compute_loss(trl.model, PairCollator(tokenizer.pad_token_id)(rows_of_pairs(pairs))).backward()
-    assert_same(found, trl.model)
+    assert_same(found, trl.model, within=2e-6)  # both are float32
 
 
 @pytest.mark.parametrize("more", [[], LORA], ids=["whole", "LoRA"])

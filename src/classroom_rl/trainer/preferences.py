@@ -172,16 +172,18 @@ def with_swapped(pairs: Sequence[PreferencePair], seed: int) -> list[PreferenceP
     about what is better.
 
     The order by source and by how many more tokens of the tutor the better text has makes couples of neighbours; the
-    seed decides which one of each is swapped. DPO's gradient is a sum over tokens, so what most pairs share is a pull
-    towards texts of one length. Between the two of a couple it cancels; if half of all pairs were drawn, what is left
-    of it by chance would be learned like a preference, one way or the other.
+    seed decides which one of each is swapped. DPO's gradient is a sum over tokens, so pairs pull towards longer or
+    shorter texts, the more their lengths differ. Between the two of a couple that cancels; if half of all pairs were
+    drawn, what is left of it by chance would be learned like a preference, one way or the other.
     """
 
     def likeness(index: int) -> tuple[str, int]:
         return pairs[index].source, sum(pairs[index].chosen_mask) - sum(pairs[index].rejected_mask)
 
     draw, order = random.Random(f"{seed}|swapped"), sorted(range(len(pairs)), key=likeness)
-    swapped = {draw.choice(couple) for couple in zip(order[::2], order[1::2], strict=False)}
+    if len(order) % 2:
+        del order[len(order) // 2]  # the one that is left over is no extreme one
+    swapped = {draw.choice(couple) for couple in zip(order[::2], order[1::2], strict=True)}
     return [
         replace(
             pair,
