@@ -94,13 +94,13 @@ def _check_distillation(config: TrainRLConfig) -> None:
         )
 
 
-def check_strong_tutor(config: TrainRLConfig) -> None:
+def check_strong_tutor(config: TrainRLConfig, name: str) -> None:
     """Refuse a strong tutor to whom the trained model's token ids mean something else. Reads both tokenizers.
 
     Raises:
         ConfigError: with the difference, or if a tokenizer cannot be loaded.
     """
-    key, name = "train.distillation.model", config.train.distillation.model
+    key = "train.distillation.model"
     own_key, own_name = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path
     own, strong = load_tokenizer(own_key, own_name), load_tokenizer(key, name)
     for each in (own, strong):

@@ -237,7 +237,7 @@ def check_prompts_fit(config: TrainRLConfig) -> None:
     """
     name, strong_name = config.teacher_model.model_name_or_path, config.train.distillation.model
     if strong_name is not None and Path(name).is_dir() and Path(strong_name).is_dir():
-        check_strong_tutor(config)
+        check_strong_tutor(config, strong_name)
     if not Path(name).is_dir() or not _is_here(config.dataset.train_datasets):
         return
     tokenizer = load_tokenizer("teacher_model.model_name_or_path", name)

@@ -1,7 +1,7 @@
 """The strong tutor of on-policy distillation: it reads what the policy wrote, behind the prompt that the policy had or
 behind one that tells it more. What its log-probs do to the advantages is in `grpo.py` (`GRPO.distilled`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,20 +66,24 @@ class StrongTutor:
         """
         read, figures = batch, {}
         if self.informed_prompt is not None:
-            informed = self._informed(samples, records)
+            informed = _informed(samples, {each.id: (each.prompt_ids, self.informed_prompt(each)) for each in records})
             share = sum(one is not other for one, other in zip(informed, samples, strict=True)) / len(samples)
             figures = means_over_processes({"distillation/informed": share})
             read = Batch.of(informed, self.pad_id, accelerator.device)
         found = log_probs_of_batch(self.model, read, divisions, accelerator, self.padding)
         return replace(batch, strong_logps_BT=found.logps_BT), figures
 
-    def _informed(self, samples: Sequence[Sample], records: Sequence[Trajectory]) -> list[Sample]:
-        """The samples behind the prompts that tell more, where these are known. A message that the policy wrote behind
-        a prompt of its own stays as it is."""
-        prompts = {record.id: (record.prompt_ids, self.informed_prompt(record)) for record in records}
-        found = []
-        for sample in samples:
-            own, informed = prompts[sample.row.conversation_id]
-            tells_more = informed is not None and sample.row.prompt_ids == own
-            found.append(replace(sample, row=replace(sample.row, prompt_ids=informed)) if tells_more else sample)
-        return found
+
+def _informed(samples: Sequence[Sample], prompts: Mapping[str, tuple[list[int], list[int] | None]]) -> list[Sample]:
+    """The samples behind the prompts that tell more, where there are such. A message that the policy wrote behind a
+    prompt of its own stays as it is.
+
+    Args:
+        prompts: by the id of an episode its own prompt, and the one that tells more.
+    """
+    found = []
+    for sample in samples:
+        own, informed = prompts[sample.row.conversation_id]
+        tells_more = informed is not None and sample.row.prompt_ids == own
+        found.append(replace(sample, row=replace(sample.row, prompt_ids=informed)) if tells_more else sample)
+    return found

@@ -158,7 +158,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     has_reference, strong_name = config.train.has_reference, config.train.distillation.model
     if strong_name is not None:
         check_model("train.distillation.model", strong_name)
-        check_strong_tutor(config)
+        check_strong_tutor(config, strong_name)
     dtype = weights_dtype(config.train.dtype, lora is not None)
     model = _load(config, name, dtype, ("log_probs", "entropy"))
     text_config = model.config.get_text_config()
