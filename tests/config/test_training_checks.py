@@ -226,8 +226,8 @@ def test_what_goes_with_online_dpo() -> None:
     ("overrides", "message"),
     [
         ([], r"prompt_path is more\.txt, but there is no strong tutor to read it"),
-        (["train.distillation.model=strong", "--config-name=marooned"], "the environment marooned has no prompt in which"),
-        (["train.distillation.model=strong", "train.groups_without_variance=drop"], "learns from the strong tutor even"),
+        (["train.distillation.model=strong", "--config-name=marooned"], "environment marooned has no prompt in"),
+        (["train.distillation.model=strong", "train.groups_without_variance=drop"], "learns from the strong"),
     ],
 )
 def test_what_does_not_go_with_distillation_is_refused(overrides: list[str], message: str) -> None:

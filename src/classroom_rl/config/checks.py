@@ -394,8 +394,8 @@ def _check_groups(config: TrainRLConfig) -> None:
         return
     if train.distillation.model is not None:
         raise ConfigError(
-            f"train.groups_without_variance is {mode}, but with train.distillation.model a group learns from the strong "
-            f"tutor even where all rewards are equal: set train.groups_without_variance={KEEP}."
+            f"train.groups_without_variance is {mode}, but with train.distillation.model a group learns from the "
+            f"strong tutor even where all rewards are equal: set train.groups_without_variance={KEEP}."
         )
     if train.loss_type == BNPO:
         raise ConfigError(

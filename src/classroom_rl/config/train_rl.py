@@ -185,8 +185,8 @@ class DistillationConfig:
     """Weight of ln(strong tutor / model) of a token in its advantage. The mean of that is minus the reverse KL."""
     prompt_path: FilePath | None = None
     """The strong tutor's own system message, a template as the teacher's, which may also use `answer` and `personas`
-    (those of the student's messages, in order): so a copy of the model itself can teach it, because it knows more. Null:
-    it reads what the model read. In the classroom only."""
+    (those of the student's messages, in order): it knows more, so a copy of the model itself can teach it. Null: it
+    reads what the model read. In the classroom only."""
 
 
 @config_group
