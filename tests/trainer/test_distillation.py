@@ -21,7 +21,6 @@ from classroom_rl.trainer.losses import LossOptions, clipped
 from tests.support.configs import training
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
 from tests.trainer.test_online_dpo import move
-from tests.trainer.test_ppo import step
 
 PLAIN = ["train.beta=0", "train.importance_sampling_correction=false"]
 ALONE, LORA = ["train.reward_weights={pedagogical: 0}"], ["teacher_model.lora={enable: true, dropout: 0}"]
@@ -141,29 +140,6 @@ def test_a_model_that_is_distilled_into_itself_learns_nothing(trainer_of: Any, s
     loss, found = trainer.loss_and_gradients(trainer.batch())
     assert loss == 0 and trainer._figures["distillation/kl"] == [0] and found
     assert not any(each.any() for each in found.values())
-
-
-def test_without_rewards_the_model_comes_closer_to_the_strong_tutor(trainer_of: Any, start: Path, strong: Path) -> None:
-    def play(index: int, problem: Problem) -> ConversationRecord:
-        prompt = torch.tensor([[21 + index]])
-        with torch.no_grad():
-            ids = made[0].model.generate(prompt, do_sample=True, min_new_tokens=16, max_new_tokens=16)[0, 1:].tolist()
-        record = unrewarded(index, problem)
-        turns = [replace(record.turns[0], span=(0, 16), tokens=16)]
-        tokens = {"prompt_ids": prompt[0].tolist(), "completion_ids": ids, "mask": [1] * 16, "logprobs": [0.0] * 16}
-        return record.model_copy(update={"turns": turns, **tokens})
-
-    def kl() -> float:
-        """The exact one, at states that do not change."""
-        tutor, states = AutoModelForCausalLM.from_pretrained(strong), torch.arange(21, 85).view(8, 8)
-        with torch.no_grad():
-            ours, theirs = (each(input_ids=states).logits.log_softmax(-1) for each in (made[0].model.eval(), tutor))
-        return (ours.exp() * (ours - theirs)).sum(-1).mean().item()
-
-    options = ["train.learning_rate=3e-3", "train.mu=1", "seed=5", *ALONE]
-    made = [trainer_of(*options, f"train.distillation.model={strong}", play=play)]
-    before, figures = kl(), [step(made[0])["distillation/kl"] for _ in range(40)]
-    assert kl() < 0.5 * before and sum(figures[-5:]) < 0.5 * sum(figures[:5])
 
 
 # What the strong tutor is told ----------------------------------------------------------------------------------------
