@@ -202,6 +202,7 @@ def test_what_goes_with_ppo() -> None:
         (["train.importance_sampling_mode=token_mask"], r"sampling_mode is token_mask, which says how ratios"),
         (["train.ppo.target_kl=0.1", "train.mu=1"], r"train\.ppo\.target_kl is 0\.1, which says something of PPO"),
         (["train.ppo.train_trunk=false"], r"train\.ppo\.train_trunk is False, which says something of PPO alone"),
+        (["train.distillation.model=strong"], r"distillation\.model is strong, which says whose log-probs are added"),
         (["train.beta=0.05"], r"train\.beta is 0\.05, which says how much the KL .*beside a loss"),
         ([RUBRIC, IMMEDIATE], r"turn_credit\.mode is immediate, which says what single messages are credited with"),
         ([RUBRIC, "train.corrections.mode=pass"], r"mode is pass, which train\.algorithm=online_dpo cannot"),
@@ -219,3 +220,16 @@ def test_what_goes_with_online_dpo() -> None:
     plain = training("--config-name=quickstart")
     assert not plain.train.has_reference
     assert training("train.algorithm=online_dpo", "train.beta=0.001").train.online_dpo.beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], r"prompt_path is more\.txt, but there is no strong tutor to read it"),
+        (["train.distillation.model=strong", "--config-name=marooned"], "environment marooned has no prompt in"),
+        (["train.distillation.model=strong", "train.groups_without_variance=drop"], "learns from the strong"),
+    ],
+)
+def test_what_does_not_go_with_distillation_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        training("train.distillation.prompt_path=more.txt", *overrides)

@@ -159,6 +159,21 @@ TRAININGS = {
             },
         },
     ),
+    "a strong tutor, which ZeRO-3 splits": (
+        job(Launch(4, zero_stage=3), **WITH_LORA, strong_tutor=QWEN3_SHAPE),
+        {
+            HELD: {
+                "weights (16 bit)": (PARAMETERS + ADAPTER) // 4 * 2,
+                "master weights (32 bit)": ADAPTER // 4 * 4,
+                "optimizer states": ADAPTER // 4 * 2,
+                "strong tutor (16 bit)": W16 // 4,
+            },
+        },
+    ),
+    "a strong tutor, which FSDP2 gathers": (
+        job(Launch(4, fsdp=True), reference=False, strong_tutor=QWEN3_SHAPE),
+        {HELD: {"weights (32 bit)": W32 // 4, "optimizer states": W16 // 4, "strong tutor (16 bit)": W16}},
+    ),
     "an adapter with ZeRO-2": (
         job(Launch(2, zero_stage=2), **WITH_LORA),
         {
@@ -244,6 +259,8 @@ def test_what_deepspeed_offloads_is_counted_for_every_process_of_the_machine():
         "4 × trainer: weights (16 bit)": 4 * 2 * 2 * PARAMETERS // 8,  # and those of the reference model
         "2 × published weights (/dev/shm)": 2 * W16,
     }
+    distilled = sizes(trainer_on_host(job(launch, strong_tutor=QWEN3_SHAPE), on_cpu=False))
+    assert distilled["4 × trainer: weights (16 bit)"] == 4 * 3 * 2 * PARAMETERS // 8
 
 
 def test_a_critic_is_held_and_not_published():

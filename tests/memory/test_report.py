@@ -89,6 +89,11 @@ def test_an_adapter_is_counted_and_not_advised(qwen):
     assert too_small and not any("lora" in refusal for refusal in too_small)
 
 
+def test_a_strong_tutor_is_counted(qwen):
+    lines = report(small_training(qwen, PLANNED, f"train.distillation.model={qwen}"), lambda: ZERO_2).lines
+    assert size_of(lines, "strong tutor (16 bit)") == f"{2 * PARAMETERS / GIB:.2f} GiB"
+
+
 def test_a_critic_with_a_layer_of_its_own_is_counted(qwen):
     """13,117,441 parameters: at 4 bytes 0.05 GiB."""
     masters = [

@@ -104,7 +104,7 @@ def test_micro_batches_of_tokens_are_as_many_on_both_processes(world: Path, tmp_
 )
 def test_settings_that_would_train_otherwise_are_refused(told: dict[str, str], said: str) -> None:
     shipped = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
-    check_fsdp(shipped, has_reference=True)
-    check_fsdp(told, has_reference=True)  # without FSDP
+    check_fsdp(shipped, has_second_model=True)
+    check_fsdp(told, has_second_model=True)  # without FSDP
     with pytest.raises(ConfigError, match=said):
-        check_fsdp(shipped | told, has_reference=True)
+        check_fsdp(shipped | told, has_second_model=True)

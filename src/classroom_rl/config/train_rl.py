@@ -13,6 +13,7 @@ from classroom_rl.config.fields import (
     Count,
     CountFromZero,
     Examples,
+    FilePath,
     Finite,
     Flag,
     Interval,
@@ -172,6 +173,23 @@ class OnlineDPOConfig:
 
 
 @config_group
+class DistillationConfig:
+    """On-policy distillation (docs/algorithms.md): the model learns from a strong tutor, which reads the model's own
+    messages and says how likely it would have written each token; beside the rewards, or in place of them if all
+    `reward_weights` are 0."""
+
+    model: ModelPath | None = None
+    """The strong tutor, which has the trained model's tokenizer and chat template. It is loaded beside the trained
+    model, in `dtype`. Null: there is none."""
+    weight: Positive = 1.0
+    """Weight of ln(strong tutor / model) of a token in its advantage. The mean of that is minus the reverse KL."""
+    prompt_path: FilePath | None = None
+    """The strong tutor's own system message, a template as the teacher's, which may also use `answer` and `personas`
+    (those of the student's messages, in order): it knows more, so a copy of the model itself can teach it. Null: it
+    reads what the model read. In the classroom only."""
+
+
+@config_group
 class TrainConfig:
     """Options of the training (docs/algorithms.md); those that only PPO has are in `ppo`. A batch is
     `number_of_problems_per_batch` × `num_samples_per_problem` conversations over all ranks; each of the `mu` passes
@@ -293,6 +311,7 @@ class TrainConfig:
     corrections: CorrectionsConfig = field(default_factory=CorrectionsConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     online_dpo: OnlineDPOConfig = field(default_factory=OnlineDPOConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
 
     @property
     def has_reference(self) -> bool:

@@ -25,6 +25,8 @@ from classroom_rl.config.values import (
     SUPERVISOR_REWARD,
 )
 from classroom_rl.errors import ConfigError
+from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.chat_template import set_variables, why_other_tokens
 from classroom_rl.rollout.environment import module_of
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
 
@@ -44,6 +46,7 @@ NOT_OF_ONLINE_DPO = {
     **dict.fromkeys(["importance_sampling_mode", "importance_sampling_clip_max"], "how ratios to the engine count"),
     **{f"ppo.{key.name}": "something of PPO alone" for key in fields(PPOConfig)},
     "turn_credit.mode": "what single messages are credited with",
+    "distillation.model": "whose log-probs are added to the advantages of tokens",
     "beta": "how much the KL to the initial policy weighs, beside a loss",
 }
 """The same of online DPO."""
@@ -56,6 +59,7 @@ def check_algorithm(config: TrainRLConfig) -> None:
         ConfigError: with the values, the rule and the fix.
     """
     train = config.train
+    _check_distillation(config)
     if train.algorithm == PPO:
         _refuse_keys(train, OF_GRPO)
         _refuse_rows_beside_conversations(config)
@@ -73,6 +77,39 @@ def check_algorithm(config: TrainRLConfig) -> None:
         raise ConfigError(
             f"train.scale_rewards is {train.scale_rewards}, which has no effect on train.normalise_per_criterion: it "
             "divides each criterion by the deviation of its group, and their sum by that of the batch. Leave it out."
+        )
+
+
+def _check_distillation(config: TrainRLConfig) -> None:
+    model, path = config.train.distillation.model, config.train.distillation.prompt_path
+    if path is not None and model is None:
+        raise ConfigError(
+            f"train.distillation.prompt_path is {path}, but there is no strong tutor to read it: set "
+            "train.distillation.model, for example to the trained model itself."
+        )
+    if path is not None and not hasattr(_environment(config), "informed_prompt"):
+        raise ConfigError(
+            f"train.distillation.prompt_path is {path}, but the environment {config.environment} has no prompt in "
+            "which a strong tutor could be told more: leave it out."
+        )
+
+
+def check_strong_tutor(config: TrainRLConfig, name: str) -> None:
+    """Refuse a strong tutor to whom the trained model's token ids mean something else. Reads both tokenizers.
+
+    Raises:
+        ConfigError: with the difference, or if a tokenizer cannot be loaded.
+    """
+    key = "train.distillation.model"
+    own_key, own_name = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path
+    own, strong = load_tokenizer(own_key, own_name), load_tokenizer(key, name)
+    for each in (own, strong):
+        set_variables(each, config.teacher_model.vllm.chat_template_kwargs)
+    reason = why_other_tokens(own, strong)
+    if reason is not None:
+        raise ConfigError(
+            f"{key} is {name}, whose tokenizer is not that of {own_key}, {own_name}: {reason}. The strong tutor reads "
+            "the token ids that the trained model wrote: take one of the same family, with the same chat template."
         )
 
 

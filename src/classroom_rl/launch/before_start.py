@@ -17,6 +17,7 @@ from classroom_rl.config.evaluation import EvalConfig, model_of_tutor
 from classroom_rl.config.evaluation import reward_weights as weights_of_evaluation
 from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import check_strong_tutor
 from classroom_rl.config.values import GROUP, RESAMPLE
 from classroom_rl.engines.api.chat_api import key_variable
 from classroom_rl.environments.classroom.setup import persona_weights
@@ -227,13 +228,16 @@ def slow_numbers(config: TrainRLConfig | EvalConfig) -> list[str]:
 
 
 def check_prompts_fit(config: TrainRLConfig) -> None:
-    """Refuse problems whose teacher prompt leaves no room for a message, if problems and tokenizer are on this machine.
+    """Refuse problems whose teacher prompt leaves no room for a message, and a strong tutor with another tokenizer, if
+    these are on this machine.
 
     Raises:
         DataError: for the first such problem.
-        ConfigError: if there are too few problems, or the tokenizer is damaged.
+        ConfigError: if there are too few problems, a tokenizer is damaged, or the strong tutor has another one.
     """
-    name = config.teacher_model.model_name_or_path
+    name, strong_name = config.teacher_model.model_name_or_path, config.train.distillation.model
+    if strong_name is not None and Path(name).is_dir() and Path(strong_name).is_dir():
+        check_strong_tutor(config, strong_name)
     if not Path(name).is_dir() or not _is_here(config.dataset.train_datasets):
         return
     tokenizer = load_tokenizer("teacher_model.model_name_or_path", name)

@@ -100,6 +100,7 @@ class TrainerJob:
         adapter: the adapter that is trained; None if the model's own weights are trained.
         critic: the number of parameters of PPO's critic; 0 if they are negligible.
         float32_gradients: whether DeepSpeed adds up gradients in float32 (`train.grad_accum_fp32`).
+        strong_tutor: the shape of the model that `train.distillation.model` names; None without one.
     """
 
     shape: ModelShape
@@ -112,6 +113,7 @@ class TrainerJob:
     adapter: "AdapterJob | None" = None
     critic: int = 0
     float32_gradients: bool = False
+    strong_tutor: ModelShape | None = None
 
     @property
     def published(self) -> int:
@@ -195,9 +197,10 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     if not launch.optimizer_on_host:
         held.append(Part("master weights (32 bit)", share * 4))
         held.append(Part("optimizer states", share * job.state_bytes))
+    sharded = launch.processes if launch.zero_stage == 3 else 1
     if job.reference:
-        reference = _share(shape.parameters, launch.processes) if launch.zero_stage == 3 else shape.parameters
-        held.append(Part(f"reference model ({8 * size} bit)", reference * size))
+        held.append(Part(f"reference model ({8 * size} bit)", _share(shape.parameters, sharded) * size))
+    held += _strong_tutor(job, sharded)
     accumulated = 4 if job.float32_gradients else size
     gradients = Part("gradients", (trained if launch.zero_stage == 1 else share) * accumulated)
     buffers = [Part("ZeRO's gradient bucket", ZERO_BUCKET * size)]
@@ -233,6 +236,7 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
     held.append(Part("optimizer states", states))
     if job.reference:
         held.append(Part("reference model (32 bit)", _share(shape.parameters, processes) * 4))
+    held += _strong_tutor(job, 1)  # FSDP2 splits it, and gathers all of it while it reads
     gradients = [Part("gradients", share * 4)]
     if launch.fsdp:
         return held, [*gradients, Part("weights gathered for head and embedding", shape.head * size)], (*gradients,)
@@ -240,6 +244,18 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
         gradients.append(Part("gradient buckets of DDP", share * 4))
     copies = [Part("autocast's copies of weights", share * 2)] if size == 2 else []
     return held, [*gradients, *copies], (*gradients,)
+
+
+def _strong_tutor(job: TrainerJob, processes: int) -> list[Part]:
+    """The weights that are never trained stay in the training's precision.
+
+    Args:
+        processes: over how many they are split.
+    """
+    if job.strong_tutor is None:
+        return []
+    size = job.number_bytes
+    return [Part(f"strong tutor ({8 * size} bit)", _share(job.strong_tutor.parameters, processes) * size)]
 
 
 def activations(job: TrainerJob) -> list[Part]:
@@ -354,8 +370,8 @@ def trainer_on_host(job: TrainerJob, on_cpu: bool, versions: int = 0) -> list[Pa
             parts.append(Part("master weights, gradients (32 bit)", share * 8))
             parts.append(Part("optimizer states", share * job.state_bytes))
         if launch.weights_on_host:
-            models = 2 if job.reference else 1
-            weights = models * _share(job.shape.parameters, launch.processes) * size
+            models = [job.shape, job.shape if job.reference else None, job.strong_tutor]
+            weights = sum(_share(each.parameters, launch.processes) for each in models if each is not None) * size
             parts.append(Part(f"weights ({8 * size} bit)", weights))
     processes = _share(launch.processes, launch.machines)
     published = Part(f"{versions} × published weights (/dev/shm)", versions * job.published * size)

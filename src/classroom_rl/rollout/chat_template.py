@@ -157,6 +157,23 @@ def set_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping[str, Any
     tokenizer.chat_template = named.get("", named)
 
 
+def why_other_tokens(own: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> str | None:
+    """Why token ids of one tokenizer mean something else in another; None if the vocabularies are equal, and so are the
+    ids of a chat in which each role speaks."""
+    known, others = own.get_vocab(), other.get_vocab()
+    differ = sorted(token for token in known.keys() | others.keys() if known.get(token) != others.get(token))
+    if differ:
+        ids = " and ".join(str(each.get(differ[0], "no token")) for each in (known, others))
+        return f"{len(differ)} tokens of their vocabularies differ, such as {differ[0]!r}, which is {ids}"
+    chat = [_message(role, _SAMPLE) for role in ("system", "user", "assistant", "user")]
+    one, two = (encode_chat(each, chat) for each in (own, other))
+    if one != two:
+        place = len(commonprefix([one, two]))
+        texts = " and ".join(repr(each.decode(ids[place : place + 8])) for each, ids in ((own, one), (other, two)))
+        return f"their chat templates differ: after {place} tokens, the same chat goes on with {texts}"
+    return None
+
+
 # Rendering -----------------------------------------------------------------------------------------------------------
 
 

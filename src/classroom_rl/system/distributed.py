@@ -58,11 +58,11 @@ def uses_fsdp(environment: Mapping[str, str]) -> bool:
     return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
+def check_fsdp(environment: Mapping[str, str], has_second_model: bool) -> None:
     """Refuse FSDP settings of accelerate under which the training would give other results than without FSDP.
 
     Args:
-        has_reference: whether a reference model is loaded in addition to the trained one.
+        has_second_model: whether a reference model or a strong tutor is loaded in addition to the trained one.
 
     Raises:
         ConfigError: names the setting and a value that works.
@@ -77,11 +77,11 @@ def check_fsdp(environment: Mapping[str, str], has_reference: bool) -> None:
             "pickles that torch loads without restrictions: set fsdp_state_dict_type: FULL_STATE_DICT, as in "
             "config/fsdp."
         )
-    if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false") == "true" and has_reference:
+    if environment.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false") == "true" and has_second_model:
         raise ConfigError(
-            "fsdp_cpu_ram_efficient_loading is true, but TRL gives the weights of the reference model to the first "
-            "process alone then: set it to false, train without a reference (train.beta=0, not with online_dpo), or "
-            "train an adapter (its reference is the model without it)."
+            "fsdp_cpu_ram_efficient_loading is true, but TRL gives the weights of a second model to the first process "
+            "alone then: set it to false, or load none: no train.distillation.model, and no reference (train.beta=0, "
+            "not with online_dpo, or an adapter, whose reference is the model without it)."
         )
 
 

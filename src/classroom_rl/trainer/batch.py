@@ -71,6 +71,7 @@ class Batch:
         old_logps_BT: the policy's log-probs before the first step on the batch; None if the first step is the only one:
             then they are those of the step itself.
         ref_logps_BT: the log-probs of the reference model; None without one.
+        strong_logps_BT: the log-probs of the strong tutor; None without one.
         value_mask_BT, returns_BT, old_values_BT: PPO's: where the critic is trained, what it should say of the state
             before a token, and what it said before the first step.
     """
@@ -85,6 +86,7 @@ class Batch:
     sampling_logps_BT: Tensor
     old_logps_BT: Tensor | None = None
     ref_logps_BT: Tensor | None = None
+    strong_logps_BT: Tensor | None = None
     value_mask_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     old_values_BT: Tensor | None = None

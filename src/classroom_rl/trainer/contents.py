@@ -20,7 +20,7 @@ PROBLEMS = "problems"
 WHOLE_UP_TO = 64 * 2**20
 """Larger files of weights are sampled."""
 _EVERY, _SAMPLE = 2**20, 4096
-_NAMES_PATH = re.compile(r"(path|paths|template|rubric|pairs)(\.|$)")
+_NAMES_PATH = re.compile(r"(path|paths|template|rubric|pairs|distillation\.model)(\.|$)")
 _OF_MODELS = frozenset((".safetensors", ".json", ".jinja", ".model", ".txt"))
 """Files of a model that something is loaded from: weights, configurations, vocabularies, chat templates."""
 

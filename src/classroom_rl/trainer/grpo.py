@@ -233,6 +233,7 @@ class GRPO:
         (or samples), so more corrections do not thin out the rest."""
         logps, mask = scores.logps_BT, micro.mask_BT
         old = logps.detach() if micro.old_logps_BT is None else micro.old_logps_BT
+        micro = self.distilled(micro, old)
         compared = at_sequence_level(logps, old, mask) if self._by_sequence else old
         learned = self._policy_loss(logps, compared, micro.advantages_BT, mask, self.options)
         learned = learned * self.engine_ratio(old, micro, first_pass)
@@ -246,6 +247,19 @@ class GRPO:
             targets = cross_entropy(logps, micro.target_BT, self._temperature) / totals.targets
             loss = loss + self.train.corrections.weight * targets
         return loss
+
+    def distilled(self, micro: Batch, old: Tensor) -> Batch:
+        """The micro-batch with weight · (ln π_strong − ln π_old) added to the advantage of every token.
+
+        That is the gradient of −weight · KL(π ‖ π_strong) at the states that the policy came to, of which the tokens
+        that it sampled there are a sample; as in GKD, nothing is learned about which states it comes to (Agarwal et al.
+        2024, "On-policy distillation of language models", section 3).
+        """
+        if micro.strong_logps_BT is None:
+            return micro
+        above = micro.strong_logps_BT - old
+        self._means.add("distillation/kl", -above, micro.mask_BT)
+        return replace(micro, advantages_BT=micro.advantages_BT + self.train.distillation.weight * above)
 
     def engine_ratio(self, old: Tensor, micro: Batch, first_pass: bool) -> Tensor | float:
         """The ratios that correct for the difference between the trainer's log-probs and the engine's; 1 if that is

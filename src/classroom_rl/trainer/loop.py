@@ -5,7 +5,7 @@ The policy is the configuration's teacher. One optimizer step is one pass over a
     publish the weights         so that the server's engines sample the batch with them
     play the batch              on the server: episodes (`Trajectory`) with rewards
     samples                     of the algorithm (`grpo.py`, `ppo.py`, `online_dpo.py`): the rows to train on
-    log-probs before the step   of the policy, where they are needed, and of the reference
+    log-probs before the step   of the policy, where they are needed, of the reference, and of a strong tutor
     advantages                  of the algorithm
     for each micro-batch        log-probs, loss, backward
     optimizer step, schedule    transformers' `Trainer`; DeepSpeed steps in the last backward
@@ -39,6 +39,7 @@ from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch import Batch, Totals, micro_batches, token_limit, totals
 from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
+from classroom_rl.trainer.distillation import StrongTutor
 from classroom_rl.trainer.group_variance import PlayedBatch
 from classroom_rl.trainer.grpo import GRPO
 from classroom_rl.trainer.log_probs import has_dropout, log_probs, log_probs_of_batch, padding_of
@@ -58,7 +59,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
 
     Args:
         session: the configuration, the problems, the server and the run folder.
-        policy: the model that is trained, its tokenizer, and the reference.
+        policy: the model that is trained, its tokenizer, the reference, and a strong tutor.
         algorithm: `GRPO`, or its subclass `PPO` or `OnlineDPO`.
 
     Attributes:
@@ -66,6 +67,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         publisher: publishes the weights.
         player: has the server play the batches.
         reference: makes a context in which the reference's log-probs are computed; None for a loss without one.
+        strong_tutor: whom the policy is distilled from; None without one.
         corrections: the supervisor's corrections; None without a supervisor.
         temperature: of the sampling, for `corrections.py`; the model itself divides its logits by it.
         padding: how the padding of micro-batches is computed, or left out.
@@ -93,6 +95,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             # Its gradients are added up in float32 once they are reduced, and in the weights' dtype before that.
             self._without_no_sync |= self.accelerator.distributed_type == DistributedType.FSDP
         self.reference = policy.prepare_reference(self.accelerator)
+        self.strong_tutor = StrongTutor.of(config, policy, self.accelerator)
         algorithm.prepare_model(self.model)
         self._aux_weight = policy.aux_loss_weight
         self.padding = padding_of(self.model, config.train.padding_free)
@@ -161,6 +164,9 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             with self.reference(self.model) as model:
                 found = log_probs_of_batch(model, batch, divisions, accelerator, self.padding)
             batch = replace(batch, ref_logps_BT=found.logps_BT)
+        if self.strong_tutor is not None:
+            batch, more = self.strong_tutor.read(batch, samples, played.records, divisions, accelerator)
+            figures |= more
         batch, advantage_figures = self.algorithm.advantages(batch, old, step, accelerator)
         self.log_figures(figures | advantage_figures | self._completion_figures(played.records))
         micro = [batch.take(each) for each in divisions]

@@ -21,6 +21,7 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.training_checks import check_strong_tutor
 from classroom_rl.errors import ConfigError
 from classroom_rl.models.lora import peft_config
 from classroom_rl.models.pretrained import check_model, load_tokenizer
@@ -98,6 +99,7 @@ class Policy:
         reference: a second copy of the model; None without one, or if an adapter is trained: then it is the model
             without the adapter.
         has_reference: whether the loss compares the model with the reference.
+        strong_tutor: whom the model is distilled from; None without one.
         aux_loss_weight: the model's own weight of the loss that balances its experts; 0 if it has none.
     """
 
@@ -105,6 +107,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     reference: PreTrainedModel | None
     has_reference: bool
+    strong_tutor: PreTrainedModel | None
     aux_loss_weight: float
 
     def prepare_reference(self, accelerator: Accelerator) -> Reference | None:
@@ -113,13 +116,17 @@ class Policy:
             return None
         if self.reference is None:
             return partial(_without_adapter, accelerator)
-        if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            prepared = prepare_deepspeed(self.reference, accelerator)
-        elif accelerator.distributed_type == DistributedType.FSDP:
-            prepared = prepare_fsdp(self.reference, accelerator)
-        else:
-            prepared = accelerator.prepare_model(self.reference, evaluation_mode=True)
+        prepared = prepare_frozen(self.reference, accelerator)
         return lambda _model: nullcontext(prepared)
+
+
+def prepare_frozen(model: PreTrainedModel, accelerator: Accelerator) -> Any:
+    """A model that is not trained, distributed as the trained one is."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return prepare_deepspeed(model, accelerator)
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return prepare_fsdp(model, accelerator)
+    return accelerator.prepare_model(model, evaluation_mode=True)
 
 
 @contextmanager
@@ -136,20 +143,24 @@ def accumulate_in_float32(accelerator: Accelerator) -> None:
 
 
 def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
-    """Load the teacher, and what the loss compares it with. The training arguments must have been made: with ZeRO-3
-    they decide where weights are read to.
+    """Load the teacher, what the loss compares it with, and a strong tutor. The training arguments must have been made:
+    with ZeRO-3 they decide where weights are read to.
 
     Raises:
         ConfigError: if there is no such model, it has no such `train.attn_implementation`, or it cannot be trained
-            without padding, which `train.padding_free` wants, or with Liger.
+            without padding, which `train.padding_free` wants, or with Liger; if the strong tutor has other tokens.
     """
     key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
     check_model(key, name)
     tokenizer = load_tokenizer(key, name, padding_side="left")
     if config.teacher_model.adapter is not None:
         lora = peft_config(config.teacher_model.lora)
-    has_reference = config.train.has_reference
-    model = _load(config, ("log_probs", "entropy"))
+    has_reference, strong_name = config.train.has_reference, config.train.distillation.model
+    if strong_name is not None:
+        check_model("train.distillation.model", strong_name)
+        check_strong_tutor(config, strong_name)
+    dtype = weights_dtype(config.train.dtype, lora is not None)
+    model = _load(config, name, dtype, ("log_probs", "entropy"))
     text_config = model.config.get_text_config()
     has_experts = hasattr(text_config, "output_router_logits")
     aux_loss_weight = getattr(text_config, "router_aux_loss_coef", 0.0) if has_experts else 0.0
@@ -161,16 +172,17 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
             model.enable_input_require_grads()
             if is_deepspeed_zero3_enabled():  # PEFT under ZeRO-3 recomputes with other shapes otherwise
                 arguments.gradient_checkpointing_kwargs = {"use_reentrant": True}
-    reference = _load(config, ("log_probs",)) if has_reference and lora is None else None
-    return Policy(model, tokenizer, reference, has_reference, aux_loss_weight)
+    reference = _load(config, name, dtype, ("log_probs",)) if has_reference and lora is None else None
+    strong = None if strong_name is None else _load(config, strong_name, config.train.dtype, ("log_probs",))
+    return Policy(model, tokenizer, reference, has_reference, strong, aux_loss_weight)
 
 
-def _load(config: TrainRLConfig, outputs: tuple[str, ...]) -> PreTrainedModel:
-    teacher, device, attention = config.teacher_model, device_for_weights(), config.train.attn_implementation
+def _load(config: TrainRLConfig, name: str, dtype: str, outputs: tuple[str, ...]) -> PreTrainedModel:
+    device, attention = device_for_weights(), config.train.attn_implementation
     try:
         model = create_model_from_path(
-            teacher.model_name_or_path,
-            dtype=weights_dtype(config.train.dtype, teacher.adapter is not None),
+            name,
+            dtype=dtype,
             device_map=None if device is None else {"": device},
             attn_implementation=attention,
             trust_remote_code=False,
@@ -179,17 +191,15 @@ def _load(config: TrainRLConfig, outputs: tuple[str, ...]) -> PreTrainedModel:
     except (ImportError, ValueError) as error:
         if attention is None:
             raise
-        raise ConfigError(
-            f"{teacher.model_name_or_path} cannot be loaded with train.attn_implementation={attention}: {error}"
-        ) from error
+        raise ConfigError(f"{name} cannot be loaded with train.attn_implementation={attention}: {error}") from error
     if config.train.padding_free and (problem := attend_within_sequences(model)) is not None:
         raise ConfigError(
-            f"train.padding_free is true, but {teacher.model_name_or_path} cannot be trained without padding: "
-            f"{problem}. Set it to false, or change train.attn_implementation if that is why."
+            f"train.padding_free is true, but {name} cannot be trained without padding: {problem}. Set it to false, or "
+            "change train.attn_implementation if that is why."
         )
     if config.train.use_liger_kernel:
         _use_liger(model)
-    add_fused_lm_head(model, temperature=teacher.vllm.temperature, outputs=outputs)
+    add_fused_lm_head(model, temperature=config.teacher_model.vllm.temperature, outputs=outputs)
     return model
 
 

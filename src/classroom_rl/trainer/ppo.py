@@ -200,6 +200,7 @@ class PPO(GRPO):
     def loss(self, scores: Scores, micro: Batch, totals: Totals, first_pass: bool) -> Tensor:
         """A micro-batch's share in the means over all sampled tokens of the batch. While only the critic learns, and
         after a stop by `target_kl`, the policy's share is 0."""
+        micro = self.distilled(micro, micro.old_logps_BT)
         logps, old, mask = scores.logps_BT, micro.old_logps_BT, micro.mask_BT
         values, value_mask = scores.values[:, :-1], micro.value_mask_BT
         of_policy = clipped(logps, old, micro.advantages_BT, mask, self.options)

@@ -54,7 +54,8 @@ def train(config: TrainRLConfig) -> None:
     """
     adapter, run_folder = config.teacher_model.adapter, Path(config.logging.save_dir).resolve()
     check_precision(config.train.dtype, os.environ)
-    check_fsdp(os.environ, has_reference=config.train.has_reference and adapter is None)
+    has_second_model = config.train.has_reference and adapter is None or config.train.distillation.model is not None
+    check_fsdp(os.environ, has_second_model)
     if not torch.cuda.is_available():
         prepare_cpu(config.train.dtype)
     if adapter is not None:

@@ -18,6 +18,7 @@ from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.record import PEDAGOGICAL
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, persona_weights
+from classroom_rl.environments.classroom.teacher import informed_prompt
 from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.verdicts import CRITERIA
 from classroom_rl.rollout.extensions import MetricPanel, RunView
@@ -34,6 +35,7 @@ __all__ = [
     "criterion_weights",
     "default_weights",
     "error_share",
+    "informed_prompt",
     "setup_options",
 ]
 

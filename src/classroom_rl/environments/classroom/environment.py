@@ -39,6 +39,7 @@ from classroom_rl.environments.classroom.setup import ConversationType, draw_set
 from classroom_rl.environments.classroom.student import attempt_request, student_chat
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.environments.classroom.teacher import (
+    INFORMED,
     chat_so_far,
     first_messages,
     forced_ids,
@@ -62,7 +63,7 @@ from classroom_rl.rollout.policy_turn import (
     sample_draft,
 )
 from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.prompts import check_template, render
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.store.journal import Journal
@@ -157,6 +158,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def check(cls, config: Any, judge_reads_templates: bool) -> None:
         """Check the prompt templates."""
         check_prompts(config.generation, judge_reads_templates)
+        if isinstance(config, TrainRLConfig) and (path := config.train.distillation.prompt_path) is not None:
+            check_template("train.distillation.prompt_path", path, INFORMED)
         check_judge_prompts(config.judge_model, config.generation.judge_rules)
 
     @classmethod

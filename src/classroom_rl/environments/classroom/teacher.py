@@ -5,7 +5,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.environments.classroom.conversation import Conversation
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.rollout.chat_template import Message, ReplyFrame, encode_chat, encode_further_markup
 from classroom_rl.rollout.prompts import render, variables_of
@@ -62,6 +64,37 @@ def first_messages(
             text = render(generation.initial_attempt_wrapper_prompt_path, attempt=text)
         messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": text})
     return messages
+
+
+INFORMED = {"student_name": "…", "problem": "…", "include_thinking": True, "answer": "…", "personas": ["…"]}
+"""The variables of the template at `train.distillation.prompt_path`."""
+
+
+def informed_prompt(
+    config: TrainRLConfig, tokenizer: "PreTrainedTokenizerBase", record: ConversationRecord
+) -> list[int] | None:
+    """Token ids of the teacher's first prompt in a finished conversation, with the system message of
+    `train.distillation.prompt_path` in place of its own. None if its own prompt cannot be made again: then the two
+    would differ in more than that.
+
+    Raises:
+        DataError: if the template cannot be filled in.
+    """
+    generation, turns, kind = config.generation, record.turns, ConversationType(record.type)
+    first = next((index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
+    messages = first_messages(generation, record.problem, record.student_name, kind, turns[:first])
+    forced = forced_ids(generation, ReplyFrame(tokenizer), tokenizer)
+    if [*encode_prompt(generation, tokenizer, messages), *forced] != record.prompt_ids:
+        return None
+    messages[0]["content"] = render(
+        config.train.distillation.prompt_path,
+        student_name=record.student_name,
+        problem=record.problem,
+        include_thinking=generation.use_thinking,
+        answer=record.answer,
+        personas=[turn.persona for turn in turns if turn.role == "student"],
+    )
+    return [*encode_prompt(generation, tokenizer, messages), *forced]
 
 
 def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:

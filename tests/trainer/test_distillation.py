@@ -1,0 +1,203 @@
+"""On-policy distillation on scripted batches: its gradient beside a plain float64 reference and TRL's GKD, a model that
+is distilled into itself, what a strong tutor is told besides, and which tutors are refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.errors import ConfigError
+from classroom_rl.launch.before_start import check_prompts_fit
+from classroom_rl.rollout.chat_template import encode_chat
+from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.prompts import render
+from classroom_rl.rollout.rows import TrainingRow, rows_of
+from classroom_rl.trainer.losses import LossOptions, clipped
+from tests.support.configs import training
+from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
+from tests.trainer.test_online_dpo import move
+
+PLAIN = ["train.beta=0", "train.importance_sampling_correction=false"]
+ALONE, LORA = ["train.reward_weights={pedagogical: 0}"], ["teacher_model.lora={enable: true, dropout: 0}"]
+PADDING_FREE = ["train.padding_free=true", "train.attn_implementation=sdpa", "train.max_tokens_per_micro_batch=150"]
+WEIGHT, TEMPERATURE = 0.5, 0.7
+
+
+def lively(index: int, problem: Problem) -> ConversationRecord:
+    return conversation(index, problem, seed=1)
+
+
+def unrewarded(index: int, problem: Problem) -> ConversationRecord:
+    return conversation(index, problem, seed=1, rewards={"pedagogical": 0.5}, reward=0.0)
+
+
+@pytest.fixture(scope="module")
+def start(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("distillation") / "model", world / "blank")
+
+
+@pytest.fixture(scope="module")
+def strong(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another model with the same tokenizer."""
+    return altered(start, tmp_path_factory.mktemp("distillation") / "strong")
+
+
+def altered(start: Path, folder: Path, token: str = "", template: str = "") -> Path:
+    """The model with other weights, one more token in its vocabulary, or something before its chat template."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
+    move(model)
+    if token:
+        tokenizer.add_tokens([token])
+        model.resize_token_embeddings(len(tokenizer))
+    tokenizer.chat_template = template + tokenizer.chat_template
+    for each in (model, tokenizer):
+        each.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def trainer_of(start: Path, tmp_path: Path) -> Callable[..., Any]:
+    def made(*overrides: str, play: Any = lively) -> Any:
+        return offline_trainer(tmp_path / "run", start, [*PLAIN, *overrides], play)
+
+    return made
+
+
+def of_sampled(model: torch.nn.Module, row: TrainingRow, temperature: float = 1.0) -> torch.Tensor:
+    """The log-prob of every completion token, from the model's logits."""
+    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0, :-1] / temperature
+    logps = logits.log_softmax(-1)[-len(row.completion_ids) :]
+    return logps.gather(1, torch.tensor(row.completion_ids).unsqueeze(1)).squeeze(1)
+
+
+# The gradient --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["train.mu=1"],
+        ["train.mu=2", "train.max_tokens_per_micro_batch=80"],
+        ["train.mu=1", "train.loss_type=cispo", *PADDING_FREE],
+        ["train.mu=2", "train.importance_sampling_level=sequence"],
+        ["train.algorithm=ppo", "judge_model.mode=absolute"],
+    ],
+    ids=["one pass", "by tokens", "cispo without padding", "sequences", "PPO"],
+)
+def test_the_gradient_that_it_adds_is_that_of_a_plain_reference(
+    trainer_of: Any, start: Path, strong: Path, options: list[str]
+) -> None:
+    options = [*options, f"teacher_model.vllm.temperature={TEMPERATURE}"]
+    distillation = [f"train.distillation.model={strong}", f"train.distillation.weight={WEIGHT}"]
+    without, trainer = trainer_of(*options), trainer_of(*options, *distillation)
+    (_, before), (_, found) = (each.loss_and_gradients(each.batch()) for each in (without, trainer))
+    policy, tutor = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (start, strong))
+    loss, kl, count = torch.zeros((), dtype=torch.float64), 0.0, 0
+    for index in range(8):
+        for row in rows_of(lively(index, Problem.of(f"lesson {index}", ""))):
+            logps, mask = of_sampled(policy, row, TEMPERATURE), torch.tensor(row.mask)
+            above = (of_sampled(tutor, row, TEMPERATURE) - logps).detach()
+            loss = loss - (mask * WEIGHT * above * logps).sum()
+            kl, count = kl - (mask * above).sum().item(), count + sum(row.mask)
+    (loss / count).backward()
+    for name, each in policy.named_parameters():
+        assert (found[name] - before[name] - each.grad).abs().max() < 1e-6 < each.grad.abs().max(), name
+    assert trainer._figures["distillation/kl"] == [pytest.approx(kl / count, abs=1e-5)]
+    assert "distillation/kl" not in without._figures
+
+
+def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse_kl(
+    trainer_of: Any, strong: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One state, in which each of 50 tokens is sampled once and counts by its probability."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gkd import GKDTrainer
+
+    trainer = trainer_of(f"train.distillation.model={strong}")
+    logits, tutors = torch.randn(2, 1, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    own, wanted = (logits.clone().requires_grad_() for _ in range(2))
+    logps, mask = own.log_softmax(-1), torch.ones(1, 50, dtype=torch.bool)
+    tensors = {"advantages_BT": torch.zeros(1, 50), "strong_logps_BT": tutors.log_softmax(-1)}
+    micro = replace(trainer.batch()[0], mask_BT=mask, **tensors)
+    advantages = trainer.algorithm.distilled(micro, logps.detach()).advantages_BT
+    (clipped(logps, logps.detach(), advantages, mask, LossOptions(0.2, 0.2)) * logps.detach().exp()).sum().backward()
+    GKDTrainer.generalized_jsd_loss(wanted[None], tutors[None], beta=1, reduction="sum").backward()
+    assert (own.grad - wanted.grad).abs().max() < 1e-12 < 1e-3 < own.grad.abs().max()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["train.mu=1"], ["train.mu=2"], ["train.mu=1", *LORA], ["train.mu=1", *PADDING_FREE]],
+    ids=["one pass", "two passes", "LoRA", "without padding"],
+)
+def test_a_model_that_is_distilled_into_itself_learns_nothing(trainer_of: Any, start: Path, options: list[str]) -> None:
+    trainer = trainer_of(*options, *ALONE, f"train.distillation.model={start}", play=unrewarded)
+    loss, found = trainer.loss_and_gradients(trainer.batch())
+    assert loss == 0 and trainer._figures["distillation/kl"] == [0] and found
+    assert not any(each.any() for each in found.values())
+
+
+# What the strong tutor is told ----------------------------------------------------------------------------------------
+
+
+def test_a_strong_tutor_that_knows_more_reads_the_same_tokens_behind_a_prompt_of_its_own(
+    trainer_of: Any, start: Path, tmp_path: Path
+) -> None:
+    paths = {name: tmp_path / f"{name}.txt" for name in ("teacher", "informed")}
+    paths["teacher"].write_text("Teach {{ problem }}.")
+    paths["informed"].write_text("Teach {{ problem }}; it is {{ answer }}, {{ personas | join(' ') }}.")
+    tokenizer = AutoTokenizer.from_pretrained(start)
+
+    def encoded(text: str) -> list[int]:
+        return encode_chat(tokenizer, [{"role": "system", "content": text}])
+
+    records = {}
+
+    def play(index: int, problem: Problem) -> ConversationRecord:
+        """The prompt of every other conversation is not that of the template."""
+        record = lively(index, problem)
+        turns = [replace(turn, persona=None if turn.role == "teacher" else "shy") for turn in record.turns]
+        own = encoded(render(str(paths["teacher"]), problem=problem.text)) if index % 2 else record.prompt_ids
+        records[index] = record.model_copy(update={"prompt_ids": own, "turns": turns, "answer": "42"})
+        return records[index]
+
+    options = [f"generation.teacher_prompt_path={paths['teacher']}", f"train.distillation.model={start}"]
+    trainer = trainer_of(*options, f"train.distillation.prompt_path={paths['informed']}", "train.mu=1", play=play)
+    rows = {}
+    for micro in trainer.batch():
+        for ids, mask, logps in zip(micro.completion_ids_BT, micro.mask_BT, micro.strong_logps_BT, strict=True):
+            rows[tuple(ids[mask].tolist())] = logps[mask]
+    tutor = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float64)
+    for index, record in records.items():
+        [row] = rows_of(record)
+        if index % 2:
+            row = replace(row, prompt_ids=encoded(f"Teach {record.problem}; it is 42, shy shy."))
+        mask = torch.tensor(row.mask).bool()
+        found = rows.pop(tuple(torch.tensor(row.completion_ids)[mask].tolist()))
+        assert (found - of_sampled(tutor, row)[mask]).abs().max() < 1e-5
+    assert not rows and trainer._figures["distillation/informed"] == [0.5]
+
+
+# Who is refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"token": "<other>"}, r"1 tokens of their vocabularies differ, such as '<other>', which is no token and \d+"),
+        ({"template": "Hello"}, r"chat templates differ: after 0 tokens, the same chat goes on with .* and 'Hello"),
+    ],
+)
+def test_a_strong_tutor_with_other_tokens_is_refused(
+    trainer_of: Any, start: Path, tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    model = f"train.distillation.model={altered(start, tmp_path / 'other', **changes)}"
+    with pytest.raises(ConfigError, match=rf"^train\.distillation\.model is .*whose tokenizer is not that of .*{said}"):
+        trainer_of(model)
+    with pytest.raises(ConfigError, match=said):  # by every program, before it starts
+        check_prompts_fit(training(model, f"teacher_model.model_name_or_path={start}"))
