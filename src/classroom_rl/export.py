@@ -198,6 +198,8 @@ def _save_tokenizer(run: FinishedRun, folder: Path) -> None:
     save_tokenizer(run.tokenizer, folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8")) | {"chat_template": run.tokenizer.chat_template}
+    for key in ("is_local", "local_files_only"):  # about where this program found it
+        settings.pop(key, None)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -336,9 +338,10 @@ def write_card(run: FinishedRun, folder: Path, to: str, licence: str | None, not
     for name in after.samplings if after is not None else ():
         reward, sampled = look_up(after.metrics[name], "reward", "mean"), f"reward ({name})"
         if reward is not None:
-            held_out = ("text-generation", "dialogue", "held-out lessons", "reward", reward)
-            results.append(EvalResult(*held_out, metric_name=sampled))
-    card.data.model_name, card.data.eval_results = card.data.model_name or run.folder.name, results or None
+            of = ("text-generation", "dialogue", "held-out lessons", "reward", reward)
+            results.append(EvalResult(*of, dataset_split="held-out", metric_name=sampled))
+    if results:
+        card.data.model_name, card.data.eval_results = card.data.model_name or run.folder.name, results
     measured = comparison_table(run.data)
     measured = f"```\n{measured}\n```" if measured else "Nothing was measured on held-out lessons."
     if run.program == "train_rl":
