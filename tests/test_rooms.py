@@ -17,8 +17,8 @@ ROOMS = (
 )
 """From the roof to the ground. The toy language is what judges know; the other environments use judges. `errors` is the
 one file that stands in no room, with the package's own door and the names that it had before."""
-DOORS = {"classroom_rl", "classroom_rl.former_names", "classroom_rl.evaluation.report.__main__"}
-"""Modules that import from any room: the public names, and forwards."""
+DOORS = {"classroom_rl", "classroom_rl.former_names", "classroom_rl.export", "classroom_rl.evaluation.report.__main__"}
+"""Modules that import from any room: the public names, the export out of the house, and forwards."""
 SOURCE = ROOT / "src"
 
 

@@ -32,7 +32,7 @@ _CLASSROOM = "classroom"
 
 
 def check_push(target: HuggingFaceConfig) -> None:
-    """Before a training, refuse a push that would fail after it. Makes no request.
+    """Before a training or an export, refuse a push that would fail after it. Makes no request.
 
     Raises:
         ConfigError: if the model is to be pushed, and the Hub's client is offline or has no token.
@@ -44,8 +44,8 @@ def check_push(target: HuggingFaceConfig) -> None:
         missing = "HF_HUB_OFFLINE is set" if offline else "there is no token for the Hub"
         fix = "unset it" if offline else "set HF_TOKEN, or log in with: hf auth login"
         raise ConfigError(
-            f"huggingface.push_to_hub is true, but {missing}, so the trained model could not be pushed to "
-            f"{target.name}: {fix}. Or set huggingface.push_to_hub=false, and push the model later with hf upload."
+            f"The trained model is to be pushed, but {missing}, so it could not get to {target.name}: {fix}. Or set "
+            "huggingface.push_to_hub=false, and push it later with: python -m classroom_rl.export RUN --to hub"
         )
 
 
