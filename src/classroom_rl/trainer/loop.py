@@ -32,13 +32,16 @@ from transformers import TrainingArguments
 from trl.models import get_act_offloading_ctx_manager
 
 from classroom_rl.config.values import PASS
-from classroom_rl.errors import ConfigError, PolicyMismatch
+from classroom_rl.errors import ConfigError, PolicyMismatch, TrainingCollapsed
+from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch import Batch, Totals, micro_batches, token_limit, totals
 from classroom_rl.trainer.callbacks import show_conversations
+from classroom_rl.trainer.collective import on_main_process
 from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.group_variance import PlayedBatch
 from classroom_rl.trainer.grpo import GRPO
+from classroom_rl.trainer.held_out_evaluation import HeldOutEvaluation
 from classroom_rl.trainer.log_probs import Scores, has_dropout, log_probs, padding_of, without_dropout
 from classroom_rl.trainer.metrics import completion_figures, means_over_processes
 from classroom_rl.trainer.model_loading import Policy, accumulate_in_float32
@@ -62,6 +65,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     Attributes:
         publisher: publishes the weights.
         player: has the server play the batches.
+        held_out: measures the policy on held-out lessons; None without evaluations.
         corrections: what the supervisor corrected; None without one.
         temperature: what logits are divided by.
         padding: what becomes of the padding of micro-batches.
@@ -79,6 +83,9 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self.contents, self.has_adapter = session.contents, config.teacher_model.adapter is not None
         self.algorithm, self.temperature = algorithm, config.teacher_model.vllm.temperature
         self.player, self.publisher = BatchPlayer(session), WeightPublisher(session)
+        self.held_out = HeldOutEvaluation(session, self.player) if config.evaluation.every else None
+        if self.held_out is not None and config.evaluation.keep_best:
+            self.best_step = self.held_out.best_step
         super().__init__(model=policy.model, args=arguments, processing_class=policy.tokenizer)
         self._offloads: AbstractContextManager[Any] = nullcontext()
         if config.train.activation_offloading:
@@ -159,14 +166,17 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         return micro, totals(micro, accelerator)
 
     def _publish_and_play(self, step: int) -> PlayedBatch:
-        """Publish the weights and play a batch with them. A server that restarts meanwhile has lost weights that came
-        from this process's memory, and refuses the batch until they are published again; what it has played is kept.
-        So with more servers than processes, if the only ones left have missed the version."""
+        """Publish the weights, measure them on held-out lessons if that is due, and play a batch with them. A server
+        that restarts meanwhile has lost weights that came from this process's memory, and refuses the batch until they
+        are published again; what it has played is kept. So with more servers than processes, if the only ones left have
+        missed the version."""
         for attempts_left in reversed(range(_ATTEMPTS_AT_A_BATCH)):
             started = time.monotonic()
             policy = self.publisher.publish(self)
             published = time.monotonic() - started
             try:
+                if self.held_out is not None and self.held_out.is_due(step):
+                    self.measure_held_out(policy, step)
                 played = self.player.play(policy, step, self.state.max_steps, self.accelerator)
             except PolicyMismatch as error:
                 if not (self.publisher.can_repeat and attempts_left):
@@ -176,6 +186,37 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
                 played.figures["seconds/publish"] = published
                 return played
         raise AssertionError("the last attempt returns or raises")
+
+    def measure_held_out(self, policy: PolicyVersion, step: int, last: bool = False) -> None:
+        """Measure the policy, which the servers have loaded, on the held-out lessons, log the figures at this step, and
+        save a checkpoint if they are the best so far; all processes call this together.
+
+        Args:
+            last: the training has ended, so nothing is left to stop.
+
+        Raises:
+            TrainingCollapsed: on every process, if the policy has collapsed and that shall stop the training.
+            ClassroomError: as `HeldOutEvaluation.measure`.
+        """
+        options, evaluation = self.run_config.evaluation, self.held_out
+        found = evaluation.measure(policy, step, self.accelerator)
+        super().log(found.figures)
+        self.log_figures({"seconds/eval": found.figures["heldout/seconds"]})
+        if options.keep_best and found.best_step == step:
+            self.best_step = step
+            self.save_progress()
+            on_main_process(self.accelerator, lambda: evaluation.write_best(Path(self.args.output_dir)))
+        if not found.collapse:
+            return
+        why = f"step {step}: on held-out lessons the policy has collapsed: {'; '.join(found.collapse)}"
+        if options.stop_on_collapse and not last:
+            raise TrainingCollapsed(
+                f"{why}. The training was stopped, with a checkpoint of this step. Begin anew in another folder "
+                "(logging.save_dir=…) with a lower train.learning_rate or a higher train.beta; or go on all the same "
+                "with evaluation.stop_on_collapse=false."
+            )
+        if self.accelerator.is_main_process:
+            logger.warning("%s", why)
 
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
         """A micro-batch's share in the loss of the batch, times the number of processes: their gradients are averaged,
