@@ -253,9 +253,7 @@ def check_evaluation(config: TrainRLConfig) -> None:
         return
     names = options.samplings
     if SAMPLED not in names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"evaluation.samplings is {names}; it must name {SAMPLED}, may name {GREEDY}, and each once."
-        )
+        raise ConfigError(f"evaluation.samplings is {names}; it must name {SAMPLED}, may name {GREEDY}, and each once.")
     if not options.eval_datasets:
         raise ConfigError(
             f"evaluation.every is {options.every}, but evaluation.eval_datasets is empty: name lessons that are not "
