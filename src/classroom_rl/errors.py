@@ -125,6 +125,10 @@ class TooManyFailedJudgements(ClassroomError):
     """More conversations of a batch than allowed ended without a verdict."""
 
 
+class TrainingCollapsed(ClassroomError):
+    """A training that was stopped, because held-out lessons show that the policy became worse than it was at first."""
+
+
 class RequestRefused(ClassroomError):
     """A provider refused this one request and would refuse it again; other requests may succeed."""
 

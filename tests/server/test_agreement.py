@@ -23,7 +23,16 @@ from tests.server.conftest import BODY
 from tests.support.configs import training
 from tests.support.scripted_room import Room, application, serving
 
-_OF_THE_TRAINER = ("train", "dataset", "guards", "huggingface", "logging", "skip_first_samples", "dry_run")
+_OF_THE_TRAINER = (
+    "train",
+    "dataset",
+    "guards",
+    "evaluation",
+    "huggingface",
+    "logging",
+    "skip_first_samples",
+    "dry_run",
+)
 _OF_NO_CONVERSATION = {"generation.answer_timeout_s", "generation.student_attempt_prompt_path"}
 _OF_A_MODEL_THAT_RUNS = (
     "max_num_seqs gpu_memory_utilization number_of_gpus_per_instance data_parallel_size gpus enforce_eager "

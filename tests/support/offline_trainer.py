@@ -28,6 +28,7 @@ from classroom_rl.trainer.batch import Batch
 from classroom_rl.trainer.loop import TrainingLoop
 from classroom_rl.trainer.model_loading import load_policy
 from classroom_rl.trainer.run import algorithm_of
+from classroom_rl.trainer.servers import AssignedServer
 
 PROBLEMS = [Problem.of(f"lesson {i}", "") for i in range(4)]
 OVERRIDES = [
@@ -141,6 +142,7 @@ def offline_trainer(
     play: Any = None,
     problems: Sequence[Problem] = PROBLEMS,
     checkpoint: Path | None = None,
+    held_out: Sequence[Problem] = (),
 ) -> Any:
     """The trainer of `language_tutor` with these overrides, on the tiny model."""
     own = [f"teacher_model.model_name_or_path={model}", f"logging.save_dir={folder}"]
@@ -154,9 +156,10 @@ def offline_trainer(
         client=ScriptedClient(play, reward_weights(config)),
         run_folder=folder,
         run_id="run",
-        server=None,
+        server=AssignedServer(0, "", is_leader=True),
         checkpoint=None if checkpoint is None else str(checkpoint),
         contents={},
+        held_out=list(held_out),
     )
     folder.mkdir(parents=True, exist_ok=True)
     arguments = training_arguments(config, folder)

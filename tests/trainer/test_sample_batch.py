@@ -190,7 +190,7 @@ def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_ru
     def check(share: float, *changes: dict[str, Any]) -> dict[str, float]:
         records = [conversation(index, PROBLEMS[0], seed=1, **own) for index, own in enumerate(changes)]
         player = offline_trainer(tmp_path, model, [f"judge_model.max_failed_share={share}"]).player
-        player._check_judging(records)
+        player.check_judging(records)
         return batch_metrics(records)
 
     lost = {"reward": None, "verdicts": [], "failure": "too long", "overflow": "too long"}

@@ -18,7 +18,13 @@ from classroom_rl.config.base import (
 from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
 from classroom_rl.config.train_rl import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
-from classroom_rl.config.training_checks import check_algorithm, check_readers, check_supervision, reward_weights
+from classroom_rl.config.training_checks import (
+    check_algorithm,
+    check_evaluation,
+    check_readers,
+    check_supervision,
+    reward_weights,
+)
 from classroom_rl.config.values import (
     BNPO,
     CISPO,
@@ -114,6 +120,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_supervision(config)
     check_readers(config)
     check_algorithm(config)
+    check_evaluation(config)
     check_logging(config.logging)
     _check_metrics_port(config)
     check_at_least("logging.save_steps", config.logging.save_steps, 1)

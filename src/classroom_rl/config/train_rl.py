@@ -1,7 +1,7 @@
 """Schema of `vllm_server.py` and `train_rl.py`: one file configures both programs."""
 
 from dataclasses import field
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
 from classroom_rl.config.base import (
     DatasetSource,
@@ -39,11 +39,13 @@ from classroom_rl.config.values import (
     CISPO,
     CISPO_LARGEST_RATIO,
     DISK,
+    GREEDY,
     GRPO,
     KEEP,
     NO_CORRECTIONS,
     NO_CREDIT,
     ONLINE_DPO,
+    SAMPLED,
     SUPERVISOR_REWARD,
     TOKENS,
     WHOLE,
@@ -399,6 +401,32 @@ class GuardsConfig:
 
 
 @config_group
+class EvaluationConfig:
+    """Measures the teacher on held-out lessons while it is trained: before the first step, every `every` steps and
+    after the last, always on the same lessons with the same students (docs/evaluation.md)."""
+
+    every: Steps = 0
+    """Optimizer steps from one evaluation to the next, rounded up to whole batches; 0: no evaluations."""
+    eval_datasets: list[DatasetSource] = field(default_factory=list)
+    """Where the lessons come from; none may be trained on. Without a dataset, and with a judge rule that scores, they
+    are the shipped test plans."""
+    max_val_examples: Examples = 64
+    """The most lessons, of all datasets together."""
+    num_samples_per_problem: Count = 1
+    """Conversations on each lesson, for each of `samplings`."""
+    samplings: list[Literal["sampled", "greedy"]] = field(default_factory=lambda: [SAMPLED, GREEDY])
+    """`sampled`, at the configured temperature, and `greedy`, at temperature 0. `sampled` decides what is best and what
+    is a collapse, so it must be there."""
+    keep_best: Flag = False
+    """Saves a checkpoint at each evaluation with a higher reward than all before it, and keeps the best one beyond the
+    last two. `best.json` in the run folder names it; what is released stays the last policy."""
+    stop_on_collapse: Flag = True
+    """Ends the training if the reward on the lessons is at least 0.02 below its start with p < 0.01, if trainer and
+    engine differ much more than at first, or if conversations become much longer or messages all alike without a higher
+    reward. False: it only warns."""
+
+
+@config_group
 class TrainLoggingConfig(LoggingConfig):
     """Where a training is kept, and reported."""
 
@@ -425,6 +453,7 @@ class TrainRLConfig:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     guards: GuardsConfig = field(default_factory=GuardsConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     huggingface: HuggingFaceConfig = field(default_factory=HuggingFaceConfig)
     logging: TrainLoggingConfig = field(default_factory=TrainLoggingConfig)
     skip_first_samples: Steps = 0
@@ -437,6 +466,8 @@ class TrainRLConfig:
     def __post_init__(self) -> None:
         if not self.dataset.train_datasets:
             self.dataset.train_datasets = self.generation.implied_datasets("train")
+        if self.evaluation.every and not self.evaluation.eval_datasets:
+            self.evaluation.eval_datasets = self.generation.implied_datasets("test")
 
 
 def pass_batch_size(train: TrainConfig) -> int:

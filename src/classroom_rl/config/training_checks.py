@@ -1,5 +1,5 @@
 """Checks of the algorithm, of what PPO and online DPO cannot be combined with, and of supervision: the supervisor, turn
-advantages and corrections.
+advantages and corrections; and of evaluations during training.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.train_rl import CorrectionsConfig, PPOConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
 from classroom_rl.config.values import (
     EMBEDDED_SUPERVISORS,
+    GREEDY,
     IMMEDIATE,
     NO_CORRECTIONS,
     NO_CREDIT,
@@ -22,6 +23,7 @@ from classroom_rl.config.values import (
     PPO,
     RUBRIC,
     RULES,
+    SAMPLED,
     SUPERVISOR_REWARD,
 )
 from classroom_rl.errors import ConfigError
@@ -290,4 +292,28 @@ def _check_corrections(config: TrainRLConfig, corrections: CorrectionsConfig) ->
         raise ConfigError(
             f"train.corrections.mode is {corrections.mode}, but nobody writes corrections: set "
             "supervisor_model.model_name_or_path, to rules or to a model."
+        )
+
+
+def check_evaluation(config: TrainRLConfig) -> None:
+    """Check the evaluations during training.
+
+    Raises:
+        ConfigError: with the values, the rule and the fix.
+    """
+    options = config.evaluation
+    if options.every == 0:
+        if options.keep_best:
+            raise ConfigError(
+                "evaluation.keep_best is true, but evaluation.every is 0, so nothing is evaluated during training: set "
+                "evaluation.every to a number of steps, or evaluation.keep_best=false."
+            )
+        return
+    names = options.samplings
+    if SAMPLED not in names or len(set(names)) < len(names):
+        raise ConfigError(f"evaluation.samplings is {names}; it must name {SAMPLED}, may name {GREEDY}, and each once.")
+    if not options.eval_datasets:
+        raise ConfigError(
+            f"evaluation.every is {options.every}, but evaluation.eval_datasets is empty: name lessons that are not "
+            "trained on, for example [{name_or_path: lessons_heldout.jsonl}], or set evaluation.every=0."
         )

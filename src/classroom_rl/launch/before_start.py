@@ -319,7 +319,13 @@ def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
     length = run_length(train, len(load_training_problems(config)) if _is_here(config.dataset.train_datasets) else None)
     if length is None:
         return math.ceil(size * resampling), "for each batch"
-    return math.ceil(length.conversations * resampling), f"for {length.batches} batches"
+    played, scope, options = length.conversations * resampling, f"for {length.batches} batches", config.evaluation
+    if options.every and _is_here(options.eval_datasets):
+        lessons = len(load_problems(options.eval_datasets, options.max_val_examples, config.seed))
+        evaluations = length.steps // options.every + 2  # at the beginning and at the end, too
+        played += evaluations * lessons * options.num_samples_per_problem * len(options.samplings)
+        scope += f" and {evaluations} evaluations"
+    return math.ceil(played), scope
 
 
 def _estimate_requests(config: TrainRLConfig | EvalConfig, role: str, conversations: int) -> _RequestEstimate | None:

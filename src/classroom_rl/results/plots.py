@@ -154,6 +154,17 @@ def _held_out(axes: "Axes", data: RunData) -> bool:
     return bool(estimates) and name_axes(axes, "Reward on held-out lessons, 95 % intervals", "reward", "sampling")
 
 
+def _held_out_curve(axes: "Axes", data: RunData) -> bool:
+    """The rewards of the evaluations during the training."""
+    points = data.held_out_rewards() if data.evaluations else []
+    for colour, sampling in zip(COLOURS, dict.fromkeys(name for name, *_ in points), strict=False):
+        own = [(step, reward) for name, _, step, reward in points if name == sampling]
+        error_bars = [sum((_error_bar(reward)[side] for _, reward in own), []) for side in (0, 1)]
+        steps, means = [step for step, _ in own], [reward["mean"] for _, reward in own]
+        axes.errorbar(steps, means, error_bars, fmt="o-", color=colour, markersize=4, capsize=3, label=sampling)
+    return bool(points) and name_axes(axes, "Reward on held-out lessons during training, 95 % intervals", "reward")
+
+
 # Engine, lengths, judge, signal ----------------------------------------------------------------------------------
 
 
@@ -239,7 +250,7 @@ def _gradient_norm(axes: "Axes", data: RunData) -> bool:
 
 _PLOTS: dict[str, tuple[Panel, ...]] = {
     "reward": (_reward, _parts),
-    "held_out": (_held_out,),
+    "held_out": (_held_out, _held_out_curve),
     "mismatch": (_mismatch,),
     "lengths": (_tokens, _messages),
     "judge": (_judge_failures, _judge_checks),

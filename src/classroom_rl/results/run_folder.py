@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import yaml
 
-from classroom_rl.config.values import SAMPLED
+from classroom_rl.config.values import SAMPLED, SAMPLINGS
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import DataError
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, read_records
@@ -22,6 +22,8 @@ from classroom_rl.rollout.intervals import Estimate
 METRICS_NAME = "metrics.jsonl"
 LEARNING_NAME = "learning.json"
 JUDGE_CHECKS_NAME = "judge_checks.jsonl"
+EVALUATIONS_NAME = "evaluations.jsonl"
+"""The file with a line for each evaluation during the training (trainer/held_out_evaluation.py)."""
 ENVIRONMENT_NAME = "train_rl.environment.json"
 
 STAGES = ("sft", "server_start", "rollout", "publish", "train", "eval")
@@ -45,7 +47,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class RunData:
-    """The content of a run folder. What the folder lacks is None or empty. `lines` are those of metrics.jsonl."""
+    """The content of a run folder. What the folder lacks is None or empty. `lines` are those of metrics.jsonl,
+    `evaluations` those during the training."""
 
     folder: Path
     before: Optional[Measurement] = None
@@ -55,6 +58,7 @@ class RunData:
     environment: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     judge_checks: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def measurements(self) -> dict[str, Measurement]:
@@ -77,14 +81,35 @@ class RunData:
         """Return the total seconds of rollout, publish and train over all steps."""
         return {stage: sum(value for _, value in self.series(f"seconds/{stage}")) for stage in _STEP_STAGES}
 
+    def held_out_rewards(self) -> list[tuple[str, str, float, Estimate]]:
+        """Return (sampling, when, step, reward) of each evaluation during the training; without any, of those before
+        and after it. Evaluations without a reward are left out."""
+        found = [
+            (name, f"step {line['step']}", float(line["step"]), line[name]["reward"])
+            for line in self.evaluations
+            for name in SAMPLINGS
+            if name in line
+        ]
+        steps = {"before": 0.0, "after": float(max((line["step"] for line in self.steps), default=1))}
+        found = found or [
+            (name, f"{when} training", steps[when], measured.metrics[name]["reward"])
+            for when, measured in self.measurements.items()
+            for name in measured.samplings
+        ]
+        return [each for each in found if is_number(each[3]["mean"])]
+
     def reward_changes(self) -> dict[str, Estimate]:
         """Return sampling → the change of the held-out reward, paired by lesson, for the samplings that were measured
-        both before and after training. Where a program of the environment's own measured it, summary.json holds the
-        change (`reward.change`) and the `version` of the measured policy; it counts only if that is the last
-        version."""
+        both before and after training, by `eval.py` or during the training. Where a program of the environment's own
+        measured it, summary.json holds the change (`reward.change`) and the `version` of the measured policy. The last
+        two count only if the last version was measured."""
         if self.before is None or self.after is None:
-            measured_last_policy = bool(self.steps) and look_up(self.summary, "version") == self.steps[-1]["step"]
-            return {SAMPLED: self.summary["reward"]["change"]} if measured_last_policy else {}
+            last = self.steps[-1]["step"] if self.steps else None
+            if last is not None and look_up(self.summary, "version") == last:
+                return {SAMPLED: self.summary["reward"]["change"]}
+            line = self.evaluations[-1] if self.evaluations else {}
+            entries = {name: line[name] for name in SAMPLINGS if name in line and line["step"] == last}
+            return {name: entry["change"] for name, entry in entries.items() if entry["since"] == 0}
         return {
             name: paired_change(rewards_by_lesson(records), rewards_by_lesson(self.after.records[name]))
             for name, records in self.before.records.items()
@@ -112,6 +137,7 @@ def load_run(folder: Path) -> RunData:
         environment=read_json(folder / "config" / ENVIRONMENT_NAME),
         summary=read_json(folder / "summary.json"),
         judge_checks=read_lines(folder / JUDGE_CHECKS_NAME),
+        evaluations=read_lines(folder / EVALUATIONS_NAME),
     )
     if not data.lines and not data.measurements:
         raise DataError(

@@ -113,12 +113,12 @@ class MetricsCallback(TrainerCallback):
         self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
-_OF_THE_BATCH = ("seconds/rollout", "seconds/publish")
+_OF_THE_BATCH = ("seconds/rollout", "seconds/publish", "seconds/eval")
 
 
 class GRPOMetricsCallback(MetricsCallback):
-    """Splits each step's time into rollout, publishing and training. A batch is sampled in the first of its `mu`
-    steps."""
+    """Splits each step's time into rollout, publishing, evaluation and training. A batch is sampled in the first of its
+    `mu` steps."""
 
     _mark = 0.0
 

@@ -62,12 +62,13 @@ def remove_leftovers(run_folder: Path) -> None:
         lease.unlink(missing_ok=True)
 
 
-def complete_checkpoint(folder: Path, step: int, keep: int) -> None:
+def complete_checkpoint(folder: Path, step: int, keep: int, best: int | None = None) -> None:
     """Move the checkpoint in `folder/unfinished` to its final name once it is on disk, and only then delete the oldest
-    checkpoints, so that `keep` remain."""
+    checkpoints, so that `keep` remain, and that of the step `best`."""
     name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
     complete(folder / UNFINISHED / name, folder / name)
     remove_unfinished(folder)
     older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
     for path in older[:-keep]:
-        shutil.rmtree(path)
+        if step_of(path) != best:
+            shutil.rmtree(path)

@@ -42,6 +42,7 @@ from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.distillation import StrongTutor
 from classroom_rl.trainer.group_variance import PlayedBatch
 from classroom_rl.trainer.grpo import GRPO
+from classroom_rl.trainer.held_out_evaluation import HeldOutEvaluation, measure_held_out
 from classroom_rl.trainer.log_probs import has_dropout, log_probs, log_probs_of_batch, padding_of
 from classroom_rl.trainer.metrics import completion_figures, end_ids, means_over_processes
 from classroom_rl.trainer.model_loading import Policy, accumulate_in_float32
@@ -68,6 +69,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         player: has the server play the batches.
         reference: makes a context in which the reference's log-probs are computed; None for a loss without one.
         strong_tutor: whom the policy is distilled from; None without one.
+        held_out: measures the policy on held-out lessons; None without evaluations.
         corrections: the supervisor's corrections; None without a supervisor.
         temperature: of the sampling, for `corrections.py`; the model itself divides its logits by it.
         padding: how the padding of micro-batches is computed, or left out.
@@ -85,6 +87,9 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         self.contents, self.has_adapter = session.contents, config.teacher_model.adapter is not None
         self.algorithm, self.temperature = algorithm, config.teacher_model.vllm.temperature
         self.player, self.publisher = BatchPlayer(session), WeightPublisher(session)
+        self.held_out = HeldOutEvaluation(session, self.player) if config.evaluation.every else None
+        if self.held_out is not None and config.evaluation.keep_best:
+            self.best_step = self.held_out.best_step
         super().__init__(model=policy.model, args=arguments, processing_class=policy.tokenizer)
         self._offloads: AbstractContextManager[Any] = nullcontext()
         if config.train.activation_offloading:
@@ -173,7 +178,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         return micro, totals(micro, accelerator)
 
     def _publish_and_play(self, step: int) -> PlayedBatch:
-        """Publish the weights and play a batch with them; all processes call this together.
+        """Publish the weights, measure them on held-out lessons if that is due, and play a batch.
 
         A server that restarts meanwhile has lost weights that were sent from memory to memory. It refuses the batch on
         all processes until they are published again, and keeps what it has played. The same happens with more servers
@@ -184,6 +189,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             policy = self.publisher.publish(self)
             published = time.monotonic() - started
             try:
+                if self.held_out is not None and self.held_out.is_due(step):
+                    measure_held_out(self, self.held_out, policy, step)
                 played = self.player.play(policy, step, self.state.max_steps, self.accelerator)
             except PolicyMismatch as error:
                 if not (self.publisher.can_repeat and attempts_left):

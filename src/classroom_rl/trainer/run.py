@@ -12,7 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import ONLINE_DPO, PASS
 from classroom_rl.config.values import PPO as PPO_NAME
-from classroom_rl.errors import ConfigError, ProviderFailure, TooManyFailedJudgements
+from classroom_rl.errors import ConfigError, ProviderFailure, TooManyFailedJudgements, TrainingCollapsed
 from classroom_rl.models.lora import check_adapter
 from classroom_rl.models.policy_folder import write_whole
 from classroom_rl.models.precision import check_precision
@@ -29,6 +29,7 @@ from classroom_rl.trainer.checkpoints import step_of
 from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.corrections import CorrectionPasses
 from classroom_rl.trainer.grpo import GRPO
+from classroom_rl.trainer.held_out_evaluation import measure_held_out
 from classroom_rl.trainer.loop import TrainingLoop
 from classroom_rl.trainer.model_loading import load_policy, prepare_cpu
 from classroom_rl.trainer.online_dpo import OnlineDPO
@@ -38,7 +39,7 @@ from classroom_rl.trainer.session import TrainingSession, training_session
 from classroom_rl.trainer.sharded_save import save_adapter_together, save_together, weight_bytes
 from classroom_rl.trainer.weight_delta import parameter_movement
 
-_STOPS = (ProviderFailure, TooManyFailedJudgements, ConfigError)
+_STOPS = (ProviderFailure, TooManyFailedJudgements, TrainingCollapsed, ConfigError)
 """Errors that reach every rank before a step has changed any weight, so that a checkpoint can be saved."""
 
 
@@ -87,8 +88,8 @@ def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegist
     supervisor also `supervision.json`), and push to the Hub if configured.
 
     Raises:
-        ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, or a restarted
-            server has another configuration, a checkpoint of the steps so far is saved first.
+        ClassroomError: on every rank, if the server refuses or fails. If judging or an API failed, the policy has
+            collapsed, or a restarted server has another configuration, a checkpoint of the steps so far is saved first.
     """
     config, run_folder, state = session.config, session.run_folder, PartialState()
     loop.remove_callback(PrinterCallback)
@@ -102,7 +103,7 @@ def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegist
     if config.train.corrections.mode == PASS:
         loop.add_callback(CorrectionPasses(loop, config))
     limit = min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
-    environment_of(config).check_problems(config, session.problems, loop.processing_class, limit)
+    environment_of(config).check_problems(config, [*session.problems, *session.held_out], loop.processing_class, limit)
     on_main_process(state, lambda: drop_rollouts_from(run_folder, step_of(session.checkpoint)))
     try:
         loop.train(resume_from_checkpoint=session.checkpoint)
@@ -110,12 +111,14 @@ def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegist
         loop.save_progress()
         raise
     loop.player.wait_for_next(loop.accelerator)
-    loop.publisher.publish(loop, last=True)
+    policy = loop.publisher.publish(loop, last=True)
     session.gpus.wake_engines()
     if loop.has_adapter:
         save_adapter_together(loop, lambda save: write_whole(run_folder / "adapter", save))
     needed = weight_bytes(loop.model)
     save_together(loop, lambda save: write_whole(run_folder / "model", save, needed))
+    if loop.held_out is not None:  # only now: a judge that fails must not cost the model
+        measure_held_out(loop, loop.held_out, policy, policy.version, last=True)
     base = config.teacher_model.model_name_or_path
     movement = parameter_movement(loop, base)
     if state.is_main_process:  # not a collective: an upload may take longer than the other ranks would wait

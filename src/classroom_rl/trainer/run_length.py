@@ -10,12 +10,14 @@ For an adapter the movement of the weights that it is added to counts.
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from classroom_rl.config.base import DatasetSource
 from classroom_rl.config.models import LoraConfig
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
+from classroom_rl.config.values import LARGEST_BATCH
 from classroom_rl.errors import ClassroomError, ConfigError
 from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.rollout.datasets import is_local_name, load_problems
@@ -166,16 +168,45 @@ def load_training_problems(config: TrainRLConfig) -> list[Problem]:
     return problems
 
 
+def load_held_out_problems(config: TrainRLConfig, training: Sequence[Problem]) -> list[Problem]:
+    """The lessons that are measured during a training on the problems `training`; [] without evaluations.
+
+    Raises:
+        ConfigError: if some of them are trained on, or they are more than a server plays at once.
+        DataError: if a dataset cannot be used, or a post-test cannot be held on one of them.
+    """
+    options = config.evaluation
+    if options.every == 0:
+        return []
+    problems = load_problems(options.eval_datasets, options.max_val_examples, config.seed)
+    trained_on = len({each.id for each in training} & {each.id for each in problems})
+    if trained_on:
+        raise ConfigError(
+            f"{trained_on} of the {len(problems)} lessons of evaluation.eval_datasets are among those that are trained "
+            "on: what is measured on them says nothing about new ones. Name others."
+        )
+    if (count := len(problems) * options.num_samples_per_problem) > LARGEST_BATCH:
+        raise ConfigError(
+            f"evaluation asks for {len(problems)} × {options.num_samples_per_problem} = {count} conversations, but a "
+            f"server holds {LARGEST_BATCH} at once: lower evaluation.max_val_examples."
+        )
+    check_exams(config.generation, problems)
+    return problems
+
+
 def report_length_before_training(config: TrainRLConfig) -> LengthReport:
     """`report_length` for programs that do not train: a dataset on the Hub is not downloaded to count its problems.
 
     Raises:
         DataError: if a dataset, or the template that makes problems of it, cannot be used.
-        ConfigError: if the problems are too few for one batch.
+        ConfigError: if the problems are too few for one batch, or some held-out ones are among them.
     """
     missing = next((each for each in config.dataset.train_datasets if not _is_here(each)), None)
     if missing is None:
-        return report_length(config, len(load_training_problems(config)))
+        problems = load_training_problems(config)
+        if all(map(_is_here, config.evaluation.eval_datasets)):
+            load_held_out_problems(config, problems)  # its errors are told before anything is loaded
+        return report_length(config, len(problems))
     return report_length(config, None, f"how many problems there are is known when {missing.name_or_path} is loaded")
 
 

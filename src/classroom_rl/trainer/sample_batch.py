@@ -144,7 +144,7 @@ class BatchPlayer:
         if config.dataset.curriculum:
             self._curriculum = Curriculum(ids, train.num_samples_per_problem, config.seed, session.run_folder, train.mu)
         self.order = ProblemOrder(ids, train, config.seed)
-        self._next = NextBatch(session.client.play, self._sample) if train.max_staleness > 0 else None
+        self._next = NextBatch(session.client.play, self.sample) if train.max_staleness > 0 else None
         self._first = True
         self._waited_s = self._judging_s = 0.0
 
@@ -229,7 +229,7 @@ class BatchPlayer:
             if self._next is not None and attempt == 0:
                 response = self._take(problem_ids, policy, step, max_steps, accelerator)
             else:
-                response = self._sample(self._request(problem_ids, policy, attempt, step, accelerator))
+                response = self.sample(self._request(problem_ids, policy, attempt, step, accelerator))
             # Of a batch that was begun ahead, the judge may have read a part before this process began to wait.
             self._judging_s += min(response.seconds_after_policy, time.monotonic() - started)
             write_rollouts(self._run_folder, step, accelerator.process_index, response.conversations, attempt)
@@ -238,7 +238,7 @@ class BatchPlayer:
         def play(problem_ids: Sequence[str], attempt: int) -> tuple[list[Trajectory], Mapping[str, Usage]]:
             response = on_every_process(accelerator, lambda: sample(problem_ids, attempt))
             records = response.conversations if response else []
-            self._check_judging(records)  # before further problems are paid for
+            self.check_judging(records)  # before further problems are paid for
             return records, response.usage if response else {}
 
         records, usage = play(prompts, 0)
@@ -284,7 +284,14 @@ class BatchPlayer:
             judge_again=self._first,
         )
 
-    def _sample(self, request: SampleRequest) -> SampleResponse:
+    def sample(self, request: SampleRequest) -> SampleResponse:
+        """Have a request played, and check what is answered.
+
+        Raises:
+            PolicyMismatch: if another policy played, or conversations are missing.
+            ConfigError: if the server uses other reward weights.
+            ClassroomError: the server's error.
+        """
         response = self._client.sample(request)
         if response.policy != request.wanted_policy:
             raise PolicyMismatch(f"Asked for policy {request.wanted_policy}, got conversations of {response.policy}.")
@@ -293,7 +300,7 @@ class BatchPlayer:
             raise PolicyMismatch(f"Asked for {len(request.problems)} conversations, got {len(response.conversations)}.")
         return response
 
-    def _check_judging(self, records: Sequence[Trajectory]) -> None:
+    def check_judging(self, records: Sequence[Trajectory]) -> None:
         """Raise if too little of the batch was judged. A conversation without a reward because a context was full is
         not the judge's failure: it is logged, and stops the run only if the whole batch has no reward."""
         total = sum(gather_object([len(records)]))
@@ -341,13 +348,13 @@ def batch_metrics(records: Sequence[Trajectory], played: Sequence[Trajectory] = 
             by_message.setdefault(name, []).extend(value for value in values if value is not None)
     return {
         **{f"turn_rewards/{name}/mean": fmean(values) for name, values in by_message.items() if values},
-        "conversation/teacher_tokens": fmean(_sampled_tokens(record) for record in records),
+        "conversation/teacher_tokens": fmean(sampled_tokens(record) for record in records),
         "conversation/overflow_share": fmean(record.overflow is not None for record in records),
         "judge/failed_share": fmean(record.reward is None and not _overflowed(record) for record in played or records),
     }
 
 
-def _sampled_tokens(record: Trajectory) -> int:
+def sampled_tokens(record: Trajectory) -> int:
     """The tokens that the policy sampled for the messages that entered the episode, behind prompts of their own
     included."""
     beside = (each for each in record.branches if each.kind == POLICY)

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate import PartialState
@@ -31,7 +31,7 @@ from classroom_rl.trainer.checkpoints import last_checkpoint, remove_leftovers, 
 from classroom_rl.trainer.collective import on_every_process, on_main_process
 from classroom_rl.trainer.contents import Contents
 from classroom_rl.trainer.resume import check_launch, check_problems, check_resume, contents_at_start
-from classroom_rl.trainer.run_length import load_training_problems, report_length
+from classroom_rl.trainer.run_length import load_held_out_problems, load_training_problems, report_length
 from classroom_rl.trainer.servers import AssignedServer, SharedGpus, assign_server
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class TrainingSession:
         gpus: puts the server's engines to sleep and wakes them, if trainer and server share GPUs.
         checkpoint: the checkpoint to resume from; None for a new training.
         contents: fingerprints of the problems, and of the files that the configuration names, as the training begins.
+        held_out: the lessons that are measured during the training.
     """
 
     config: TrainRLConfig
@@ -62,6 +63,7 @@ class TrainingSession:
     gpus: SharedGpus
     checkpoint: str | None
     contents: Contents
+    held_out: list[Problem] = field(default_factory=list)
 
 
 @contextmanager
@@ -87,6 +89,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
     on_main_process(state, lambda: _log_config_changes(config, run_folder))
     run_id = on_main_process(state, lambda: _open_run_folder(config, run_folder))
     problems = on_every_process(state, lambda: load_training_problems(config))
+    held_out = on_every_process(state, lambda: load_held_out_problems(config, problems))
     if state.is_main_process:
         report_length(config, len(problems)).log()
     on_main_process(state, lambda: check_problems(run_folder, problems))
@@ -101,7 +104,7 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
         gpus.refuse_sending()
     on_main_process(state, lambda: record_placement(run_folder, gpus.placement))
     gpus.sleep_engines()
-    return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint, contents)
+    return TrainingSession(config, run_folder, run_id, problems, client, server, gpus, checkpoint, contents, held_out)
 
 
 def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:

@@ -83,11 +83,13 @@ class AtomicCheckpoints(Trainer):
         run_config: the configuration, which is saved in each checkpoint.
         contents: fingerprints of what its files held when the training began, saved beside it.
         has_adapter: whether an adapter is trained instead of the model's own weights.
+        best_step: the step whose checkpoint is never deleted; None if there is none.
     """
 
     run_config: Any
     contents: Contents
     has_adapter: bool
+    best_step: int | None = None
     _saving_checkpoint = False
 
     def save_progress(self) -> None:
@@ -124,7 +126,7 @@ class AtomicCheckpoints(Trainer):
     def _complete_checkpoint(self, folder: Path, keep: int) -> None:
         step = self.state.global_step
         self.write_checkpoint_files(folder / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}")
-        complete_checkpoint(folder, step, keep)
+        complete_checkpoint(folder, step, keep, self.best_step)
 
     def write_checkpoint_files(self, folder: Path) -> None:
         """Add this project's own files to a checkpoint that is being written; the main process calls it."""

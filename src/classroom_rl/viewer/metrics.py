@@ -1,12 +1,13 @@
 """The metrics of a run for the page: training steps, evaluations, guards and configuration."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from classroom_rl.results.run_folder import (
+    EVALUATIONS_NAME,
     JUDGE_CHECKS_NAME,
     LEARNING_NAME,
     has_score,
@@ -61,8 +62,8 @@ _FACTS = (
 
 
 class RunMetrics:
-    """Reads `metrics.jsonl`, the evaluations' `metrics.json`, the guards' files and the configuration of a run folder.
-    `metrics.jsonl` is read again only when it has changed."""
+    """Reads `metrics.jsonl`, `evaluations.jsonl`, the evaluations' `metrics.json`, the guards' files and the
+    configuration of a run folder. `metrics.jsonl` is read again only when it has changed."""
 
     def __init__(self, run_folder: Path):
         self._folder = run_folder
@@ -71,7 +72,8 @@ class RunMetrics:
     def stamp(self) -> str:
         """Return a string that changes when a step is logged, the judge is checked, learning.json is written, or an
         evaluation writes its metrics."""
-        paths = [self._folder / name for name in ("metrics.jsonl", JUDGE_CHECKS_NAME, LEARNING_NAME, "metrics.json")]
+        names = ("metrics.jsonl", JUDGE_CHECKS_NAME, EVALUATIONS_NAME, LEARNING_NAME, "metrics.json")
+        paths = [self._folder / name for name in names]
         return " ".join(map(_stamp, [*paths, *sorted((self._folder / "eval").glob("*/metrics.json"))]))
 
     def metrics(self, sets: ConversationSets) -> Metrics:
@@ -82,11 +84,19 @@ class RunMetrics:
         config = self.config()
         steps = look_up(config, "train", "max_steps")
         shares, advice = time_of(lines, config, self._folder)
+        evaluations = read_lines(self._folder / EVALUATIONS_NAME)
+        marks = [
+            mark
+            for name, path in sets.evaluations.items()
+            for mark in _eval_marks(name, read_json(path.with_name("metrics.json")))
+        ]
+        marks += [mark for line in evaluations for mark in _eval_marks(f"step {line['step']}", line, line["step"])]
         return Metrics(
             steps=[line["step"] for line in shown],
             series={name: [_to_float(line.get(name)) for line in shown] for name in names},
             last=last_figures(lines),
-            marks=[mark for name, path in sets.evaluations.items() for mark in _eval_marks(name, path)],
+            marks=marks,
+            collapse=evaluations[-1]["collapse"] if evaluations else [],
             max_steps=steps if is_number(steps) and steps > 0 else None,
             time_shares=shares,
             time_advice=advice,
@@ -164,14 +174,11 @@ def _to_float(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def _eval_marks(name: str, conversations: Path) -> list[EvalMark]:
-    path = conversations.with_name("metrics.json")
-    if not path.is_file():
-        return []
+def _eval_marks(name: str, evaluation: Mapping[str, Any], step: int | None = None) -> list[EvalMark]:
     marks = []
-    for sampling, metrics in json.loads(path.read_text(encoding="utf-8")).items():
+    for sampling, metrics in evaluation.items():
         mean, interval = look_up(metrics, "reward", "mean"), look_up(metrics, "reward", "ci95")
         if is_number(mean):
             low, high = interval if interval else (None, None)
-            marks.append(EvalMark(name=name, sampling=sampling, mean=mean, low=low, high=high))
+            marks.append(EvalMark(name=name, sampling=sampling, mean=mean, low=low, high=high, step=step))
     return marks

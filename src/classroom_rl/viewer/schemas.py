@@ -64,24 +64,28 @@ class Pulse(BaseModel):
 
 
 class EvalMark(BaseModel):
-    """The held-out reward of one evaluation with one kind of sampling: mean and 95 % interval."""
+    """The held-out reward of one evaluation with one kind of sampling: mean and 95 % interval; `step` only of an
+    evaluation during the training."""
 
     name: str
     sampling: str
     mean: float
     low: float | None
     high: float | None
+    step: int | None = None
 
 
 class Metrics(BaseModel):
     """Response of `GET /api/metrics`: one column per metric over the steps, thinned to what a chart can show; null
-    where a step lacks the metric. `last` holds the last number of each metric, `time_shares` the share of each phase in
-    the time of the last steps, and `time_advice` a line about what would shorten them."""
+    where a step lacks the metric. `last` holds the last number of each metric, `collapse` the signs of a collapse in
+    the last evaluation during the training, `time_shares` the share of each phase in the time of the last steps, and
+    `time_advice` a line about what would shorten them."""
 
     steps: list[int]
     series: dict[str, list[float | None]]
     last: dict[str, Any]
     marks: list[EvalMark]
+    collapse: list[str] = Field(default_factory=list)
     max_steps: int | None
     time_shares: dict[str, float]
     time_advice: str | None

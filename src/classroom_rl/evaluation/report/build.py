@@ -188,6 +188,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         ),
         "Engine": _engine(data),
         "Steps": len(data.steps) or None,
+        "Collapse": "; ".join(sign for line in data.evaluations[-1:] for sign in line["collapse"]) or None,
         "Batch": f"{batch[0]} lessons × {batch[1]} conversations" if None not in batch else None,
         "Learning rate": _learning_rate(train),
         "Loss": train.get("loss_type"),
@@ -342,23 +343,20 @@ def _held_out_chart(data: RunData) -> Optional[Drawing]:
     """The rewards on held-out lessons. They are not in the training's chart, because lessons, sampling and perhaps the
     judge differ."""
     colours = {"sampled": "b", "greedy": "c", "supervised": "d"}
-    steps = {"before": 0.0, "after": float(max((step_metrics["step"] for step_metrics in data.steps), default=1))}
     lines: dict[str, list[tuple[float, float]]] = {}
     marks = []
-    for when, measured in data.measurements.items():
-        for sampling in measured.samplings:
-            reward = measured.metrics[sampling]["reward"]
-            if is_number(reward["mean"]):
-                label, colour = f"{sampling}, {when} training", colours.get(sampling, "b")
-                lines.setdefault(sampling, []).append((steps[when], reward["mean"]))
-                marks.append(Mark(label, sampling, colour, steps[when], reward["mean"], reward["ci95"]))
+    for sampling, when, step, reward in data.held_out_rewards():
+        lines.setdefault(sampling, []).append((step, reward["mean"]))
+        label, colour = f"{sampling}, {when}", colours.get(sampling, "b")
+        marks.append(Mark(label, sampling, colour, step, reward["mean"], reward["ci95"]))
     if not data.steps or not marks:
         return None
     bounds = [y for mark in marks for y in mark.interval or (mark.y, mark.y)]
     return line_chart(
         "Reward on held-out lessons",
         [Series(sampling, colours.get(sampling, "b"), points, faint=True) for sampling, points in lines.items()],
-        note="Before and after the training, with 95 % intervals.",
+        note="With 95 % intervals over lessons. "
+        + ("During the training." if data.evaluations else "Before and after the training."),
         y_range=(min(0.0, *bounds), max(1.0, *bounds)),
         marks=marks,
     )

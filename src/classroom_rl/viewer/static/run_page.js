@@ -59,7 +59,10 @@ function phases(last) {
 
 function heldOut(marks) {
   if (!marks.length) return null;
-  const sampling = marks[0].sampling;
+  const during = marks.filter(({ step }) => step !== null);
+  const sampling = (during[0] ?? marks[0]).sampling;
+  const own = during.filter((mark) => mark.sampling === sampling);
+  if (own.length) return { now: own.at(-1).mean, before: own.length > 1 ? own[0].mean : null, sampling };
   const of = (name) => marks.find((mark) => mark.name === name && mark.sampling === sampling)?.mean ?? null;
   const after = of("after");
   return after === null ? { now: marks[0].mean, before: null, sampling: `${marks[0].name}, ${sampling}` }
@@ -91,6 +94,7 @@ function drawCharts(metrics, run) {
     reward.length && chart("Reward", steps, reward, { range: withinOne(edges(series.reward, series.reward_std)), pick,
       note: pick ? "Band: spread in the batch. Choose a step to see its conversations." : "Band: spread in the batch." }),
     heldOutChart(metrics.marks, steps.at(-1)),
+    duringChart(metrics),
     parts.length && chart("What the judge says", steps, parts, { range: [0, 1], note: "Means of the batch, each as a share of the most that can be given.", pick }),
     rewards.length > 1 && chart("Parts of the reward", steps, rewards, { pick }),
     series["seconds/rollout"] && chart("Seconds per step", steps, line(["seconds/rollout", "seconds/train", "seconds/publish"]), { stack: true }),
@@ -130,6 +134,20 @@ function heldOutChart(marks, last) {
   const lines = samplings.map((sampling) => ({ label: sampling, colour: colour(sampling), values: [meanOf(sampling, "before"), meanOf(sampling, "after")] }));
   return chart("Reward on held-out lessons", [0, last], lines,
     { range: withinOne(shown.flatMap(interval)), marks: shown, note: "Before and after the training, with 95 % intervals." });
+}
+
+/** The evaluations during the training, as curves with their 95 % intervals. */
+function duringChart({ marks, collapse }) {
+  const during = marks.filter(({ step }) => step !== null);
+  if (!during.length) return null;
+  const steps = [...new Set(during.map(({ step }) => step))];
+  const lines = [...new Set(during.map(({ sampling }) => sampling))].map((sampling, i) => {
+    const own = steps.map((step) => during.find((mark) => mark.step === step && mark.sampling === sampling));
+    return { label: sampling, colour: COLOURS[1 + i], values: own.map((mark) => mark?.mean ?? null),
+      spread: own.map((mark) => mark && mark.low !== null ? (mark.high - mark.low) / 2 : null) };
+  });
+  const note = collapse.length ? `Collapse: ${collapse.join("; ")}.` : "Bands as wide as 95 % intervals over lessons.";
+  return chart("Held-out reward during training", steps, lines, { range: withinOne(during.map(({ mean }) => mean)), note });
 }
 
 function facts(run) {
