@@ -195,7 +195,7 @@ def test_what_goes_with_ppo() -> None:
     ("overrides", "message"),
     [
         (["train.mu=2"], r"train\.mu is 2; with train\.algorithm=online_dpo it is 1, .*: set train\.mu=1"),
-        (["train.loss_type=cispo"], r"train\.loss_type is cispo, .* default, dapo"),
+        (["train.loss_type=cispo"], r"train\.loss_type is cispo, .* set it to dapo"),
         (["train.scale_rewards=none"], r"train\.scale_rewards is none, .*algorithm=online_dpo has no use for it"),
         (["train.normalise_per_criterion=true"], r"train\.normalise_per_criterion is True, "),
         (["train.epsilon=0.1"], r"train\.epsilon is 0\.1, which says how far ratios of probabilities may move"),

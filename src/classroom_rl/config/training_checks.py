@@ -121,7 +121,7 @@ def _refuse_keys(train: TrainConfig, keys: Mapping[str, str]) -> None:
         if value != default and (name, value) != ("beta", 0):  # 0 says the same: there is no such term
             raise ConfigError(
                 f"train.{name} is {value}, which says {says}; train.algorithm={train.algorithm} has no use for it. "
-                f"Leave it out, or set it to its default, {default}."
+                f"Leave it out, or set it to {default}."
             )
 
 
