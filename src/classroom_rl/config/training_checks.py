@@ -27,7 +27,6 @@ from classroom_rl.config.values import (
     SUPERVISOR_REWARD,
 )
 from classroom_rl.errors import ConfigError
-from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.rollout.chat_template import set_variables, why_other_tokens
 from classroom_rl.rollout.environment import module_of
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
@@ -102,6 +101,8 @@ def check_strong_tutor(config: TrainRLConfig, name: str) -> None:
     Raises:
         ConfigError: with the difference, or if a tokenizer cannot be loaded.
     """
+    from classroom_rl.models.pretrained import load_tokenizer
+
     key = "train.distillation.model"
     own_key, own_name = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path
     own, strong = load_tokenizer(own_key, own_name), load_tokenizer(key, name)
