@@ -140,7 +140,7 @@ def test_llama_cpp_converts_a_folder_whose_template_has_no_marks(run: Path, tmp_
 
 
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-CHATML = f"{{% for m in messages %}}{TURN}{{% endfor %}}<|im_start|>assistant\n"
+CHATML = f"{{% for m in messages %}}{TURN}{{% endfor %}}{{{{ '<|im_start|>assistant\\n' }}}}"
 SYSTEM = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe good.\nAlways.<|im_end|>\n{% endif %}"
 
 

@@ -146,7 +146,7 @@ def _nearest(path: Sequence[str | int], schema: type) -> str:
     known = config_keys(schema)
     key = "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     candidates = set(types_of(group)) if in_list else {_last(name) for name in known}
-    names = difflib.get_close_matches(_last(key), candidates, n=1)
+    names = difflib.get_close_matches(_last(key), candidates)
     close = difflib.get_close_matches(key, [name for name in known if _last(name) in names], n=1, cutoff=0.0)
     return f"Did you mean {close[0]}?" if close else f"There are: {', '.join(types_of(group))}."
 
