@@ -145,8 +145,10 @@ def _nearest(path: Sequence[str | int], schema: type) -> str:
             group = group_in(types_of(group)[part])
     known = config_keys(schema)
     key = "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    candidates = set(types_of(group)) if in_list else {_last(name) for name in known}
-    names = difflib.get_close_matches(_last(key), candidates)
+    own, everywhere = set(types_of(group)), {_last(name) for name in known}
+    names = [_last(key)] if not in_list and _last(key) in everywhere else []  # the right key in another group
+    names = names or difflib.get_close_matches(_last(key), own, n=1)
+    names = names or ([] if in_list else difflib.get_close_matches(_last(key), everywhere, n=1))
     close = difflib.get_close_matches(key, [name for name in known if _last(name) in names], n=1, cutoff=0.0)
     return f"Did you mean {close[0]}?" if close else f"There are: {', '.join(types_of(group))}."
 
