@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate import PartialState
 from transformers import Trainer
@@ -39,9 +39,6 @@ from classroom_rl.trainer.checkpoints import step_of
 from classroom_rl.trainer.collective import Processes, on_main_process, to_main_process
 from classroom_rl.trainer.sample_batch import BatchPlayer, sampled_tokens
 from classroom_rl.trainer.session import TrainingSession
-
-if TYPE_CHECKING:
-    from classroom_rl.trainer.loop import TrainingLoop
 
 logger = logging.getLogger(__name__)
 
@@ -197,12 +194,13 @@ class HeldOutEvaluation:
 
 
 def measure_held_out(
-    loop: "TrainingLoop", evaluation: HeldOutEvaluation, policy: PolicyVersion, step: int, last: bool = False
+    loop: Any, evaluation: HeldOutEvaluation, policy: PolicyVersion, step: int, last: bool = False
 ) -> None:
     """Measure the policy, which the servers have loaded, log the figures at this step, and save a checkpoint if they
     are the best so far; all processes call this together.
 
     Args:
+        loop: the `TrainingLoop`.
         last: the training has ended, so nothing is left to stop.
 
     Raises:
