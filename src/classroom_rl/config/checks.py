@@ -399,11 +399,6 @@ def _check_groups(config: TrainRLConfig) -> None:
     train, mode = config.train, config.train.groups_without_variance
     if mode == KEEP:
         return
-    if train.distillation.model is not None:
-        raise ConfigError(
-            f"train.groups_without_variance is {mode}, but with train.distillation.model a group learns from the "
-            f"strong tutor even where all rewards are equal: set train.groups_without_variance={KEEP}."
-        )
     if train.loss_type == BNPO:
         raise ConfigError(
             f"train.groups_without_variance is {mode}, but train.loss_type={BNPO} takes the mean of each micro-batch, "

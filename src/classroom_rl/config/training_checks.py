@@ -17,6 +17,7 @@ from classroom_rl.config.values import (
     EMBEDDED_SUPERVISORS,
     GREEDY,
     IMMEDIATE,
+    KEEP,
     NO_CORRECTIONS,
     NO_CREDIT,
     ONLINE_DPO,
@@ -92,6 +93,12 @@ def _check_distillation(config: TrainRLConfig) -> None:
         raise ConfigError(
             f"train.distillation.prompt_path is {path}, but the environment {config.environment} has no prompt in "
             "which a strong tutor could be told more: leave it out."
+        )
+    if model is not None and config.train.groups_without_variance != KEEP:
+        raise ConfigError(
+            f"train.groups_without_variance is {config.train.groups_without_variance}, but with "
+            "train.distillation.model a group learns from the strong tutor even where all rewards are equal: set "
+            f"train.groups_without_variance={KEEP}."
         )
 
 

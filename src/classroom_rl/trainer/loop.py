@@ -157,7 +157,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
                 self.log_figures({"corrections/waiting": waiting, "corrections/passes": passes})
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
-        count = math.ceil(min(len(played.records), len(samples)) / train.per_device_train_batch_size)
+        episodes = min(len(played.records), len(samples))  # one may give several samples, or none (online DPO)
+        count = math.ceil(episodes / train.per_device_train_batch_size)
         rows = math.ceil(len(samples) / count)
         limit = token_limit(self.run_config, rows, accelerator.device)
         divisions = micro_batches(batch, rows, limit, self.padding)  # as many on every process, some perhaps empty
