@@ -96,7 +96,7 @@ def behind_a_path(upstream: str) -> FastAPI:
 
     @proxy.api_route(f"{PREFIX}/{{path:path}}", methods=["GET", "POST"])
     async def forward(path: str, request: Request) -> Response:
-        async with httpx2.AsyncClient(trust_env=False) as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=None) as client:
             headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
             answer = await client.request(
                 request.method,
