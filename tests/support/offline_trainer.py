@@ -131,7 +131,7 @@ class OfflineLoop(TrainingLoop):
             loss = self.loss_of(self.model, micro, True)
             loss.backward()
             total += loss.item()
-        self.log_figures(self.algorithm.end_pass(True, self.accelerator, self))
+        self.keep_figures(self.algorithm.end_pass(True, self.accelerator, self))
         return total, {name: each.grad.clone() for name, each in self.model.named_parameters() if each.grad is not None}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import TrainingArguments
 
 from classroom_rl.config.checks import check_train_rl
 from classroom_rl.config.load import load
@@ -154,3 +155,9 @@ def test_processes_that_share_a_group_cannot_have_it_judged_together(
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match="each of 4 processes plays 4 conversations of a batch, and a group has 8"):
         training_arguments(config, tmp_path)
+
+
+def test_a_process_that_sees_several_gpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda _: 2))
+    with pytest.raises(ConfigError, match=r"sees 2 GPUs .* CUDA_VISIBLE_DEVICES"):
+        training_arguments(configured(), tmp_path)

@@ -23,6 +23,7 @@ from classroom_rl.trainer.batch import (
     TRIMMED,
     Batch,
     Sample,
+    divide,
     micro_batches,
     micro_batches_by_rows,
     micro_batches_by_tokens,
@@ -77,6 +78,21 @@ def test_every_row_is_in_one_micro_batch_within_the_limit(
 
 def test_rows_of_like_length_go_together() -> None:
     assert micro_batches_by_tokens([10] * 5, [90, 10, 88, 12, 40], limit=200) == [[0, 2], [4, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("episodes", "samples", "expected"),
+    [
+        (4, 4, [[0, 1], [2, 3]]),
+        (4, 8, [[0, 1, 2, 3], [4, 5, 6, 7]]),  # each episode gives two samples
+        (8, 2, [[0, 1]]),  # most give none
+        (4, 5, [[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_there_are_as_many_micro_batches_as_the_episodes_fill(episodes: int, samples: int, expected) -> None:
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", "train.per_device_train_batch_size=2"])
+    rows = [Sample(row([1], [2] * 3, [1] * 3), [1.0] * 3)] * samples
+    assert divide(Batch.of(rows, 0, torch.device("cpu")), episodes, config, KEPT) == expected
 
 
 def test_uncut_micro_batches_are_as_wide_as_the_batch() -> None:

@@ -321,7 +321,7 @@ def test_what_a_conversation_without_a_verdict_says_changes_nothing(model: Path,
 def learned(trainer: OfflineLoop, batch: list[Batch]) -> tuple[float, dict[str, torch.Tensor], dict[str, float]]:
     """Loss, gradients and figures of a batch."""
     logged: dict[str, float] = {}
-    trainer.log_figures = logged.update
+    trainer.keep_figures = logged.update
     return *trainer.loss_and_gradients(batch), logged
 
 

@@ -40,7 +40,7 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
 
     Raises:
         ConfigError: if the batch is not divisible by micro-batch size × processes, if processes share groups that are
-            judged together, or if an option needs a GPU.
+            judged together, if an option needs a GPU, or if this process sees more than one.
     """
     keep_deepspeed_from_compiling()
     let_fsdp_run_on_cpus()
@@ -53,7 +53,7 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
         _check_whole_groups(batch, train.num_samples_per_problem)
     timeout_s = collective_timeout_s(config)
     open_process_group_on_cpus(timeout_s)
-    return TrainingArguments(
+    arguments = TrainingArguments(
         **_OBJECTIVE,
         output_dir=str(run_folder / "checkpoints"),
         per_device_train_batch_size=rows,
@@ -82,6 +82,13 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
         disable_tqdm=True,
         remove_unused_columns=False,
     )
+    if arguments.n_gpu > 1:
+        raise ConfigError(
+            f"This process sees {arguments.n_gpu} GPUs and would train on copies of the model in threads. Start one "
+            "process for each GPU (start_rl_training.sh, or accelerate launch), or show it one with "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    return arguments
 
 
 def collective_timeout_s(config: TrainRLConfig) -> int:

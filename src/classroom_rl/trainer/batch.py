@@ -3,6 +3,7 @@
 Shapes: B is the number of this process's samples, P the longest prompt and T the longest completion in tokens.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -237,3 +238,17 @@ def micro_batches(batch: Batch, max_rows: int, max_tokens: int | None, padding: 
     else:
         packs = micro_batches_by_tokens([width_P] * rows, [width_T] * rows, max_tokens)
     return split_to(packs, max(gather_object([len(packs)])))
+
+
+def divide(batch: Batch, episodes: int, config: TrainRLConfig, padding: Padding) -> list[list[int]]:
+    """The places of the samples of each micro-batch, as many on every process, some perhaps empty; all processes call
+    this together. An episode may give several samples, or none (online DPO): there are as many micro-batches as its
+    episodes would fill.
+
+    Args:
+        episodes: how many this process has of the batch.
+    """
+    samples = len(batch.prompt_ids_BP)
+    count = math.ceil(min(episodes, samples) / config.train.per_device_train_batch_size)
+    rows = math.ceil(samples / count)
+    return micro_batches(batch, rows, token_limit(config, rows, batch.mask_BT.device), padding)

@@ -200,7 +200,7 @@ class CorrectionPasses(TrainerCallback):
             "corrections/pass_first_loss": result.first_loss,
             "corrections/pass_kl": result.kl,
         }
-        self._loop.log_figures(figures)
+        self._loop.keep_figures(figures)
         logger.info(
             "supervised pass %d: %d examples in %d steps, cross-entropy %.3f to %.3f nats per token, KL %.4f%s",
             self._corrections.cursor.passes,

@@ -210,7 +210,7 @@ def measure_held_out(
     options, accelerator = loop.run_config.evaluation, loop.accelerator
     found = evaluation.measure(policy, step, accelerator)
     Trainer.log(loop, found.figures)  # a line of its own: the loop's figures are of the next step
-    loop.log_figures({"seconds/eval": found.figures["heldout/seconds"]})
+    loop.keep_figures({"seconds/eval": found.figures["heldout/seconds"]})
     if options.keep_best and found.best_step == step:
         loop.best_step = step
         loop.save_progress()

@@ -1,8 +1,9 @@
 """The training loop of all algorithms.
 
-The policy is the configuration's teacher. One optimizer step is one pass over a batch of episodes:
+The policy is the tutor in training, `teacher_model`; a strong tutor is one it is distilled from. One optimizer step is
+one pass over a batch of episodes:
 
-    publish the weights         so that the server's engines sample the batch with them
+    publish the weights         so that the server's engines sample with them; held-out lessons are measured if due
     play the batch              on the server: episodes (`Trajectory`) with rewards
     samples                     of the algorithm (`grpo.py`, `ppo.py`, `online_dpo.py`): the rows to train on
     log-probs before the step   of the policy, where they are needed, of the reference, and of a strong tutor
@@ -10,17 +11,16 @@ The policy is the configuration's teacher. One optimizer step is one pass over a
     for each micro-batch        log-probs, loss, backward
     optimizer step, schedule    transformers' `Trainer`; DeepSpeed steps in the last backward
 
-With `train.mu` above 1 the next steps are further passes over the same batch, which begin with the micro-batches.
-Supervised passes over corrections come between the steps (`corrections.py`). `Trainer` drives the steps, clips,
-schedules, logs and saves; it sees one number for each step, and only public methods of it are overridden here.
+With `train.mu` above 1 the next steps are further passes over the same batch, which begin with the micro-batches. A
+callback makes supervised passes over corrections between the steps (`corrections.py`). `Trainer` drives the steps,
+clips, schedules, logs and saves; it sees one number for each step, and only public methods of it are overridden here.
 """
 
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -34,9 +34,9 @@ from transformers import TrainingArguments
 from trl.models import get_act_offloading_ctx_manager
 
 from classroom_rl.config.values import PASS
-from classroom_rl.errors import ConfigError, PolicyMismatch
+from classroom_rl.errors import PolicyMismatch
 from classroom_rl.rollout.trajectory import Trajectory
-from classroom_rl.trainer.batch import Batch, Totals, micro_batches, token_limit, totals
+from classroom_rl.trainer.batch import Batch, Totals, divide, totals
 from classroom_rl.trainer.callbacks import show_conversations
 from classroom_rl.trainer.correction_set import CorrectionSet
 from classroom_rl.trainer.distillation import StrongTutor
@@ -71,18 +71,12 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         strong_tutor: whom the policy is distilled from; None without one.
         held_out: measures the policy on held-out lessons; None without evaluations.
         corrections: the supervisor's corrections; None without a supervisor.
-        temperature: of the sampling, for `corrections.py`; the model itself divides its logits by it.
+        temperature: of the sampling, by which the policy divides its logits; for `corrections.py`.
         padding: how the padding of micro-batches is computed, or left out.
-        micro_batches: those of the last batch.
+        micro_batches: of the batch that is trained on.
     """
 
     def __init__(self, session: TrainingSession, policy: Policy, algorithm: GRPO, arguments: TrainingArguments):
-        if arguments.n_gpu > 1:
-            raise ConfigError(
-                f"This process sees {arguments.n_gpu} GPUs and would train on copies of the model in threads. Start "
-                "one process for each GPU (start_rl_training.sh, or accelerate launch), or show it one with "
-                "CUDA_VISIBLE_DEVICES."
-            )
         config = self.run_config = session.config
         self.contents, self.has_adapter = session.contents, config.teacher_model.adapter is not None
         self.algorithm, self.temperature = algorithm, config.teacher_model.vllm.temperature
@@ -91,14 +85,13 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         if self.held_out is not None and config.evaluation.keep_best:
             self.best_step = self.held_out.best_step
         super().__init__(model=policy.model, args=arguments, processing_class=policy.tokenizer)
-        self._offloads: AbstractContextManager[Any] = nullcontext()
-        if config.train.activation_offloading:
-            self._offloads = get_act_offloading_ctx_manager(self.model)
-        self._without_no_sync = self.is_deepspeed_enabled  # it waits for the last micro-batch by itself
+        offloads = config.train.activation_offloading
+        self._offloads = get_act_offloading_ctx_manager(self.model) if offloads else nullcontext()
+        self._always_syncs = self.is_deepspeed_enabled  # which adds up the gradients of micro-batches itself
         if config.train.grad_accum_fp32:
             accumulate_in_float32(self.accelerator)
             # Its gradients are added up in float32 once they are reduced, and in the weights' dtype before that.
-            self._without_no_sync |= self.accelerator.distributed_type == DistributedType.FSDP
+            self._always_syncs |= self.accelerator.distributed_type == DistributedType.FSDP
         self.reference = policy.prepare_reference(self.accelerator)
         self.strong_tutor = StrongTutor.of(config, policy, self.accelerator)
         algorithm.prepare_model(self.model)
@@ -131,37 +124,33 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         for place, micro in enumerate(self.micro_batches, start=1):
             is_last = place == len(self.micro_batches)
             self.accelerator.sync_gradients = is_last  # where it is true, accelerate's DeepSpeed steps
-            syncs = is_last or self._without_no_sync
+            syncs = is_last or self._always_syncs
             context = nullcontext() if syncs else self.accelerator.no_sync(model)
             with self._offloads, context:
                 share = self.loss_of(model, micro, first_pass)
-                if is_last:  # not after the backward, in which DeepSpeed steps: PPO may set the rate to 0
-                    self.log_figures(self.algorithm.end_pass(first_pass, self.accelerator, self))
+                if is_last:  # before the backward, in which DeepSpeed steps: PPO may set the rate to 0
+                    self.keep_figures(self.algorithm.end_pass(first_pass, self.accelerator, self))
                 self.backward(share)
             loss += share.detach()
-        self.log_figures({"step_time": time.monotonic() - started})
+        self.keep_figures({"step_time": time.monotonic() - started})
         return loss
 
     def next_batch(self) -> tuple[list[Batch], Totals]:
-        """Play a batch, and prepare its micro-batches; all processes call this together."""
+        """Publish the weights, play a batch, prepare its micro-batches; all processes call this together."""
         step, accelerator, train = self.state.global_step, self.accelerator, self.run_config.train
         self.algorithm.before_batch(step, accelerator)
         self.player.wait_for_next(accelerator)
         played = self._publish_and_play(step)
-        self.log_figures(means_over_processes(played.figures))
+        self.keep_figures(means_over_processes(played.figures))
         show_conversations(played.records, self.args.report_to, accelerator)
         if self.corrections is not None:
             self.corrections.add(accelerator, step, played.played)
             if train.corrections.mode == PASS:
                 waiting, passes = self.corrections.count, self.corrections.cursor.passes
-                self.log_figures({"corrections/waiting": waiting, "corrections/passes": passes})
+                self.keep_figures({"corrections/waiting": waiting, "corrections/passes": passes})
         samples, figures = self.algorithm.samples(played.records, played.left_out, step, accelerator)
         batch = Batch.of(samples, self.processing_class.pad_token_id, accelerator.device)
-        episodes = min(len(played.records), len(samples))  # one may give several samples, or none (online DPO)
-        count = math.ceil(episodes / train.per_device_train_batch_size)
-        rows = math.ceil(len(samples) / count)
-        limit = token_limit(self.run_config, rows, accelerator.device)
-        divisions = micro_batches(batch, rows, limit, self.padding)  # as many on every process, some perhaps empty
+        divisions = divide(batch, len(played.records), self.run_config, self.padding)
         old = None  # of the policy before the first step on the batch; without them, the loss takes its own, detached
         if self.algorithm.needs_old_log_probs or train.mu > 1 or has_dropout(self.model):
             old = log_probs_of_batch(self.model, batch, divisions, accelerator, self.padding)
@@ -174,7 +163,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             batch, more = self.strong_tutor.read(batch, samples, played.records, divisions, accelerator)
             figures |= more
         batch, advantage_figures = self.algorithm.advantages(batch, old, step, accelerator)
-        self.log_figures(figures | advantage_figures | self._completion_figures(played.records))
+        self.keep_figures(figures | advantage_figures | self._completion_figures(played.records))
         micro = [batch.take(each) for each in divisions]
         return micro, totals(micro, accelerator)
 
@@ -182,21 +171,21 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         """Publish the weights, measure them on held-out lessons if that is due, and play a batch.
 
         A server that restarts meanwhile has lost weights that were sent from memory to memory. It refuses the batch on
-        all processes until they are published again, and keeps what it has played. The same happens with more servers
-        than processes, if those that are left have missed the version.
+        all processes until they are published again, and keeps what it has played. So does one that missed the version
+        and takes over from another.
         """
         for attempts_left in reversed(range(_ATTEMPTS_AT_A_BATCH)):
             started = time.monotonic()
-            policy = self.publisher.publish(self)
+            version = self.publisher.publish(self)
             published = time.monotonic() - started
             try:
                 if self.held_out is not None and self.held_out.is_due(step):
-                    measure_held_out(self, self.held_out, policy, step)
-                played = self.player.play(policy, step, self.state.max_steps, self.accelerator)
+                    measure_held_out(self, self.held_out, version, step)
+                played = self.player.play(version, step, self.state.max_steps, self.accelerator)
             except PolicyMismatch as error:
                 if not (self.publisher.can_repeat and attempts_left):
                     raise
-                logger.warning("policy %s is published again: %s", policy, error)
+                logger.warning("policy %s is published again: %s", version, error)
             else:
                 played.figures["seconds/publish"] = published
                 return played
@@ -211,15 +200,15 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             # The experts' balance: a mean over micro-batches and processes instead of a sum.
             loss = loss + self._aux_weight * scores.aux_loss / len(self.micro_batches)
             everyones = self.accelerator.reduce(scores.aux_loss.detach(), reduction="mean")
-            self.log_figures({"aux_loss": everyones.item()})
+            self.keep_figures({"aux_loss": everyones.item()})
         return loss
 
     def backward(self, loss: Tensor) -> None:
         """Backward as accelerate wants it; DeepSpeed must not divide by a number of micro-batches."""
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
 
-    def log_figures(self, figures: dict[str, float]) -> None:
-        """Keep figures, which must be the same on all processes, for the next `log`."""
+    def keep_figures(self, figures: dict[str, float]) -> None:
+        """Keep figures, which must be the same on all processes, until `Trainer` logs the step."""
         for name, value in figures.items():
             self._figures[name].append(value)
 
@@ -229,15 +218,14 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         return figures | {"num_tokens": float(self.state.num_input_tokens_seen)}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step, with the means of its figures."""
+        """Log what `Trainer` logs, with the means of the figures that were kept."""
         figures = {name: fmean(values) for name, values in self._figures.items()}
         self._figures.clear()
         super().log(logs | figures, start_time)
 
     def save_model(self, output_dir: str | None = None, *_: Any, **__: Any) -> None:
-        """Save model and tokenizer, or only the adapter, and what else the algorithm trains, into a checkpoint. Weights
-        for the server, and the model of a finished run, are written elsewhere (`weight_publisher.py`, `run.py`). All
-        processes call this together."""
+        """Save model and tokenizer, or only the adapter, and what else the algorithm trains, into a checkpoint
+        (`weight_publisher.py` and `run.py` save others); all processes call this together."""
         super().save_model(output_dir)
         self.algorithm.save(Path(output_dir or self.args.output_dir), self.accelerator)
 
