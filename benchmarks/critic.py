@@ -59,8 +59,7 @@ class CriticBench(Bench):
     arms = ARMS
     configs = dict.fromkeys(ARMS, PPO_CONFIG)
 
-    @property
-    def measured_steps(self) -> range:
+    def measured_steps(self, arm: str) -> Sequence[int]:
         return range(0, self.steps + 1, self.steps)
 
 
@@ -69,8 +68,7 @@ class MaroonedCriticBench(MaroonedBench):
 
     arms = {name: [*MAROONED_PPO, *more] for name, more in ARMS.items()}
 
-    @property
-    def measured_steps(self) -> range:
+    def measured_steps(self, arm: str) -> Sequence[int]:
         return range(0, self.steps + 1, self.steps)
 
 

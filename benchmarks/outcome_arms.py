@@ -59,8 +59,8 @@ class OutcomeBench(Bench):
     def payments(self) -> dict[str, tuple[ClassroomRules, dict[str, float]]]:
         """The rules of a conversation and the weights of its rewards, by arm."""
         found = {}
-        for arm, own in self.arms.items():
-            arguments = [*self.overrides(self.folder, self.configs.get(arm, "quickstart")), *own]
+        for arm, own in OutcomeBench.arms.items():
+            arguments = [*self.overrides(self.folder, OutcomeBench.configs.get(arm, "quickstart")), *own]
             config = load(TrainRLConfig, "train_rl", arguments, check_train_rl)
             weights, length = reward_weights(config), config.teacher_model.vllm.max_length
             found[arm] = (classroom_rules(config.generation, weights, length, config.reward_model.grades), weights)
@@ -71,7 +71,7 @@ class OutcomeBench(Bench):
         for record in records:
             for name, values in self.measure_record(record).items():
                 found[name][record.problem_id] += values
-        if step == self.measured_steps[-1]:
+        if step == self.measured_steps(arm)[-1]:
             lines = "".join(f"{record.model_dump_json()}\n" for record in records)
             (self.folder / arm / str(seed) / "held_out.jsonl").write_text(lines, encoding="utf-8")
         return {

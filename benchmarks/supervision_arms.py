@@ -90,9 +90,8 @@ class Bench:
     record: type[Trajectory] = ConversationRecord
     every = EVERY
 
-    @property
-    def measured_steps(self) -> range:
-        """The steps after which a version is measured."""
+    def measured_steps(self, arm: str) -> Sequence[int]:
+        """The steps of an arm after which a version is measured."""
         return range(0, self.steps + 1, self.every)
 
     def __init__(self, folder: Path, models: Path, steps: int, port: int):
@@ -128,7 +127,7 @@ class Bench:
         """`train` with further overrides."""
         run = self.folder / arm / str(seed)
         if (run / "learning.json").exists():
-            if not policy_path(run, self.version(arm, self.measured_steps[-1])).is_dir():
+            if not policy_path(run, self.version(arm, self.measured_steps(arm)[-1])).is_dir():
                 sys.exit(f"{run} was trained for other steps, or its weights are gone: choose another --folder.")
             return run
         own = [f"seed={seed}", f"train.max_steps={self.version(arm, self.steps)}", "logging.save_steps=10"]
@@ -148,7 +147,7 @@ class Bench:
         """Play the held-out lessons with every `EVERY`th version of an arm, and write the results down."""
         run = self.folder / arm / str(seed)
         run_id = (run / "run_id").read_text(encoding="utf-8")
-        for step in self.measured_steps:
+        for step in self.measured_steps(arm):
             if (arm, seed, step) in self.measured():
                 continue
             policy = PolicyVersion(run_id, self.version(arm, step))
@@ -325,7 +324,9 @@ def run(
 def measure(bench: Bench, wanted: Sequence[tuple[str, int]], lessons: Sequence[str]) -> None:
     """Train each (arm, seed), measure the versions of all of them on one server, and delete their weights."""
     known = bench.measured()
-    due = [(arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in bench.measured_steps} <= known]
+    due = [
+        (arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in bench.measured_steps(arm)} <= known
+    ]
     runs = [bench.train(arm, seed) for arm, seed in due]
     if not due:
         return
