@@ -131,6 +131,20 @@ def test_a_policy_calls_tools_whose_results_are_context(tokenizer, tmp_path: Pat
     assert Environment.batch_metrics([record])["tools/calls_per_conversation"] == 1.0
 
 
+def test_rewards_may_be_functions_of_ones_own(tokenizer, tmp_path: Path) -> None:
+    own, wrong = "tests.support.word_game", "tests.support.own_rewards"
+    rewards = [f"train.reward_weights={{said: 1, {own}:quickness: 2}}"]
+    turns = [f"train.turn_credit.rewards={{{own}:words_of_messages: 1.0}}"]
+    request = SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0)
+    [record] = Game(tokenizer, tmp_path, asks_for_the_word, *WORDS[:-1], *rewards, *turns).play(request)
+    assert record.rewards == {"said": 1.0, f"{own}:quickness": 0.5} and record.reward == 2.0
+    assert record.turn_rewards == {f"{own}:words_of_messages": [1.0, 6.0]}
+    for name, message in (("silent", "returned 'short' for r-0000"), ("broken", "failed on r-0000")):
+        with pytest.raises(DataError, match=message):
+            given = f"train.reward_weights={{{wrong}:{name}: 1}}"
+            Game(tokenizer, tmp_path / name, asks_for_the_word, *WORDS, given).play(request)
+
+
 def test_after_a_kill_the_tools_are_not_called_again(tokenizer, tmp_path: Path) -> None:
     game = Game(tokenizer, tmp_path, asks_for_the_word, *WORDS)
     request = SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0)

@@ -42,3 +42,13 @@ class Environment(DialogueEnvironment):
 
     def turn_rewards(self, name: str, episode: DialogueEpisode) -> Sequence[float | None]:
         return [float(len(turn.tool_calls)) for turn in episode.turns if turn.role == "teacher"]
+
+
+def quickness(episode: DialogueEpisode) -> float:
+    """A reward besides the environment's own: 1 for an episode of one message, less for more."""
+    return 1 / len(episode.messages)
+
+
+def words_of_messages(episode: DialogueEpisode) -> list[float]:
+    """A turn reward besides the environment's own: the words of each message."""
+    return [float(len(message.split())) for message in episode.messages]

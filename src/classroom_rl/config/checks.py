@@ -24,6 +24,7 @@ from classroom_rl.config.training_checks import (
     check_readers,
     check_supervision,
     reward_weights,
+    takes_own_rewards,
 )
 from classroom_rl.config.values import (
     BNPO,
@@ -456,7 +457,7 @@ def check_reward_names(key: str, weights: Mapping[str, float], environment: str)
     settings = module_of(environment, "config")
     names = settings.REWARD_NAMES
     unknown = sorted(set(weights) - set(names))
-    if weights and getattr(settings, "OWN_REWARDS", False):
+    if weights and takes_own_rewards(environment):
         for name in unknown:
             function_of(key, name, names)
     elif unknown or not weights:

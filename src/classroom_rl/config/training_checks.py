@@ -273,6 +273,16 @@ def check_supervisor(
         )
 
 
+def takes_own_rewards(environment: str) -> bool:
+    """Whether rewards may be functions of one's own: where `config` says so, and in every `DialogueEnvironment` of
+    which it does not say otherwise."""
+    from classroom_rl.rollout.dialogue import DialogueEnvironment
+
+    says = getattr(module_of(environment, "config"), "OWN_REWARDS", None)
+    is_dialogue = says is None and issubclass(module_of(environment, "environment").Environment, DialogueEnvironment)
+    return bool(says) or is_dialogue
+
+
 def _environment(config: TrainRLConfig) -> ModuleType:
     return module_of(config.environment, "config")
 
@@ -280,9 +290,8 @@ def _environment(config: TrainRLConfig) -> ModuleType:
 def _check_turn_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
     own = getattr(_environment(config), "TURN_REWARD_NAMES", ())
     names = tuple(dict.fromkeys((SUPERVISOR_REWARD, *own)))
-    takes_functions = getattr(_environment(config), "OWN_REWARDS", False)
     for name in credit.rewards:
-        if name not in names and takes_functions:
+        if name not in names and takes_own_rewards(config.environment):
             function_of("train.turn_credit.rewards", name, names)
         elif name not in names:
             raise ConfigError(f"train.turn_credit.rewards names {name}; there are: {', '.join(names)}.")

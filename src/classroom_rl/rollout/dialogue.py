@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from classroom_rl.config.functions import is_function
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.chat_template import Message, ReplyFrame
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.environment import POLICY_ROLE, Environment, Play, Roles
+from classroom_rl.rollout.own_rewards import own_reward, own_turn_reward
 from classroom_rl.rollout.policy_turn import PolicyModel, add_policy_message, replay_event, sample_draft
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
@@ -190,7 +192,7 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         may_continue = len(episode.turns) < self.generation.max_turns and self._room(episode) >= 1
         text = self.reply(episode) if may_continue else None
         if text is None:
-            episode.rewards = {name: self.reward(name, episode) for name in self._rewards}
+            episode.rewards = {name: self._reward_of(name, episode) for name in self._rewards}
             episode.state = END
             return
         ids = self.roles.policy.frame.reply(text)
@@ -222,7 +224,12 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         named = {name: self._turn_rewards_of(name, play.episode) for name in self._turn_rewards}
         return self.Record(**play.common_fields(reward), turn_rewards=named)
 
+    def _reward_of(self, name: str, episode: DialogueEpisode) -> float | None:
+        return own_reward(name)(episode) if is_function(name) else self.reward(name, episode)
+
     def _turn_rewards_of(self, name: str, episode: DialogueEpisode) -> list[float | None]:
+        if is_function(name):
+            return own_turn_reward(name, lambda finished: finished.answers)(episode)
         values, messages = list(self.turn_rewards(name, episode)), len(episode.messages)
         if len(values) != messages:
             raise DataError(

@@ -497,7 +497,7 @@ def test_without_a_verdict_a_reward_of_ones_own_is_none_too(room: Room, generati
         (
             turn_reward_of,
             "of_first_message",
-            r"returned \[1.0\] for c; .* for each of the teacher's 2 sampled messages",
+            r"returned \[1.0\] for c; .* for each of the policy's 2 messages",
         ),
     ],
 )

@@ -16,17 +16,13 @@ A reward of one's own is such a function in any module, named as `package.module
 
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
-from math import isfinite
-from numbers import Real
 from statistics import fmean
-from typing import Any
 
-from classroom_rl.config.functions import function_of
 from classroom_rl.config.values import END_OF_CONVERSATION, LEVEL_REWARD, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.conversation import Conversation
-from classroom_rl.errors import DataError
 from classroom_rl.judges.difficulty import level_scores
 from classroom_rl.judges.post_test.records import GIVEN
+from classroom_rl.rollout.own_rewards import own_reward, own_turn_reward
 from classroom_rl.rollout.text import UNSPACED, normal
 from classroom_rl.rollout.thoughts import thoughts_in, visible_text
 
@@ -231,55 +227,19 @@ TURN_REWARDS: dict[str, TurnReward] = {
 def reward_of(name: str) -> Reward:
     """The reward of this name: one of `REWARDS`, or a function of one's own.
 
-    Raises:
-        ConfigError: if there is none. The reward itself raises a DataError if a function of one's own fails, or returns
-            neither a finite number nor None.
+    Raises as `own_reward` does.
     """
     if name in REWARDS:
         return REWARDS[name]
-    function = function_of("train.reward_weights", name, REWARDS)
-
-    @none_without_verdict
-    def own(conversation: Conversation) -> float | None:
-        return _number(name, conversation, _called(name, function, conversation))
-
-    return own
+    return none_without_verdict(own_reward(name, REWARDS))
 
 
 @cache
 def turn_reward_of(name: str) -> TurnReward:
     """The turn reward of this name: one of `TURN_REWARDS`, or a function of one's own.
 
-    Raises:
-        ConfigError: if there is none. The reward itself raises a DataError if a function of one's own fails, or returns
-            anything but a finite number or None for each sampled message of the teacher.
+    Raises as `own_turn_reward` does.
     """
     if name in TURN_REWARDS:
         return TURN_REWARDS[name]
-    function = function_of("train.turn_credit.rewards", name, TURN_REWARDS)
-
-    def own(conversation: Conversation) -> list[float | None]:
-        values, messages = _called(name, function, conversation), len(conversation.teacher_turns)
-        if not isinstance(values, list | tuple) or len(values) != messages:
-            raise DataError(
-                f"The turn reward {name} returned {values!r} for {conversation.id}; it must return a list with a "
-                f"number or None for each of the teacher's {messages} sampled messages."
-            )
-        return [_number(name, conversation, value) for value in values]
-
-    return own
-
-
-def _called(name: str, function: Callable[[Conversation], Any], conversation: Conversation) -> Any:
-    try:
-        return function(conversation)
-    except Exception as error:  # whatever the user's code raises
-        raise DataError(f"The reward {name} failed on {conversation.id}: {type(error).__name__}: {error}") from error
-
-
-def _number(name: str, conversation: Conversation, value: Any) -> float | None:
-    if value is None or (isinstance(value, Real) and isfinite(value)):
-        return None if value is None else float(value)
-    raise DataError(
-        f"The reward {name} returned {value!r} for {conversation.id}; it must return a finite number, or None."
-    )
+    return own_turn_reward(name, lambda conversation: len(conversation.teacher_turns), TURN_REWARDS)
