@@ -98,8 +98,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_model("teacher_model", config.teacher_model, config.generation)
     check_model("student_model", config.student_model, config.generation)
     check_lora("teacher_model.lora", config.teacher_model.lora)
-    check_served_lora(config.teacher_model.lora)
-    _check_4bit(config)
+    check_served_lora(config.teacher_model, config.generation)
     check_judge(config.judge_model, config.generation, of_training=True)
     if config.judge_model.mode == GROUP and config.train.algorithm == PPO:
         raise ConfigError(
@@ -333,21 +332,6 @@ def _check_training(train: TrainConfig) -> None:
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 """Where a server listens that its own machine reaches, too."""
-
-
-def _check_4bit(config: TrainRLConfig) -> None:
-    if not config.teacher_model.load_in_4bit:
-        return
-    if config.teacher_model.adapter is None:
-        raise ConfigError(
-            "teacher_model.load_in_4bit is true, but weights of 4 bits cannot be trained themselves: set "
-            "teacher_model.lora.enable=true, too."
-        )
-    if len(config.generation.server_urls or []) > 1:
-        raise ConfigError(
-            "teacher_model.load_in_4bit is true, for which one server writes the engine's weights, but "
-            "generation.server_urls names several: name one, or set it to false."
-        )
 
 
 def _check_publishing(config: TrainRLConfig) -> None:
