@@ -120,9 +120,47 @@ def test_a_gpu_needs_a_compiler_for_vllms_kernels(monkeypatch: pytest.MonkeyPatc
 
 
 def test_torch_that_does_not_see_the_gpu_is_an_error(tmp_path: Path) -> None:
-    for said, status, level in (("13.0 True 2", 0, OK), ("13.0 False 0", 0, ERROR), ("torn", 1, ERROR)):
+    for said, status, level, words in (
+        ("13.0 None True 2", 0, OK, "CUDA 13.0, uses 2 GPU"),
+        ("None 7.2.1 True 1", 0, WARNING, "ROCm 7.2.1, uses 1 GPU\n"),
+        ("13.0 None False 0", 0, ERROR, "does not see the GPU"),
+        ("None 7.2.1 False 0", 0, ERROR, "does not see the GPU"),
+        ("torn", 1, ERROR, "does not see the GPU (torn)"),
+    ):
         write_script(tmp_path / ".venv/bin/python", f"echo {said}\nexit {status}")
-        assert doctor._torch_and_gpu(tmp_path).level == level
+        found = doctor._torch_and_gpu(tmp_path)
+        assert found.level == level and words in str(found)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "amd", "level", "words"),
+    [
+        ("Linux", "x86_64", False, OK, "everything runs on the CPU"),
+        ("Linux", "x86_64", True, WARNING, "an AMD GPU .*not measured.* requirements-cpu.txt, with which server and"),
+        ("Darwin", "arm64", False, ERROR, "Apple silicon.*not measured.*neither server nor trainer runs here"),
+        ("Darwin", "x86_64", False, ERROR, "Darwin on x86_64.*vLLM needs Linux"),
+    ],
+)
+def test_other_makers_machines_are_recognised_and_told_what_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: str, machine: str, amd: bool, level: str, words: str
+) -> None:
+    monkeypatch.setattr(doctor.platform, "system", lambda: system)
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    monkeypatch.setattr(doctor, "AMD_GPU", tmp_path if amd else tmp_path / "none")
+    findings = [*doctor._system(), *doctor.find_gpus()[1]]
+    assert any(each.level == level and re.search(words, str(each), re.DOTALL) for each in findings)
+
+
+def test_packages_for_rocm_are_compared_with_those_of_a_gpu(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    write_script(root / ".venv/bin/python", "echo None 7.2.1 True 1")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "requirements.txt").read_text(), re.MULTILINE))
+    monkeypatch.setattr(doctor, "_version", (pins | {"torch": f"{pins['torch']}+rocm7.2"}).get)
+    monkeypatch.setattr(doctor, "find_gpus", lambda: ([], []))
+    monkeypatch.setattr(doctor, "_hub", lambda _: Finding(OK, "Hub", ""))
+    findings = list(doctor.examine(root))
+    assert of("packages", findings).found.endswith("as requirements.txt pins them")
+    assert of("torch", findings).level == WARNING
 
 
 # Ports, Hub, keys ---------------------------------------------------------------------------------------------------

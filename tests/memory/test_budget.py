@@ -52,6 +52,9 @@ WITH_LORA = {"reference": False, "adapter": LORA}
 # Dropout adds two bytes and a mask byte per adapter input: 26,624 × 3 bytes a token.
 LORA_ACTIVATIONS = ACTIVATIONS | {"one layer again, or output head": LAYER + 1_308_622_848}
 
+HEAD_PARAMETERS = 388_956_160
+PACKED = 1_874_416_679  # 3,633,511,936 weights: half a byte each, 1 byte for 64, 4 bytes for 64 × 256
+
 CRITIC = 2 * 2560 * 2562 + 1  # 5120 × 2560 weights and 5120 of the inner layer, 5120 and 1 of the outer one
 
 HELD, BACKWARD, STEP = "held", "backward", "step"
@@ -184,6 +187,28 @@ TRAININGS = {
             },
             BACKWARD: {"gradients": 2 * ADAPTER // 2, **BUCKET, **LORA_ACTIVATIONS},
             STEP: {"gradients": 2 * ADAPTER // 2, "gradients (32 bit)": 4 * ADAPTER // 2},
+        },
+    ),
+    "an adapter over 4 bits with ZeRO-2": (
+        job(Launch(1, zero_stage=2), **WITH_LORA, in_4bit=True),
+        {
+            HELD: {
+                "weights (16 bit)": 2 * (HEAD_PARAMETERS + ADAPTER),
+                "weights (4 bit)": PACKED,
+                "master weights (32 bit)": 4 * ADAPTER,
+                "optimizer states": 2 * ADAPTER,
+            },
+        },
+    ),
+    "an adapter over 4 bits without DeepSpeed": (
+        job(Launch(1), **WITH_LORA, in_4bit=True),
+        {
+            HELD: {
+                "weights (16 bit)": 2 * HEAD_PARAMETERS,
+                "weights (4 bit)": PACKED,
+                "adapter (32 bit)": 4 * ADAPTER,
+                "optimizer states": 2 * ADAPTER,
+            },
         },
     ),
     "an adapter without DeepSpeed": (

@@ -64,7 +64,8 @@ def checkpoint_made_with(run_folder: Path, *overrides: str, step: int = 20) -> P
 def test_every_key_of_the_training_and_its_data_is_decided_on() -> None:
     keys = set(keys_of(TrainRLConfig))
     decided = {key for key in keys if key.startswith(("train.", "dataset.", "teacher_model.lora.")) or "." not in key}
-    assert decided - {"dry_run"} == (set(FIXED) | TAKES_EFFECT) - {"teacher_model.model_name_or_path"}
+    whose = {"teacher_model.model_name_or_path", "teacher_model.load_in_4bit"}
+    assert decided - {"dry_run"} == (set(FIXED) | TAKES_EFFECT) - whose
     assert set(FIXED) | TAKES_EFFECT <= keys and not set(FIXED) & TAKES_EFFECT
 
 
@@ -106,6 +107,7 @@ OTHERS = {
     "teacher_model.lora.target_modules": "[q_proj]",
     "teacher_model.lora.dropout": "0.1",
     "teacher_model.lora.bias": "lora_only",
+    "teacher_model.load_in_4bit": "true",
 }
 
 

@@ -99,7 +99,7 @@ def check_train_rl(config: TrainRLConfig) -> None:
     check_model("teacher_model", config.teacher_model, config.generation)
     check_model("student_model", config.student_model, config.generation)
     check_lora("teacher_model.lora", config.teacher_model.lora)
-    check_served_lora(config.teacher_model.lora)
+    check_served_lora(config.teacher_model, config.generation)
     check_judge(config.judge_model, config.generation, of_training=True)
     if config.judge_model.mode == GROUP and config.train.algorithm == PPO:
         raise ConfigError(

@@ -171,7 +171,7 @@ def _quieten_libraries() -> None:
         os.environ.setdefault(name, value)
     for name in (
         "vllm.triton_utils.importing",  # CPUs have no Triton, and need none
-        "bitsandbytes.backends.cpu.ops",  # a kernel for 4-bit weights, which no program here loads on a CPU
+        "bitsandbytes.backends.cpu.ops",  # a faster kernel for 4-bit weights, which CPUs do without
         "accelerate.utils.fsdp_utils",  # says four times that it saves a checkpoint
         "accelerate.accelerator",  # warns of a mismatch because TRL counts the micro-batches itself
     ):

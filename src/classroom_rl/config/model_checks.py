@@ -5,6 +5,7 @@ import re
 from classroom_rl.config.base import EnvironmentConfig
 from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, VllmConfig
 from classroom_rl.config.rubric import load_rubric
+from classroom_rl.config.train_rl import TeacherModelConfig
 from classroom_rl.config.values import (
     ABSOLUTE,
     EMBEDDED_JUDGES,
@@ -42,12 +43,22 @@ def check_lora(name: str, lora: LoraConfig) -> None:
         )
 
 
-def check_served_lora(lora: LoraConfig) -> None:
-    """Refuse what PEFT supports and vLLM does not."""
-    check_between("teacher_model.lora.rank", lora.rank, 1, SERVED_RANKS[-1])
-    if lora.bias != "none":
+def check_served_lora(teacher: TeacherModelConfig, generation: EnvironmentConfig) -> None:
+    """Refuse what PEFT supports and vLLM does not, and a base of 4 bits where it could not be trained or served."""
+    check_between("teacher_model.lora.rank", teacher.lora.rank, 1, SERVED_RANKS[-1])
+    if teacher.lora.bias != "none":
         raise ConfigError(
-            f"teacher_model.lora.bias is {lora.bias}; vLLM serves no adapters with biases, so it must be none."
+            f"teacher_model.lora.bias is {teacher.lora.bias}; vLLM serves no adapters with biases, so it must be none."
+        )
+    if teacher.load_in_4bit and teacher.adapter is None:
+        raise ConfigError(
+            "teacher_model.load_in_4bit is true, but weights of 4 bits cannot be trained themselves: set "
+            "teacher_model.lora.enable=true, too."
+        )
+    if teacher.load_in_4bit and len(generation.server_urls or []) > 1:
+        raise ConfigError(
+            "teacher_model.load_in_4bit is true, for which one server writes the engine's weights, but "
+            "generation.server_urls names several: name one, or set it to false."
         )
 
 

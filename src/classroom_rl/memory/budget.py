@@ -32,6 +32,9 @@ The states of a paged optimizer can move to host memory, but are counted as GPU 
 _STATES_WITH_ZERO = {"adafactor": 4}
 """Optimizers with more state under ZeRO, because it flattens all weights into one vector without rows and columns."""
 
+NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""Of a weight in NF4: a scale of 8 bits for 64 weights, and one of 32 bits for 256 of those scales."""
+
 ZERO_BUCKET = 500_000_000
 """DeepSpeed's `reduce_bucket_size`: the number of gradient elements in its reduction buffer."""
 ZERO3_SUB_GROUP = 1_000_000_000
@@ -98,6 +101,7 @@ class TrainerJob:
         checkpointing: whether gradient checkpointing is on.
         tokens: the number of tokens in a micro-batch.
         adapter: the adapter that is trained; None if the model's own weights are trained.
+        in_4bit: whether the weights under it are in 4 bits (`teacher_model.load_in_4bit`).
         critic: the number of parameters of PPO's critic; 0 if they are negligible.
         float32_gradients: whether DeepSpeed adds up gradients in float32 (`train.grad_accum_fp32`).
         strong_tutor: the shape of the model that `train.distillation.model` names; None without one.
@@ -114,6 +118,12 @@ class TrainerJob:
     critic: int = 0
     float32_gradients: bool = False
     strong_tutor: ModelShape | None = None
+    in_4bit: bool = False
+
+    @property
+    def packed(self) -> int:
+        """The number of parameters in 4 bits: all but embedding and head, which are counted as one."""
+        return self.shape.parameters - self.shape.head if self.in_4bit else 0
 
     @property
     def published(self) -> int:
@@ -193,7 +203,8 @@ def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...
     trained, share = job.trained, _share(job.trained, launch.processes)
     parameters = shape.parameters + (trained if job.adapter else job.critic)
     weights_held = _share(parameters, launch.processes) if launch.zero_stage == 3 else parameters
-    held = [] if launch.weights_on_host else [Part(f"weights ({8 * size} bit)", weights_held * size)]
+    held = [] if launch.weights_on_host else [Part(f"weights ({8 * size} bit)", (weights_held - job.packed) * size)]
+    held += _packed(job)
     if not launch.optimizer_on_host:
         held.append(Part("master weights (32 bit)", share * 4))
         held.append(Part("optimizer states", share * job.state_bytes))
@@ -227,8 +238,8 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
     if job.adapter is None:
         held = [Part("weights (32 bit)", share * 4)]
     else:
-        frozen = Part(f"weights ({8 * size} bit)", _share(shape.parameters, processes) * size)
-        held = [frozen, Part("adapter (32 bit)", share * 4)]
+        frozen = Part(f"weights ({8 * size} bit)", (_share(shape.parameters, processes) - job.packed) * size)
+        held = [frozen, *_packed(job), Part("adapter (32 bit)", share * 4)]
     states = share * job.state_bytes
     if job.state_bytes in (1, 2) and job.adapter is None and not launch.fsdp:
         # transformers makes bitsandbytes keep the states of embeddings in 32 bits instead of 8.
@@ -244,6 +255,10 @@ def _without_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, 
         gradients.append(Part("gradient buckets of DDP", share * 4))
     copies = [Part("autocast's copies of weights", share * 2)] if size == 2 else []
     return held, [*gradients, *copies], (*gradients,)
+
+
+def _packed(job: TrainerJob) -> list[Part]:
+    return [Part("weights (4 bit)", int(job.packed * NF4_BITS / 8))] if job.packed else []
 
 
 def _strong_tutor(job: TrainerJob, processes: int) -> list[Part]:

@@ -455,5 +455,7 @@ def _advice(moment: str, config: TrainRLConfig) -> str:
             suggestions.append("take an optimizer that remembers less, such as train.optimizer=adamw_bnb_8bit")
         if config.teacher_model.adapter is None:
             suggestions.append("train an adapter only (teacher_model.lora.enable=true)")
+        elif not config.teacher_model.load_in_4bit:
+            suggestions.append("train it over weights of 4 bits (teacher_model.load_in_4bit=true)")
         suggestions.append("split the trainer over more GPUs, as with --config_file config/deepspeed/zero3_4GPU.yaml")
     return f"Ways out: {', or '.join(suggestions)}."

@@ -31,6 +31,7 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
         adapter=adapter,
         critic=critic_parameters(shape.hidden) if train.algorithm == PPO and train.ppo.head == MLP else 0,
         float32_gradients=train.grad_accum_fp32,
+        in_4bit=model.load_in_4bit,
         strong_tutor=None if train.distillation.model is None else read_shape(train.distillation.model),
     )
 

@@ -1,5 +1,6 @@
 """LoRA adapters: their PEFT configuration, their size, and checks that an adapter folder fits a model."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+FOUR_BIT_BASE = "base_4bit_"
+"""How the name begins of a run's folder with its base for QLoRA (models/four_bit.py)."""
 
 
 class LoraOptions(Protocol):
@@ -122,6 +125,13 @@ def check_adapter(key: str, name: str, lora: LoraOptions) -> None:
     adapter_shape(f"{key}.lora", name, lora)
 
 
+def four_bit_base(run_folder: Path, name: str, dtype: str) -> Path:
+    """Where a run has the base of QLoRA that the engine serves and the adapter belongs to. The folder's name tells
+    which model it was made of."""
+    source = str(Path(name).resolve()) if Path(name).is_dir() else name
+    return run_folder.resolve() / f"{FOUR_BIT_BASE}{hashlib.sha256(f'{source} {dtype}'.encode()).hexdigest()[:12]}"
+
+
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter and not a whole model."""
     return (folder / ADAPTER_CONFIG).is_file()
@@ -200,7 +210,10 @@ def read_adapter_config(folder: Path) -> dict:
 
 
 def _is_same_model(one: str, other: str) -> bool:
-    """Whether two names refer to the same model; folders are compared by their resolved paths."""
+    """Whether two names refer to the same model; folders are compared by their resolved paths. A base of QLoRA moves
+    with its run, and is known by the folder's name."""
+    if Path(one).name.startswith(FOUR_BIT_BASE):
+        return Path(one).name == Path(other).name
     if Path(one).is_dir() and Path(other).is_dir():
         return Path(one).resolve() == Path(other).resolve()
     return one == other

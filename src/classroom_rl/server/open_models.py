@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from classroom_rl.judges.rule_judge import RulesJudge
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.memory.report import place_on_this_machine
 from classroom_rl.memory.sources import gpu_is_there
+from classroom_rl.models.four_bit import write_base
 from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
 from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered, set_variables
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
@@ -69,6 +71,11 @@ async def open_roles(
     engine_models = dict(place_on_this_machine(config, engine_models).models)
     check_environment(config)
     _check_models(engine_models)
+    teacher = engine_models.get(POLICY_ROLE)
+    if teacher is not None and getattr(teacher, "load_in_4bit", False):  # evaluations have no such key
+        logger.info("the engine serves %s in 16 bits, rounded to the 4 that are trained", teacher.model_name_or_path)
+        await asyncio.to_thread(write_base, Path(config.served_teacher), teacher.model_name_or_path, config.train.dtype)
+        engine_models[POLICY_ROLE] = replace(teacher, model_name_or_path=config.served_teacher)
     engines = await _start_engines(engine_models, generation, config.seed)  # the phased schedule leaves them asleep
     if "judge" in engines:
         max_tokens = generation.max_tokens_per_judge_attempt

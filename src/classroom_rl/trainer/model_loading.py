@@ -23,6 +23,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import check_strong_tutor
 from classroom_rl.errors import ConfigError
+from classroom_rl.models.four_bit import check_quantised, quantisation
 from classroom_rl.models.lora import peft_config
 from classroom_rl.models.pretrained import check_model, load_tokenizer
 from classroom_rl.trainer.padding_free import attend_within_sequences
@@ -148,7 +149,8 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
 
     Raises:
         ConfigError: if there is no such model, it has no such `train.attn_implementation`, or it cannot be trained
-            without padding, which `train.padding_free` wants, or with Liger; if the strong tutor has other tokens.
+            without padding, which `train.padding_free` wants, or with Liger, or in 4 bits; if the strong tutor has
+            other tokens.
     """
     key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
     check_model(key, name)
@@ -160,7 +162,13 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
         check_model("train.distillation.model", strong_name)
         check_strong_tutor(config, strong_name)
     dtype = weights_dtype(config.train.dtype, lora is not None)
-    model = _load(config, name, dtype, ("log_probs", "entropy"))
+    in_4bit = config.teacher_model.load_in_4bit
+    if in_4bit and (is_deepspeed_zero3_enabled() or PartialState().num_processes > 1):
+        raise ConfigError(
+            "teacher_model.load_in_4bit is true, which is for one process without DeepSpeed's ZeRO-3: start one, as "
+            "with --config_file config/deepspeed/1GPU.yaml, or set it to false."
+        )
+    model = _load(config, name, dtype, ("log_probs", "entropy"), in_4bit)
     text_config = model.config.get_text_config()
     has_experts = hasattr(text_config, "output_router_logits")
     aux_loss_weight = getattr(text_config, "router_aux_loss_coef", 0.0) if has_experts else 0.0
@@ -168,6 +176,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
         set_seed(config.seed)  # an adapter begins with random weights
         one_dtype = is_deepspeed_zero3_enabled()  # it cannot gather weights of two (DeepSpeed issue 8072)
         model = get_peft_model(model, lora, autocast_adapter_dtype=not one_dtype)
+        lora.base_model_name_or_path = config.served_teacher
         if arguments.gradient_checkpointing:
             model.enable_input_require_grads()
             if is_deepspeed_zero3_enabled():  # PEFT under ZeRO-3 recomputes with other shapes otherwise
@@ -177,8 +186,11 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     return Policy(model, tokenizer, reference, has_reference, strong, aux_loss_weight)
 
 
-def _load(config: TrainRLConfig, name: str, dtype: str, outputs: tuple[str, ...]) -> PreTrainedModel:
+def _load(
+    config: TrainRLConfig, name: str, dtype: str, outputs: tuple[str, ...], in_4bit: bool = False
+) -> PreTrainedModel:
     device, attention = device_for_weights(), config.train.attn_implementation
+    rounding = {"quantization_config": quantisation(name, dtype)} if in_4bit else {}
     try:
         model = create_model_from_path(
             name,
@@ -187,11 +199,15 @@ def _load(config: TrainRLConfig, name: str, dtype: str, outputs: tuple[str, ...]
             attn_implementation=attention,
             trust_remote_code=False,
             use_safetensors=True,
+            **rounding,
         )
     except (ImportError, ValueError) as error:
         if attention is None:
             raise
         raise ConfigError(f"{name} cannot be loaded with train.attn_implementation={attention}: {error}") from error
+    if in_4bit:
+        check_quantised(model, name)
+        model.hf_quantizer.remove_quantization_config(model)  # what is saved of the model is unpacked
     if config.train.padding_free and (problem := attend_within_sequences(model)) is not None:
         raise ConfigError(
             f"train.padding_free is true, but {name} cannot be trained without padding: {problem}. Set it to false, or "

@@ -55,6 +55,7 @@ FIXED = {
     "teacher_model.lora.target_modules": _WEIGHTS,
     "teacher_model.lora.dropout": _WEIGHTS,
     "teacher_model.lora.bias": _WEIGHTS,
+    "teacher_model.load_in_4bit": _WEIGHTS,
 }
 """The keys that must keep their value, and why."""
 TAKES_EFFECT = frozenset(

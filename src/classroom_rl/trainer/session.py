@@ -111,7 +111,7 @@ def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     last = last_checkpoint(run_folder / "checkpoints")
     if last is not None:
         check_launch(Path(last), os.environ)
-        check_checkpoint(Path(last), config.teacher_model.model_name_or_path, config.teacher_model.adapter)
+        check_checkpoint(Path(last), config.served_teacher, config.teacher_model.adapter)
     return last
 
 

@@ -19,6 +19,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from classroom_rl.models.four_bit import unpacked
 from classroom_rl.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from classroom_rl.models.pretrained import save_tokenizer
 from classroom_rl.models.weight_transfer import TensorInfo
@@ -41,7 +42,13 @@ def weight_bytes(model: torch.nn.Module, only_trained: bool = False) -> int:
     """The size of the weights in bytes, including partitions on other processes; with `only_trained`, of the trained
     ones only."""
     counted = (each for each in model.parameters() if each.requires_grad or not only_trained)
-    return sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in counted)
+    return sum(_size(each) for each in counted)
+
+
+def _size(weight: torch.Tensor) -> int:
+    if hasattr(weight, "quant_state"):  # of 4 bits, and written as it is unpacked
+        return weight.quant_state.shape.numel() * weight.quant_state.dtype.itemsize
+    return getattr(weight, "ds_numel", weight.numel()) * weight.element_size()
 
 
 def save_together(trainer: Trainer, write: Callable[[Save], None]) -> None:
@@ -145,7 +152,7 @@ def gathered_weights(model: PreTrainedModel, keep: bool, device: torch.device = 
     parameter. If transformers makes several parameters from one tensor of the Hub's format, reverting needs them
     together, and the whole model is the only piece.
 
-    An adapter is merged in: a weight W comes as W + scale × B·A, added in float32.
+    An adapter is merged in: a weight W comes as W + scale × B·A, added in float32. A weight of 4 bits comes unpacked.
 
     Args:
         model: a model of transformers, with PEFT's layers in it or without.
@@ -164,7 +171,7 @@ def gathered_weights(model: PreTrainedModel, keep: bool, device: torch.device = 
         layer = layers.get(id(tensor))
         with zero.GatheredParameters([tensor, *(adapter_weights(layer) if layer else ())]):
             if keep or isinstance(tensor, DTensor):  # FSDP's are merged and gathered by all processes together
-                found = whole(_merged(tensor, layer) if layer else tensor)
+                found = whole(_merged(unpacked(tensor), layer) if layer else unpacked(tensor))
             if keep:
                 piece[name] = found.detach().to(device, copy=together)
             if keep and not together:
@@ -227,6 +234,8 @@ def _saved_tensors(model: PreTrainedModel) -> Weights:
         for name, tensor in model.state_dict(keep_vars=True).items()
         if id(tensor) not in learned and not _is_of_critic(name)
     }
+    packed = tuple(f"{name}." for name, tensor in tensors.items() if hasattr(tensor, "quant_state"))
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(packed)}  # without their scales
     tied = set(model.all_tied_weights_keys)
     sources = {id(tensor) for name, tensor in tensors.items() if name not in tied}
     ignored = model._keys_to_ignore_on_save or ()

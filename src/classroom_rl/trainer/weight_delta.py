@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import Trainer
 
 from classroom_rl.errors import ConfigError
+from classroom_rl.models.four_bit import unpacked
 from classroom_rl.models.pretrained import weight_files
 from classroom_rl.results.learning import Movement
 from classroom_rl.trainer.sharded_save import (
@@ -90,7 +91,7 @@ def _of_adapter(layers: Sequence[LoraLayer]) -> Movement:
         with torch.no_grad(), zero.GatheredParameters([weight, *learned]):
             trained += sum(each.numel() for each in learned)
             moved += sum(_square(layer.get_delta_weight(name)) for name in layer.active_adapters)
-            before += _square(weight)
+            before += _square(unpacked(weight))
     return Movement((moved / before) ** 0.5, trained, trained)
 
 
