@@ -243,6 +243,7 @@ def test_the_reference_answer_is_blotted_out_of_reasons(answer: str, reason: str
 REFUSED = [
     (["server_url=http://h:1"], "server_url is set beside prompt_search"),
     (["samplings=[sampled,supervised]", "supervisor_model.model_name_or_path=rubric"], "names supervised"),
+    (["benchmark.name=mrbench"], "prompt_search is set beside benchmark"),
     (["prompt_search.conversations=13"], "conversations is 13; the first proposal alone may cost 14"),
     (["generation.schedule=phased"], "the teacher may be asleep"),
     (["prompt_search.reflection_model.model_name_or_path=m"], "a model for an engine"),

@@ -320,7 +320,7 @@ def check_eval(config: EvalConfig) -> None:
 def _check_with_benchmark(config: EvalConfig, benchmark: BenchmarkConfig) -> None:
     """Check an evaluation on a published benchmark, in which nothing is played."""
     check_logging(config.logging)
-    for key in ("tutors", "students", "extra_judges"):
+    for key in ("tutors", "students", "extra_judges", "prompt_search"):
         if getattr(config, key):
             raise ConfigError(
                 f"{key} is set beside benchmark: it belongs to conversations that are played. Leave it out; who labels "
