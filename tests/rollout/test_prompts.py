@@ -87,6 +87,9 @@ def test_every_shipped_template_can_be_filled_in(path):
         "prompt": "Grade this.",
         "explanation": "",
         "follow_up": "And this?",
+        "examples": [{"lesson": "food", "messages": said, "reward": 0.5, "verdicts": []}],
+        "variables": ["problem"],
+        "refused": [{"text": "Teach.", "reason": "it does not use problem"}],
         "criteria": [{"name": "hints", "question": "Any?", "anchors": [{"score": "0", "text": "no"}]}],
     }
     if path.name in ("lesson_plan.txt", "lesson.txt"):

@@ -32,6 +32,7 @@ from classroom_rl.config.fields import (
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
 from classroom_rl.config.model_checks import check_judge, check_key_variable, check_model, check_vllm
 from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, SupervisorModelConfig, VllmConfig
+from classroom_rl.config.prompt_search import PromptSearchConfig, check_prompt_search
 from classroom_rl.config.train_rl import RewardModelConfig
 from classroom_rl.config.training_checks import check_supervisor
 from classroom_rl.config.values import (
@@ -180,6 +181,8 @@ class EvalConfig:
     benchmark: BenchmarkConfig | None = None
     """A published benchmark in place of conversations with the simulated student. Keys of the student, of rewards and
     of the classroom then have no effect. Null: conversations."""
+    prompt_search: PromptSearchConfig | None = None
+    """A search for a better prompt of the teacher, before it is measured. Null: none."""
     judges: list[JudgeModelConfig] = field(default_factory=list)
     """With `benchmark`, who labels its replies: models behind an API, or `rules`. Each judge's agreement with people is
     measured."""
@@ -308,6 +311,8 @@ def check_eval(config: EvalConfig) -> None:
     if config.students or config.reference is not None:
         _check_students(config)
     _check_extra_judges(config)
+    if config.prompt_search is not None:
+        check_prompt_search(config)
     if is_measured_by_solutions(config):
         _check_solutions(config)
 
@@ -315,7 +320,7 @@ def check_eval(config: EvalConfig) -> None:
 def _check_with_benchmark(config: EvalConfig, benchmark: BenchmarkConfig) -> None:
     """Check an evaluation on a published benchmark, in which nothing is played."""
     check_logging(config.logging)
-    for key in ("tutors", "students", "extra_judges"):
+    for key in ("tutors", "students", "extra_judges", "prompt_search"):
         if getattr(config, key):
             raise ConfigError(
                 f"{key} is set beside benchmark: it belongs to conversations that are played. Leave it out; who labels "

@@ -28,6 +28,7 @@ from classroom_rl.evaluation.metrics.maths import check_scorer, score_messages, 
 from classroom_rl.evaluation.metrics.readings import reading_metrics
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference, supervision_figures
 from classroom_rl.evaluation.playing import EvaluationResult, play_all
+from classroom_rl.evaluation.prompt_search import search_prompt
 from classroom_rl.evaluation.published.run import run_benchmark
 from classroom_rl.evaluation.report.tables import POST_TEST, measurement_table
 from classroom_rl.evaluation.students import compare_students
@@ -46,7 +47,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     """Evaluate one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, with
     `counterfactuals` also `counterfactuals.json`. If the configuration names `tutors`, compare them with
     `compare_tutors`; if it names `students`, these with `compare_students`; if a `benchmark`, run it with
-    `run_benchmark`.
+    `run_benchmark`; with `prompt_search`, search with `search_prompt`.
 
     Returns:
         The content of metrics.json.
@@ -63,6 +64,8 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
         return compare_tutors(config)
     if config.students:
         return compare_students(config)
+    if config.prompt_search is not None:
+        return search_prompt(config)
     problems, trained_on = load_measured_problems(config)
     readers, level = open_readers(config.generation), measured_level(config, problems)
     if config.server_url is None:

@@ -136,6 +136,8 @@ def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConf
                 models[f"tutors[{index}]"] = model_of_tutor(tutor, config.teacher_model)
         models |= {f"students[{index}]": each.model(config.student_model) for index, each in enumerate(config.students)}
         models |= {f"extra_judges[{index}]": judge for index, judge in enumerate(config.extra_judges)}
+        if config.prompt_search is not None and config.prompt_search.reflection_model is not None:
+            models["prompt_search.reflection_model"] = config.prompt_search.reflection_model
     return {key: model for key, model in models.items() if model.is_remote}
 
 
@@ -312,6 +314,9 @@ def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
         problems, sources = config.dataset.max_val_examples, config.dataset.eval_datasets
         if _is_here(sources):
             problems = len(load_problems(sources, problems, config.seed))
+        if (search := config.prompt_search) is not None:
+            held_out = 2 * size * max(problems, 0)
+            return search.conversations + held_out, f"for the search and {held_out} conversations on held-out lessons"
         return (size, "for each problem") if problems < 0 else (size * problems, f"for {problems} problems")
     train = config.train
     size = train.number_of_problems_per_batch * train.num_samples_per_problem
@@ -339,6 +344,10 @@ def _estimate_requests(config: TrainRLConfig | EvalConfig, role: str, conversati
             context,
             generation.max_tokens_per_turn,
         )
+    if role == "prompt_search.reflection":
+        search = config.prompt_search
+        usual, read = search.max_rounds, context * (search.minibatch_lessons + 1)
+        return _RequestEstimate(usual, usual * search.replies_per_proposal, read, search.max_tokens)
     tutors = getattr(config, "tutors", [])
     if role.startswith("extra_judges["):  # one judgement per conversation, including those of tutors on servers
         judge = config.extra_judges[int(role[len("extra_judges[") : -1])]
