@@ -83,6 +83,8 @@ class Environment(DialogueEnvironment):
         super().__init__(generation, *args)
         name = generation.agent
         self._agent = None if name is None else function_of("generation.agent", name, ("null",))
+        for client in ("httpx", "httpx2"):  # at level INFO they log a line for each call of an agent
+            logging.getLogger(client).setLevel(logging.WARNING)
         self._places = asyncio.Semaphore(generation.agents_at_once)
         self._sessions: dict[str, Session] = {}
         self._untaken: deque[Session] = deque()
