@@ -27,15 +27,15 @@ def test_the_minimal_loop_learns_the_game(tmp_path: Path) -> None:
     assert fmean(rewards[-5:]) - fmean(rewards[:5]) >= 0.2
 
 
-def write_counting(folder: Path) -> tuple[str, ...]:
-    """Have the minimal environment write its files; returns the arguments that name its configuration."""
-    subprocess.run([sys.executable, str(ROOT / "examples/minimal_environment.py")], cwd=folder, check=True, timeout=300)
-    return ("--config-dir", str(folder / "runs/counting"), "--config-name", "counting")
+def write_files(folder: Path, example: str = "minimal_environment", name: str = "counting") -> tuple[str, ...]:
+    """Have an example write its files; returns the arguments that name its configuration."""
+    subprocess.run([sys.executable, str(ROOT / f"examples/{example}.py")], cwd=folder, check=True, timeout=300)
+    return ("--config-dir", str(folder / "runs" / name), "--config-name", name)
 
 
 def test_the_minimal_environment_loads_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
-    config = training(*write_counting(tmp_path))
+    config = training(*write_files(tmp_path))
     kind = environment_of(config)
     assert kind.__module__ == "minimal_environment"
     episode = DialogueEpisode("r", Problem.of("8"), turns=[Turn("teacher", "9")])
@@ -47,12 +47,16 @@ def test_the_minimal_environment_loads_and_scores(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.full
-def test_a_model_learns_in_the_minimal_environment(world: Path, tmp_path: Path) -> None:
-    files = write_counting(tmp_path)
+@pytest.mark.parametrize(
+    ("example", "name", "problems"),
+    [("minimal_environment", "counting", "digits"), ("openai_agent", "agent", "numbers")],
+)
+def test_a_model_learns_in_an_example(example: str, name: str, problems: str, world: Path, tmp_path: Path) -> None:
+    files = write_files(tmp_path, example, name)
     paths = os.pathsep.join([str(ROOT / "examples"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     overrides = (
         f"teacher_model.model_name_or_path={world / 'blank'}",
-        f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'runs/counting/digits.jsonl'}}}]",
+        f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'runs' / name / problems}.jsonl}}]",
         f"logging.save_dir={tmp_path / 'run'}",
         f"generation.server_port={free_port()}",
     )

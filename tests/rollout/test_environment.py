@@ -29,7 +29,7 @@ def test_an_environment_s_own_keys_and_checks_count() -> None:
 
 
 def test_an_environment_is_found_by_its_line_in_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="is .guessing.; there are classroom, marooned, and every package"):
+    with pytest.raises(ConfigError, match="is .guessing.; there are classroom, marooned, agent, and every package"):
         load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])
     monkeypatch.setitem(ENVIRONMENTS, "guessing", "tests.support.guessing")
     config = load(TrainRLConfig, "train_rl", [*GUESSING, "environment=guessing"])

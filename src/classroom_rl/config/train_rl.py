@@ -448,7 +448,8 @@ class TrainRLConfig:
     """The configuration of server and trainer."""
 
     environment: Text = "classroom"
-    """What is played: `classroom`, `marooned`, or the dotted name of your own package (docs/environments.md)."""
+    """What is played: `classroom`, `marooned`, `agent` (a program of yours plays the policy), or the dotted name of
+    your own package (docs/environments.md)."""
     train: TrainConfig = field(default_factory=TrainConfig)
     teacher_model: TeacherModelConfig = field(default_factory=TeacherModelConfig)
     student_model: ApiModelConfig = field(default_factory=ApiModelConfig)

@@ -338,6 +338,7 @@ class Environment(ABC, Generic[E, R]):
 ENVIRONMENTS = {
     "classroom": "classroom_rl.environments.classroom",
     "marooned": "classroom_rl.environments.marooned",
+    "agent": "classroom_rl.environments.agent",
 }
 """Maps a name to the environment's package. A package's dotted name can also be used directly."""
 
