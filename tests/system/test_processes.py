@@ -13,6 +13,7 @@ import pytest
 
 from classroom_rl.errors import ConfigError
 from classroom_rl.system.processes import Child, Interrupted, Signals, free_port, refuse_taken_port
+from tests.conftest import ROOT
 from tests.launch.conftest import runs
 from tests.support.waiting import wait_until
 
@@ -78,6 +79,25 @@ def test_a_program_ends_when_the_one_that_started_it_is_killed(tmp_path):
     process.kill()
     process.communicate()
     wait_until(lambda: not runs(pid))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_training_ends_with_the_launcher_of_accelerate(signum, tmp_path):
+    """accelerate hands on no signal."""
+    (tmp_path / "program.py").write_text(
+        "import os, time\nfrom classroom_rl.system.processes import end_with_accelerate\n"
+        "end_with_accelerate()\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    )
+    command = ["accelerate.commands.launch", "--config_file", str(ROOT / "config/accelerate/1CPU.yaml")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, str(tmp_path / "program.py")], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(process.stdout.readline())
+    assert pid != process.pid
+    process.send_signal(signum)
+    process.wait()
+    wait_until(lambda: not runs(pid))
+    process.communicate()
 
 
 def test_a_taken_port_is_refused_with_its_holder_and_another_machines_address():

@@ -8,6 +8,7 @@ import os
 from classroom_rl.config.checks import check_environment, check_train_rl
 from classroom_rl.config.load import program
 from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.system.processes import end_with_accelerate
 from classroom_rl.system.startup import large_imports
 
 
@@ -34,6 +35,7 @@ def main(config: TrainRLConfig) -> None:
     from classroom_rl.memory.report import check_budget
     from classroom_rl.memory.sources import launch_of_environment
 
+    end_with_accelerate()
     check_start(config, loads_models=False, reports=True)
     with large_imports():
         check_budget(config, launch_of_environment, with_engines=False)  # the server has checked its engines

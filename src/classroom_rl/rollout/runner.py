@@ -253,8 +253,8 @@ def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
     wanted = request.wanted_policy
     if wanted is not None and wanted != loaded:
         raise PolicyMismatch(
-            f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded: publish the weights "
-            "with POST /load_weights first."
+            f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded. While a training "
+            "uses this server, wait for its end; otherwise publish the weights with POST /load_weights."
         )
 
 

@@ -321,6 +321,13 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
         return False
 
 
+def end_with_accelerate() -> None:
+    """Have the kernel end this program with `accelerate launch`, if that started it: a launcher that is killed leaves
+    its program behind, which would go on training and publishing."""
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # every launch sets it
+        _end_with_parent(os.getppid())()
+
+
 def _end_with_parent(parent: int) -> Callable[[], None]:
     """A `preexec_fn` that makes the kernel send SIGTERM to the new program when this one dies, even if it is killed."""
 

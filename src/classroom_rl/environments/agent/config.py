@@ -10,7 +10,7 @@ from classroom_rl.errors import ConfigError
 
 POSTED = "posted"
 """The only reward: the number that the agent returned or posted."""
-REWARD_NAMES = (POSTED,)
+REWARD_NAMES, OWN_REWARDS = (POSTED,), False
 
 
 @config_group
