@@ -34,7 +34,7 @@ def trained(*arguments: str) -> TrainRLConfig:
 def options_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainRLConfig], SimpleNamespace]:
     """The options that transformers' TrainingArguments would get; the class itself would set up the processes."""
     monkeypatch.setattr(
-        "classroom_rl.trainer.arguments.TrainingArguments", lambda **options: SimpleNamespace(**options)
+        "classroom_rl.trainer.arguments.TrainingArguments", lambda **options: SimpleNamespace(**options, n_gpu=1)
     )
     return lambda config: training_arguments(config, Path("runs/nowhere"))
 

@@ -55,7 +55,8 @@ OBJECTIVE = {
 
 def test_an_option_that_changes_the_objective_is_set_and_not_left_to_transformers(tmp_path: Path, monkeypatch) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(arguments, "TrainingArguments", lambda **options: seen.update(options))
+    one_gpu = SimpleNamespace(n_gpu=1)
+    monkeypatch.setattr(arguments, "TrainingArguments", lambda **options: seen.update(options) or one_gpu)
     arguments.training_arguments(load(TrainRLConfig, "train_rl", [], check_train_rl), tmp_path)
     assert {name: seen.get(name, "left to transformers") for name in OBJECTIVE} == OBJECTIVE
 
