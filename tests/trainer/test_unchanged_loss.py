@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from classroom_rl.trainer import loop
+from classroom_rl.trainer import batch
 from classroom_rl.trainer.batch import Batch
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_those_of_before(
     case: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To 1e-6 on the kind of CPU that they were recorded on; another one adds up in another order."""
-    monkeypatch.setattr(loop, "micro_batches", in_trls_order)
+    monkeypatch.setattr(batch, "micro_batches", in_trls_order)
     now = measured(case, tmp_path, world / "blank")
     assert now.keys() == RECORDED[case].keys()
     tolerance = 1e-6 if torch.backends.cpu.get_cpu_capability() == RECORDED_ON else 1e-4
