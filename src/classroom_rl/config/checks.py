@@ -15,7 +15,6 @@ from classroom_rl.config.base import (
     ServerConfig,
     SupervisionConfig,
 )
-from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_judge, check_lora, check_model, check_served_lora, check_vllm
 from classroom_rl.config.train_rl import GuardsConfig, RewardModelConfig, TrainConfig, TrainRLConfig
 from classroom_rl.config.training_checks import (
@@ -52,6 +51,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.environment import environment_of, module_of, most_rows
 from classroom_rl.rollout.supervision import OBSERVE
 from classroom_rl.rollout.tools.calculator import BUILT_IN_TOOLS
+from classroom_rl.system.functions import function_of
 
 CONVERSATION_TYPES = ("guided", "attempt")
 

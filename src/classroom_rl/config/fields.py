@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import CoreSchema, core_schema
 
-from classroom_rl.config.functions import is_function
+from classroom_rl.system.functions import is_function
 
 LARGEST_SEED = 2**32 - 1  # numpy's limit
 _COUNT, _TOKENS, _STEPS = 10**6, 10**8, 10**9

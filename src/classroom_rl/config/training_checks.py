@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, default_penalties
-from classroom_rl.config.functions import function_of
 from classroom_rl.config.model_checks import check_model
 from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.train_rl import CorrectionsConfig, PPOConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
@@ -31,6 +30,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.chat_template import set_variables, why_other_tokens
 from classroom_rl.rollout.environment import module_of
 from classroom_rl.rollout.supervision import OBSERVE, REPLACE, RETRY
+from classroom_rl.system.functions import function_of
 
 OF_GRPO = {
     "loss_type": "which loss GRPO has",

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from classroom_rl.config.functions import is_function
 from classroom_rl.errors import DataError
 from classroom_rl.rollout.chat_template import Message, ReplyFrame
 from classroom_rl.rollout.engine import Sampling
@@ -27,6 +26,7 @@ from classroom_rl.rollout.tools.formats import ToolFrame
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
 from classroom_rl.rollout.tools.turn import tool_metrics
 from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.system.functions import is_function
 
 POLICY_TURN, REPLY, END = "POLICY_TURN", "REPLY", "END"
 PROGRAM = "program"

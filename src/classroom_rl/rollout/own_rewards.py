@@ -7,8 +7,8 @@ from math import isfinite
 from numbers import Real
 from typing import Any
 
-from classroom_rl.config.functions import function_of
 from classroom_rl.errors import DataError
+from classroom_rl.system.functions import function_of
 
 
 def own_reward(name: str, shipped: Collection[str] = ()) -> Callable[[Any], float | None]:

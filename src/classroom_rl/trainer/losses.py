@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from classroom_rl.config.functions import function_of
 from classroom_rl.config.values import BNPO
+from classroom_rl.system.functions import function_of
 from classroom_rl.trainer.batch import Totals
 
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from classroom_rl.config.base import EnvironmentConfig
 from classroom_rl.config.fields import Seconds, Text, Whole, between, config_group
-from classroom_rl.config.functions import function_of
 from classroom_rl.config.values import PPO
 from classroom_rl.errors import ConfigError
+from classroom_rl.system.functions import function_of
 
 POSTED = "posted"
 """The only reward: the number that the agent returned or posted."""

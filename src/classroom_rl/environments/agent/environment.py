@@ -20,7 +20,6 @@ from secrets import token_hex
 from threading import Thread
 from typing import Any
 
-from classroom_rl.config.functions import function_of
 from classroom_rl.errors import ContextOverflow, DataError, DeadlineExceeded, UnknownConversation
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.dialogue import END, POLICY_TURN, PROGRAM, DialogueEnvironment, DialogueEpisode
@@ -31,6 +30,7 @@ from classroom_rl.rollout.scheduler import Phase
 from classroom_rl.rollout.supervision import SampledDraft, unreviewed
 from classroom_rl.rollout.tokens import TokenBuffer, Turn, replay_tokens
 from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.system.functions import function_of
 
 logger = logging.getLogger(__name__)
 

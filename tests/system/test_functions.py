@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from classroom_rl.config.functions import function_of
 from classroom_rl.errors import ConfigError
+from classroom_rl.system.functions import function_of
 from tests.support.configs import own_file, training
 from tests.support.own_rewards import brevity
 
