@@ -9,6 +9,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.config.train_preferences import TrainPreferencesConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.train_sft import TrainSFTConfig
+from classroom_rl.environments.agent.config import Generation as AgentGeneration
 from classroom_rl.environments.marooned.config import Generation as MaroonedGeneration
 from classroom_rl.launch.quickstart_plan import applies
 from tests.support.pages import check_command, commands_of, headings_of, inline_code, links_of, path_of
@@ -102,7 +103,8 @@ def test_a_page_names_no_key_that_no_program_has(page: str) -> None:
 def has_key(schema: type, key: str) -> bool:
     """Whether a schema has the key, or keys below it; `generation` has those of any environment."""
     block, _, name = key.partition(".")
-    if block == "generation" and name in MaroonedGeneration.__dataclass_fields__:
+    of_others = MaroonedGeneration.__dataclass_fields__ | AgentGeneration.__dataclass_fields__
+    if block == "generation" and name in of_others:
         return True
     if applies(key, schema):
         return True
