@@ -12,17 +12,16 @@
 
     python -m benchmarks.ways_to_learn [--folder runs/ways] [--seeds 1 2 3] [--steps 24] [--arms grpo ppo …] [--report]
 
-It needs the models of `make quickstart-models`, and takes some nine hours on two cores. Every third version of a
-training plays the held-out lessons, two conversations each; of `dpo`, `kto` and `swapped` the finished model does. All
-are measured alike: paid for form, and by the post-test. Each training and each measured version is kept in the folder,
-so the same command goes on where it was stopped. The line "sft" is the model that all arms begin with.
+It needs the models of `make quickstart-models`. Every third version of a training plays the held-out lessons, two
+conversations each; of `dpo`, `kto` and `swapped` the finished model does. All are measured alike: paid for form, and by
+the post-test. Each training and each measured version is kept in the folder, so the same command goes on where it was
+stopped. The line "sft" is the model that all arms begin with.
 """
 
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,7 +30,6 @@ from benchmarks.outcome_arms import OutcomeBench
 from benchmarks.ppo_quickstart import passes_of
 from benchmarks.supervision_arms import SUPERVISED, WANTED_REWARD, conversations_needed, run, versions_by_arm
 from classroom_rl.config.load import ROOT
-from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
@@ -47,7 +45,6 @@ OFFLINE = {
     "swapped": ["train.loss=dpo", "dataset.shuffle_pairs=true"],
 }
 """The arms that learn from the conversations of `grpo`, and their overrides of train_preferences.py."""
-CONTROLS = ("own_teacher", "shuffled", "swapped")
 FIGURES = {"rewards": "paid for form", "post_test": "post-test", "scaffolded": "slips scaffolded"}
 
 
@@ -66,13 +63,8 @@ class WaysBench(OutcomeBench):
     }
     configs = {"ppo": "quickstart_ppo", "online_dpo": "quickstart_online_dpo"}
 
-    @cached_property
-    def payments(self) -> dict[str, tuple[ClassroomRules, dict[str, float]]]:
-        return OutcomeBench(self.folder, self.models, self.steps, self.port).payments
-
     def version(self, arm: str, step: int) -> int:
-        config = self.configs.get(arm, "quickstart")
-        return step * passes_of(config, ()) if arm not in OFFLINE else step
+        return step * passes_of(self.configs.get(arm, "quickstart"), ())
 
     def measured_steps(self, arm: str) -> Sequence[int]:
         return [self.steps] if arm in OFFLINE else super().measured_steps(arm)
@@ -81,18 +73,22 @@ class WaysBench(OutcomeBench):
         if arm in OFFLINE:
             return self._train_offline(arm, seed)
         if arm == DISTILLED:
-            return self.train_with(arm, seed, [f"train.distillation.model={self.train(GRPO, seed) / 'model'}"])
+            return self.train_with(arm, seed, [f"train.distillation.model={self._finished_grpo(seed) / 'model'}"])
         own = [f"train.distillation.model={self.models / 'sft' / 'model'}"] if arm == "own_teacher" else []
         return self.train_with(arm, seed, own)
+
+    def _finished_grpo(self, seed: int) -> Path:
+        """The run of `grpo` that others learn from, trained if it is not finished; once it is measured, its published
+        versions are gone, and its model is still there."""
+        run = self.folder / GRPO / str(seed)
+        return run if (run / "model").is_dir() else self.train_with(GRPO, seed)
 
     def _train_offline(self, arm: str, seed: int) -> Path:
         """Train on pairs of what `grpo` of this seed played, and put the model where a policy version is."""
         run = self.folder / arm / str(seed)
         if policy_path(run, self.steps).is_dir():
             return run
-        source = self.folder / GRPO / str(seed)
-        if not (source / "model").is_dir():
-            self.train(GRPO, seed)
+        source = self._finished_grpo(seed)
         run.mkdir(parents=True, exist_ok=True)
         pairs = ["-m", "classroom_rl.results.pairs", str(source)]
         preferences = [
@@ -120,8 +116,8 @@ class WaysBench(OutcomeBench):
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
-    """By way of learning: conversations and seconds of training until the held-out reward for form was reached, and the
-    figures of the last version with their difference to `grpo` [95 % interval over the lessons of the same seeds]."""
+    """By way of learning: conversations until the held-out reward for form was reached, seconds of all training, and
+    the figures of the last version with their difference to `grpo` [95 % interval over lessons of the same seeds]."""
     by_arm: dict[str, dict[int, dict[int, Mapping]]] = dict(versions_by_arm(lines))
     begin = {seed: {0: found[0]} for seed, found in by_arm.get(GRPO, {}).items() if 0 in found}
     out = [

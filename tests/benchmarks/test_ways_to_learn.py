@@ -45,6 +45,19 @@ def test_every_arm_sees_as_many_conversations_and_only_its_own_signal(
     assert all(found[arm].reward_weights == {"pedagogical": 0} for arm in tutors)
 
 
+def test_a_measured_training_can_still_be_learned_from(bench: WaysBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its published versions are gone: it would be refused as a training of its own."""
+    run = bench.folder / GRPO / "1"
+    (run / "model").mkdir(parents=True)
+    (run / "learning.json").touch()
+    trained: list[list[str]] = []
+    with pytest.raises(SystemExit, match="its weights are gone"):
+        bench.train(GRPO, 1)
+    monkeypatch.setattr(Bench, "train_with", lambda self, arm, seed, more=(): trained.append([arm, *more]))
+    bench.train("distilled", 1)
+    assert trained == [["distilled", f"train.distillation.model={run / 'model'}"]]
+
+
 def test_an_offline_arm_learns_from_the_conversations_of_grpo(bench: WaysBench, monkeypatch) -> None:
     (bench.folder / GRPO / "2" / "model").mkdir(parents=True)
     run, commands = bench.folder / "swapped" / "2", []

@@ -319,6 +319,7 @@ def test_other_weights_end_the_batch_and_the_episode(serve) -> None:
     [
         ("generation.agent=openai_agent:plays", "did you mean play?"),
         ("generation.agent=no_such_agent:play", "there is no module no_such_agent"),
+        ("train.reward_weights={tests.support.own_rewards:brevity: 1}", "there are: posted."),
         ("train.algorithm=ppo", "An agent may go back to an earlier prompt"),
     ],
 )

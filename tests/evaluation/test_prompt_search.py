@@ -232,7 +232,7 @@ def test_a_proposal_has_to_be_a_prompt_for_every_lesson(search: Search, prompt: 
         ("a+b", "A+B is said.", "[the answer] is said."),
     ],
 )
-def test_the_reference_answer_is_blotted_out_of_reasons(answer: str, reason: str, shown: str):
+def test_the_reference_answer_is_removed_from_reasons(answer: str, reason: str, shown: str):
     record = record_of("2 + 10", [Turn("teacher", "<think>12</think>Well?")])
     verdicts = [Verdict("leak", 0, accepted=False, reasons={"leak": reason}), Verdict("leak", 1, error="broken")]
     example = example_of(record.model_copy(update={"verdicts": verdicts, "answer": answer}))

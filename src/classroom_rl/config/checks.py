@@ -457,7 +457,7 @@ def check_reward_names(key: str, weights: Mapping[str, float], environment: str)
     settings = module_of(environment, "config")
     names = settings.REWARD_NAMES
     unknown = sorted(set(weights) - set(names))
-    if weights and takes_own_rewards(environment):
+    if unknown and takes_own_rewards(environment):
         for name in unknown:
             function_of(key, name, names)
     elif unknown or not weights:

@@ -274,13 +274,8 @@ def check_supervisor(
 
 
 def takes_own_rewards(environment: str) -> bool:
-    """Whether rewards may be functions of one's own: where `config` says so, and in every `DialogueEnvironment` of
-    which it does not say otherwise."""
-    from classroom_rl.rollout.dialogue import DialogueEnvironment
-
-    says = getattr(module_of(environment, "config"), "OWN_REWARDS", None)
-    is_dialogue = says is None and issubclass(module_of(environment, "environment").Environment, DialogueEnvironment)
-    return bool(says) or is_dialogue
+    """Whether an environment's rewards may be functions of one's own. Imports the environment."""
+    return bool(module_of(environment, "environment").Environment.takes_own_rewards)
 
 
 def _environment(config: TrainRLConfig) -> ModuleType:

@@ -190,8 +190,8 @@ class PromptAdapter:
     def stops(self, _: Any) -> bool:
         """Whether the search is over: after a failure, or if the next round might cost more than is left."""
         left = self._search.conversations - self.counts["conversations"]
-        too_dear = left < 2 * self._search.minibatch_lessons + self._search.selection_lessons
-        return too_dear or self.failure is not None or self.counts["rounds"] >= self._search.max_rounds
+        too_expensive = left < 2 * self._search.minibatch_lessons + self._search.selection_lessons
+        return too_expensive or self.failure is not None or self.counts["rounds"] >= self._search.max_rounds
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -278,7 +278,7 @@ def _name(prompt: str) -> str:
 
 def example_of(record: ConversationRecord) -> dict[str, Any]:
     """What the reflection model is shown of a conversation: the lesson as the teacher gets it, the visible messages,
-    the reward, and the judge's scores, decisions and reasons, in which the reference answer is blotted out."""
+    the reward, and the judge's scores, decisions and reasons, without the reference answer."""
     hidden = [re.escape(text) for text in (record.answer.strip(), read_reference(record.answer).text) if text]
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(hidden)})(?!\w)" if hidden else r"(?!)", re.IGNORECASE)
     verdicts = [

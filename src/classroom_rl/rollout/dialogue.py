@@ -91,6 +91,7 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         tool_limits: the limits of the calls in one message.
     """
 
+    takes_own_rewards = True
     tools: ClassVar[Sequence[Tool | Callable[..., Any]]] = ()
     tool_limits: ClassVar[ToolLimits] = ToolLimits()
     phases = (Phase("dialogue", (POLICY_TURN, REPLY), (POLICY_ROLE,)),)

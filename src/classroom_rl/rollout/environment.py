@@ -236,12 +236,14 @@ class Environment(ABC, Generic[E, R]):
     Attributes:
         Record: the class of a finished episode's record; a subclass of `Trajectory` with the environment's own fields.
         phases: the phases of an episode under `generation.schedule: phased`.
+        takes_own_rewards: whether its rewards may also be functions of one's own, named as `package.module:function`.
         review_by_rules: the supervisor `rules` of this environment, as a static method; None for the classroom's.
         roles: the models in the roles.
     """
 
     Record: ClassVar[type[Trajectory]] = Trajectory
     phases: ClassVar[Sequence[Phase]]
+    takes_own_rewards: ClassVar[bool] = False
     review_by_rules: ClassVar[Callable[[MessageToReview], Review] | None] = None
     roles: LoadedModels
 

@@ -73,7 +73,7 @@ async def open_roles(
     _check_models(engine_models)
     teacher = engine_models.get(POLICY_ROLE)
     if teacher is not None and getattr(teacher, "load_in_4bit", False):  # evaluations have no such key
-        logger.info("the engine serves %s in 16 bits, rounded to the 4 that are trained", teacher.model_name_or_path)
+        logger.info("the engine serves %s in 16 bits, rounded to the trainer's 4", teacher.model_name_or_path)
         await asyncio.to_thread(write_base, Path(config.served_teacher), teacher.model_name_or_path, config.train.dtype)
         engine_models[POLICY_ROLE] = replace(teacher, model_name_or_path=config.served_teacher)
     engines = await _start_engines(engine_models, generation, config.seed)  # the phased schedule leaves them asleep

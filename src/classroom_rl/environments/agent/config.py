@@ -10,7 +10,7 @@ from classroom_rl.system.functions import function_of
 
 POSTED = "posted"
 """The only reward: the number that the agent returned or posted."""
-REWARD_NAMES, OWN_REWARDS = (POSTED,), False
+REWARD_NAMES = (POSTED,)
 
 
 @config_group

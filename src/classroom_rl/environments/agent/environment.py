@@ -78,6 +78,7 @@ class Environment(DialogueEnvironment):
     """Agents that play the policy. `first_messages` is the prompt of an episode that failed before the first call."""
 
     phases = (Phase("agent", (POLICY_TURN,), (POLICY_ROLE,)),)
+    takes_own_rewards = False
 
     def __init__(self, generation: Any, *args: Any):
         super().__init__(generation, *args)

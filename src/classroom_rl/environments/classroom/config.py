@@ -25,7 +25,6 @@ from classroom_rl.rollout.extensions import MetricPanel, RunView
 
 __all__ = [
     "HAS_SUPERVISOR",
-    "OWN_REWARDS",
     "REWARD_NAMES",
     "RUN_VIEW",
     "TURN_REWARD_NAMES",
@@ -41,9 +40,6 @@ __all__ = [
 
 HAS_SUPERVISOR = True
 """Whether a supervisor can review the policy's messages in this environment."""
-
-OWN_REWARDS = True
-"""Whether rewards may also be functions of one's own, named as `package.module:function`."""
 
 REWARD_NAMES, TURN_REWARD_NAMES = tuple(REWARDS), tuple(TURN_REWARDS)
 MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")

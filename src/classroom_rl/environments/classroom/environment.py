@@ -109,6 +109,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     Record = ConversationRecord
     phases = PHASES
+    takes_own_rewards = True
 
     def __init__(
         self,
