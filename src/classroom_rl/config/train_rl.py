@@ -196,8 +196,8 @@ class DistillationConfig:
     distributions of each token of the model, over the whole vocabulary or `top_k`."""
     top_k: Count | None = None
     """Compares the probabilities of so many tokens, the strong tutor's most likely ones, and that of all others
-    together, which takes less memory. Null: all tokens, for which both models have equally many in `vocab_size`, and a
-    hidden state of the strong tutor for each sampled token is kept in host memory."""
+    together. Null, with `forward` and `jsd`: the probabilities of all tokens; both models must have the same
+    `vocab_size`, and the strong tutor's last hidden state of each sampled token is kept in host memory."""
     prompt_path: FilePath | None = None
     """The strong tutor's own system message, a template as the teacher's, which may also use `answer` and `personas`
     (those of the student's messages, in order): it knows more, so a copy of the model itself can teach it. Null: it

@@ -48,7 +48,7 @@ class StrongTutor:
     informed_prompt: Callable[[Any], list[int] | None] | None
     options: DistillationConfig
     vocabulary: int
-    _head: Head | None = None
+    _head: Any = None  # of the strong tutor
     _kept: Any = ()  # tensors of the wanted tokens of a batch, in the order of its micro-batches
 
     @classmethod

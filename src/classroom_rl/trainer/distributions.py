@@ -56,7 +56,7 @@ def share_head(model: PreTrainedModel) -> None:
     their weights: what `model(…, beside=function)` gives has `function(head, hidden_NH)` in `beside`, with the hidden
     states before the tokens that have a label."""
     forward, hidden = model.forward, []
-    found = getclosurevars(forward.__func__).nonlocals  # by TRL, in the model's configuration
+    found = getclosurevars(forward).nonlocals  # by TRL, in the model's configuration
     scaling = {name: found[name] for name in ("logit_scale", "final_logit_softcapping", "temperature")}
 
     def keep_hidden(_module: nn.Module, _arguments: tuple, output: Any) -> None:
