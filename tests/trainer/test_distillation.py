@@ -160,6 +160,8 @@ def test_the_gradient_of_a_divergence_is_that_of_gkd(
     distillation = [f"train.distillation.{key}" for key in (f"model={strong}", f"weight={WEIGHT}", f"kl={kl}")]
     distillation += [] if top_k is None else [f"train.distillation.top_k={top_k}"]
     without, trainer = trainer_of(*options), trainer_of(*options, *distillation)
+    if "train.gradient_checkpointing=true" in options:
+        trainer.model.gradient_checkpointing_enable()
     (_, before), (_, found) = (each.loss_and_gradients(each.batch()) for each in (without, trainer))
     by_row = "train.loss_type=grpo" in options
     rows = [row for index in range(8) for row in rows_of(lively(index, Problem.of(f"lesson {index}", "")))]
@@ -181,8 +183,9 @@ def test_the_gradient_of_a_divergence_is_that_of_gkd(
     if trainer.has_adapter:
         wanted = of_adapter(trainer.model, wanted)
     for name, each in wanted.items():
-        assert (found[name] - before[name] - each).abs().max() < 1e-6 < each.abs().max(), name
-    assert trainer._figures["distillation/kl"] == [pytest.approx(mean, abs=1e-5)] and mean > 1e-3
+        assert (found[name] - before[name] - each).abs().max() < 1e-6, name
+    assert max(each.abs().max() for each in wanted.values()) > 1e-4
+    assert trainer._figures["distillation/kl"] == [pytest.approx(mean, abs=2e-6)] and mean > 1e-4
 
 
 def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse_kl(
@@ -220,10 +223,10 @@ def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse
     ids=lambda options: " ".join(options[:2]).replace("train.", ""),
 )
 def test_a_model_that_is_distilled_into_itself_learns_nothing(trainer_of: Any, start: Path, options: list[str]) -> None:
-    """To the bit, but for the mixture of a whole vocabulary, which TRL's kernel rounds."""
+    """To the bit, but for the mixture of the Jensen-Shannon divergence, which is rounded."""
     trainer = trainer_of(*options, *ALONE, f"train.distillation.model={start}", play=unrewarded)
     loss, found = trainer.loss_and_gradients(trainer.batch())
-    most = 1e-6 if options[0] == "train.distillation.kl=jsd" and options[1] != "train.distillation.top_k=5" else 0
+    most = 1e-6 if "train.distillation.kl=jsd" in options else 0
     assert abs(loss) <= most and abs(trainer._figures["distillation/kl"][0]) <= most and found
     assert all(each.abs().max() <= most for each in found.values())
 
