@@ -225,6 +225,10 @@ def test_what_goes_with_online_dpo() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["train.distillation.kl=jsd"], r"distillation\.kl is jsd, but there is no strong tutor to compare the model"),
+        (["train.distillation.top_k=5"], r"distillation\.top_k is 5, but there is no strong tutor to compare"),
+        (["train.distillation.top_k=0"], r"distillation\.top_k is 0; it must be at least 1"),
+        (["train.distillation.weight=0"], r"distillation\.weight is 0.*; it must be above 0"),
         ([], r"prompt_path is more\.txt, but there is no strong tutor to read it"),
         (["train.distillation.model=strong", "--config-name=marooned"], "environment marooned has no prompt in"),
         (["train.distillation.model=strong", "train.groups_without_variance=drop"], "learns from the strong"),

@@ -10,6 +10,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.launch import cli
 from classroom_rl.memory.budget import GIB, Launch, Part, total, trainer_memory
 from classroom_rl.memory.report import check_budget, moments, report, rows_of_micro_batch, show, show_evaluation_shares
+from classroom_rl.memory.trainer_job import trainer_job
 from tests.conftest import ROOT
 from tests.memory.conftest import ADAPTER, PARAMETERS, job, size_of, small_training
 from tests.support.configs import loaded, training
@@ -92,6 +93,9 @@ def test_an_adapter_is_counted_and_not_advised(qwen):
 def test_a_strong_tutor_is_counted(qwen):
     lines = report(small_training(qwen, PLANNED, f"train.distillation.model={qwen}"), lambda: ZERO_2).lines
     assert size_of(lines, "strong tutor (16 bit)") == f"{2 * PARAMETERS / GIB:.2f} GiB"
+    for options, wanted in [([], False), (["kl=jsd"], True), (["top_k=5"], True)]:
+        own = [f"train.distillation.{each}" for each in (f"model={qwen}", *options)]
+        assert trainer_job(small_training(qwen, PLANNED, *own), ZERO_2).distributions == wanted
 
 
 def test_a_critic_with_a_layer_of_its_own_is_counted(qwen):

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl.kernels import chunked_divergence
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
@@ -17,6 +19,7 @@ from classroom_rl.rollout.chat_template import encode_chat
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.rows import TrainingRow, rows_of
+from classroom_rl.trainer import distributions
 from classroom_rl.trainer.losses import LossOptions, clipped
 from tests.support.configs import training
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
@@ -26,6 +29,7 @@ PLAIN = ["train.beta=0", "train.importance_sampling_correction=false"]
 ALONE, LORA = ["train.reward_weights={pedagogical: 0}"], ["teacher_model.lora={enable: true, dropout: 0}"]
 PADDING_FREE = ["train.padding_free=true", "train.attn_implementation=sdpa", "train.max_tokens_per_micro_batch=150"]
 WEIGHT, TEMPERATURE = 0.5, 0.7
+ALL_BUT_ONE = -1
 
 
 def lively(index: int, problem: Problem) -> ConversationRecord:
@@ -68,10 +72,26 @@ def trainer_of(start: Path, tmp_path: Path) -> Callable[..., Any]:
     return made
 
 
+def of_all(model: torch.nn.Module, row: TrainingRow, temperature: float) -> torch.Tensor:
+    """The log-probs of the vocabulary for every completion token, from the model's logits."""
+    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0, :-1] / temperature
+    return logits.log_softmax(-1)[-len(row.completion_ids) :]
+
+
+def of_adapter(model: torch.nn.Module, of_weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradients of a new adapter's B matrices, which are 0 still, from those of the weights W + s · BA."""
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            of_weight = of_weights[f"{name.removeprefix('base_model.model.')}.weight"]
+            inputs = layer.lora_A["default"].weight.detach().double()
+            found[f"{name}.lora_B.default.weight"] = layer.scaling["default"] * of_weight @ inputs.T
+    return found
+
+
 def of_sampled(model: torch.nn.Module, row: TrainingRow, temperature: float = 1.0) -> torch.Tensor:
     """The log-prob of every completion token, from the model's logits."""
-    logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids]])).logits[0, :-1] / temperature
-    logps = logits.log_softmax(-1)[-len(row.completion_ids) :]
+    logps = of_all(model, row, temperature)
     return logps.gather(1, torch.tensor(row.completion_ids).unsqueeze(1)).squeeze(1)
 
 
@@ -111,6 +131,63 @@ def test_the_gradient_that_it_adds_is_that_of_a_plain_reference(
     assert "distillation/kl" not in without._figures
 
 
+COMPARED: dict[str, list[Any]] = {
+    "forward, two passes by tokens": ["forward", None, "train.mu=2", "train.max_tokens_per_micro_batch=80"],
+    "forward, PPO": ["forward", None, "train.algorithm=ppo", "judge_model.mode=absolute"],
+    "jsd, LoRA with checkpoints": ["jsd", None, "train.mu=1", *LORA, "train.gradient_checkpointing=true"],
+    "jsd without padding": ["jsd", None, "train.mu=1", *PADDING_FREE],
+    "reverse of nearly all": ["reverse", ALL_BUT_ONE, "train.mu=2", "train.importance_sampling_level=sequence"],
+    "forward of 5 with checkpoints": ["forward", 5, "train.gradient_checkpointing=true", "train.loss_type=grpo"],
+    "jsd of 1, LoRA": ["jsd", 1, "train.mu=2", *LORA],
+    "jsd of 5, PPO without padding": ["jsd", 5, "train.algorithm=ppo", "judge_model.mode=absolute", *PADDING_FREE],
+}
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_the_gradient_of_a_divergence_is_that_of_gkd(
+    trainer_of: Any, start: Path, strong: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Over whole models in float64, with TRL's loss; tiles hold three tokens."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.gkd import GKDTrainer
+
+    policy, tutor = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (start, strong))
+    (kl, top_k, *options), vocabulary = COMPARED[case], policy.config.vocab_size
+    top_k = vocabulary - 1 if top_k == ALL_BUT_ONE else top_k
+    monkeypatch.setattr(distributions, "_TILE", 3 * vocabulary)
+    monkeypatch.setattr(chunked_divergence, "TOKEN_CHUNK_SIZE", 3)
+    options = [*options, f"teacher_model.vllm.temperature={TEMPERATURE}"]
+    distillation = [f"train.distillation.{key}" for key in (f"model={strong}", f"weight={WEIGHT}", f"kl={kl}")]
+    distillation += [] if top_k is None else [f"train.distillation.top_k={top_k}"]
+    without, trainer = trainer_of(*options), trainer_of(*options, *distillation)
+    if "train.gradient_checkpointing=true" in options:
+        trainer.model.gradient_checkpointing_enable()
+    (_, before), (_, found) = (each.loss_and_gradients(each.batch()) for each in (without, trainer))
+    by_row = "train.loss_type=grpo" in options
+    rows = [row for index in range(8) for row in rows_of(lively(index, Problem.of(f"lesson {index}", "")))]
+    loss, mean, count = torch.zeros((), dtype=torch.float64), 0.0, sum(sum(row.mask) for row in rows)
+    for row in rows:
+        mask = torch.tensor(row.mask).bool()
+        logps = [of_all(each, row, TEMPERATURE)[mask] for each in (policy, tutor)]
+        if top_k is not None:
+            order = logps[1].argsort(dim=-1, descending=True)
+            logps = [each.gather(-1, order) for each in logps]
+            others = [each[:, top_k:].exp().sum(-1, keepdim=True).log() for each in logps]
+            logps = [torch.cat([each[:, :top_k], other], dim=-1) for each, other in zip(logps, others, strict=True)]
+        beta = {"forward": 0, "jsd": 0.5, "reverse": 1}[kl]
+        of_row = GKDTrainer.generalized_jsd_loss(*logps, beta=beta, reduction="none").sum()
+        loss = loss + WEIGHT * of_row / (sum(row.mask) * len(rows) if by_row else count)
+        mean += of_row.item() / count
+    loss.backward()
+    wanted = {name: each.grad for name, each in policy.named_parameters()}
+    if trainer.has_adapter:
+        wanted = of_adapter(trainer.model, wanted)
+    for name, each in wanted.items():
+        assert (found[name] - before[name] - each).abs().max() < 1e-6, name
+    assert max(each.abs().max() for each in wanted.values()) > 1e-4
+    assert trainer._figures["distillation/kl"] == [pytest.approx(mean, abs=2e-6)] and mean > 1e-4
+
+
 def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse_kl(
     trainer_of: Any, strong: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,14 +209,26 @@ def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse
 
 @pytest.mark.parametrize(
     "options",
-    [["train.mu=1"], ["train.mu=2"], ["train.mu=1", *LORA], ["train.mu=1", *PADDING_FREE]],
-    ids=["one pass", "two passes", "LoRA", "without padding"],
+    [
+        ["train.mu=1"],
+        ["train.mu=2"],
+        ["train.mu=1", *LORA],
+        ["train.mu=1", *PADDING_FREE],
+        ["train.distillation.kl=forward", *LORA],
+        ["train.distillation.kl=jsd", *PADDING_FREE],
+        ["train.distillation.top_k=5"],
+        ["train.distillation.kl=forward", "train.distillation.top_k=5", *PADDING_FREE],
+        ["train.distillation.kl=jsd", "train.distillation.top_k=5", *LORA],
+    ],
+    ids=lambda options: " ".join(options[:2]).replace("train.", ""),
 )
 def test_a_model_that_is_distilled_into_itself_learns_nothing(trainer_of: Any, start: Path, options: list[str]) -> None:
+    """To the bit, but for the mixture of the Jensen-Shannon divergence, which is rounded."""
     trainer = trainer_of(*options, *ALONE, f"train.distillation.model={start}", play=unrewarded)
     loss, found = trainer.loss_and_gradients(trainer.batch())
-    assert loss == 0 and trainer._figures["distillation/kl"] == [0] and found
-    assert not any(each.any() for each in found.values())
+    most = 1e-6 if "train.distillation.kl=jsd" in options else 0
+    assert abs(loss) <= most and abs(trainer._figures["distillation/kl"][0]) <= most and found
+    assert all(each.abs().max() <= most for each in found.values())
 
 
 # What the strong tutor is told ----------------------------------------------------------------------------------------
@@ -201,3 +290,23 @@ def test_a_strong_tutor_with_other_tokens_is_refused(
         trainer_of(model)
     with pytest.raises(ConfigError, match=said):  # by every program, before it starts
         check_prompts_fit(training(model, f"teacher_model.model_name_or_path={start}"))
+
+
+def test_more_tokens_than_there_are_and_heads_of_other_sizes_are_refused(
+    trainer_of: Any, start: Path, tmp_path: Path
+) -> None:
+    """But for a few tokens, heads may have rows that no token has."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(start), AutoTokenizer.from_pretrained(start)
+    size = model.config.vocab_size
+    with pytest.raises(ConfigError, match=rf"top_k is {size}, but .* has {size} tokens, and one at least must be left"):
+        trainer_of(f"train.distillation.model={start}", f"train.distillation.top_k={size}")
+    model.resize_token_embeddings(size + 8)
+    move(model)
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "wider")
+    distilled = [f"train.distillation.model={tmp_path / 'wider'}", "train.distillation.kl=forward"]
+    with pytest.raises(ConfigError, match=rf"whose vocab_size is {size + 8}, and that of .* is {size}: .*Set .*top_k"):
+        trainer_of(*distilled)
+    trainer = trainer_of(*distilled, "train.distillation.top_k=5", *ALONE, play=unrewarded)
+    loss, _ = trainer.loss_and_gradients(trainer.batch())
+    assert loss == pytest.approx(trainer._figures["distillation/kl"][0], rel=1e-4) and loss > 1e-3

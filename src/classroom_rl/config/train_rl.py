@@ -46,6 +46,7 @@ from classroom_rl.config.values import (
     NO_CORRECTIONS,
     NO_CREDIT,
     ONLINE_DPO,
+    REVERSE,
     SAMPLED,
     SUPERVISOR_REWARD,
     TOKENS,
@@ -53,6 +54,7 @@ from classroom_rl.config.values import (
     Algorithm,
     CorrectionMode,
     CorrectionTargets,
+    Divergence,
     GroupMode,
     ImportanceSamplingLevel,
     ImportanceSamplingMode,
@@ -186,11 +188,25 @@ class DistillationConfig:
     """The strong tutor, which has the trained model's tokenizer and chat template. It is loaded beside the trained
     model, in `dtype`. Null: there is none."""
     weight: Positive = 1.0
-    """Weight of ln(strong tutor / model) of a token in its advantage. The mean of that is minus the reverse KL."""
+    """Weight of ln(strong tutor / model) of a token in its advantage, whose mean is minus the reverse KL; with another
+    `kl`, or with `top_k`, of the divergence in the loss of a token."""
+    kl: Divergence = REVERSE
+    """What is made small. `reverse`: KL(model ‖ strong tutor), by the tokens that were sampled, unless `top_k` is set.
+    `forward`: KL(strong tutor ‖ model). `jsd`: the mean of both's KL to their mixture. The latter two compare the
+    distributions of each token of the model, over the whole vocabulary or `top_k`."""
+    top_k: Count | None = None
+    """Compares the probabilities of so many tokens, the strong tutor's most likely ones, and that of all others
+    together. Null, with `forward` and `jsd`: the probabilities of all tokens; both models must have the same
+    `vocab_size`, and the strong tutor's last hidden state of each sampled token is kept in host memory."""
     prompt_path: FilePath | None = None
     """The strong tutor's own system message, a template as the teacher's, which may also use `answer` and `personas`
     (those of the student's messages, in order): it knows more, so a copy of the model itself can teach it. Null: it
     reads what the model read. In the classroom only."""
+
+    @property
+    def compares_distributions(self) -> bool:
+        """Whether the loss has the divergence itself; otherwise the advantages have what was sampled of it."""
+        return self.model is not None and (self.kl != REVERSE or self.top_k is not None)
 
 
 @config_group

@@ -11,7 +11,14 @@ from typing import Any
 from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, default_penalties
 from classroom_rl.config.model_checks import check_model
 from classroom_rl.config.models import SupervisorModelConfig
-from classroom_rl.config.train_rl import CorrectionsConfig, PPOConfig, TrainConfig, TrainRLConfig, TurnCreditConfig
+from classroom_rl.config.train_rl import (
+    CorrectionsConfig,
+    DistillationConfig,
+    PPOConfig,
+    TrainConfig,
+    TrainRLConfig,
+    TurnCreditConfig,
+)
 from classroom_rl.config.values import (
     EMBEDDED_SUPERVISORS,
     GREEDY,
@@ -84,6 +91,13 @@ def check_algorithm(config: TrainRLConfig) -> None:
 
 def _check_distillation(config: TrainRLConfig) -> None:
     model, path = config.train.distillation.model, config.train.distillation.prompt_path
+    for key in ("kl", "top_k"):
+        value = getattr(config.train.distillation, key)
+        if model is None and value != getattr(DistillationConfig(), key):
+            raise ConfigError(
+                f"train.distillation.{key} is {value}, but there is no strong tutor to compare the model with: set "
+                "train.distillation.model, or leave it out."
+            )
     if path is not None and model is None:
         raise ConfigError(
             f"train.distillation.prompt_path is {path}, but there is no strong tutor to read it: set "
@@ -103,7 +117,8 @@ def _check_distillation(config: TrainRLConfig) -> None:
 
 
 def check_strong_tutor(config: TrainRLConfig, name: str) -> None:
-    """Refuse a strong tutor to whom the trained model's token ids mean something else. Reads both tokenizers.
+    """Refuse a strong tutor to whom the trained model's token ids mean something else, and more tokens to compare than
+    there are. Reads both tokenizers.
 
     Raises:
         ConfigError: with the difference, or if a tokenizer cannot be loaded.
@@ -120,6 +135,12 @@ def check_strong_tutor(config: TrainRLConfig, name: str) -> None:
         raise ConfigError(
             f"{key} is {name}, whose tokenizer is not that of {own_key}, {own_name}: {reason}. The strong tutor reads "
             "the token ids that the trained model wrote: take one of the same family, with the same chat template."
+        )
+    top_k = config.train.distillation.top_k
+    if top_k is not None and top_k >= len(own):
+        raise ConfigError(
+            f"train.distillation.top_k is {top_k}, but {own_name} has {len(own)} tokens, and one at least must be left "
+            "for the others: make it smaller, or leave it out to compare all."
         )
 
 

@@ -70,6 +70,9 @@ WORDFREQ = "wordfreq"
 
 Algorithm = Literal["grpo", "ppo", "online_dpo"]
 GRPO, PPO, ONLINE_DPO = get_args(Algorithm)
+Divergence = Literal["reverse", "forward", "jsd"]
+"""From a model to its strong tutor: KL(model ‖ tutor), KL(tutor ‖ model), and the Jensen-Shannon divergence."""
+REVERSE, FORWARD, JSD = get_args(Divergence)
 StepKind = Literal["tokens", "turns"]
 """What a step of PPO is: a sampled token, or a message."""
 TOKENS, TURNS = get_args(StepKind)

@@ -105,6 +105,7 @@ class TrainerJob:
         critic: the number of parameters of PPO's critic; 0 if they are negligible.
         float32_gradients: whether DeepSpeed adds up gradients in float32 (`train.grad_accum_fp32`).
         strong_tutor: the shape of the model that `train.distillation.model` names; None without one.
+        distributions: whether its distributions are compared with the trained model's.
     """
 
     shape: ModelShape
@@ -119,6 +120,7 @@ class TrainerJob:
     float32_gradients: bool = False
     strong_tutor: ModelShape | None = None
     in_4bit: bool = False
+    distributions: bool = False
 
     @property
     def packed(self) -> int:
@@ -307,9 +309,9 @@ def layer_activations(shape: ModelShape, size: int) -> int:
 
 def head_memory(job: TrainerJob) -> int:
     """Bytes for the output head's backward pass: a tile of logits, the float32 gradient of its matrix, if it is
-    trained, and the float32 gradient of the last hidden states."""
+    trained, and the float32 gradient of the last hidden states. Distributions are compared in two tiles of float32."""
     tokens, vocabulary_entries = HEAD_TILE
-    tile = min(job.tokens, tokens) * vocabulary_entries * job.number_bytes
+    tile = min(job.tokens, tokens) * vocabulary_entries * (2 * 4 if job.distributions else job.number_bytes)
     matrix = 4 * job.shape.head if job.adapter is None else 0
     return tile + matrix + 4 * job.tokens * job.shape.hidden
 

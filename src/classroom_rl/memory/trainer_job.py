@@ -33,6 +33,7 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
         float32_gradients=train.grad_accum_fp32,
         in_4bit=model.load_in_4bit,
         strong_tutor=None if train.distillation.model is None else read_shape(train.distillation.model),
+        distributions=train.distillation.compares_distributions,
     )
 
 

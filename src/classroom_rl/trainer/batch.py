@@ -72,7 +72,8 @@ class Batch:
         old_logps_BT: the policy's log-probs before the first step on the batch; None if the first step is the only one:
             then they are those of the step itself.
         ref_logps_BT: the log-probs of the reference model; None without one.
-        strong_logps_BT: the log-probs of the strong tutor; None without one.
+        strong_logps_BT: the log-probs of the strong tutor; None without one, or if distributions are compared.
+        strong_places_BT: where the strong tutor keeps its distribution of every wanted token; None otherwise.
         value_mask_BT, returns_BT, old_values_BT: PPO's: where the critic is trained, what it should say of the state
             before a token, and what it said before the first step.
     """
@@ -88,6 +89,7 @@ class Batch:
     old_logps_BT: Tensor | None = None
     ref_logps_BT: Tensor | None = None
     strong_logps_BT: Tensor | None = None
+    strong_places_BT: Tensor | None = None
     value_mask_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     old_values_BT: Tensor | None = None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -56,9 +57,11 @@ class ValueHead(nn.Module):
 
 @dataclass
 class ScoredOutput(FusedCausalLMOutput):
-    """The output of TRL's fused head, and the value of the state after each token, of shape (rows, tokens)."""
+    """The output of TRL's fused head, the value of the state after each token, of shape (rows, tokens), and what the
+    head was used for besides (`distributions.py`)."""
 
     state_values: Tensor | None = None
+    beside: Any = None
 
 
 def add_value_head(model: PreTrainedModel, kind: ValueHeadKind) -> ValueHead:

@@ -1,5 +1,11 @@
 """The strong tutor of on-policy distillation: it reads what the policy wrote, behind the prompt that the policy had or
-behind one that tells it more. What its log-probs do to the advantages is in `grpo.py` (`GRPO.distilled`)."""
+behind one that tells it more. What its log-probs do to the advantages is in `grpo.py` (`GRPO.distilled`), and how its
+distributions are compared with the policy's in `distributions.py`.
+
+It reads a batch once, whatever number of passes follows. For each wanted token it keeps its last hidden state, from
+which its head gives the whole distribution, or its most likely tokens, in the host's memory: the distributions
+themselves would be some forty times as large as the hidden states.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -7,19 +13,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from torch import Tensor
 
-from classroom_rl.config.train_rl import TrainRLConfig
+from classroom_rl.config.train_rl import DistillationConfig, TrainRLConfig
 from classroom_rl.rollout.chat_template import set_variables
 from classroom_rl.rollout.environment import module_of
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch import Batch, Padding, Sample
-from classroom_rl.trainer.log_probs import log_probs_of_batch, padding_of
+from classroom_rl.trainer.distributions import Head, most_likely, over_most_likely, over_vocabulary
+from classroom_rl.trainer.log_probs import log_probs, log_probs_of_batch, padding_of
 from classroom_rl.trainer.metrics import means_over_processes
 from classroom_rl.trainer.model_loading import Policy, prepare_frozen
 
 
-@dataclass(frozen=True)
+@dataclass
 class StrongTutor:
     """The model that the policy is distilled from.
 
@@ -29,12 +38,18 @@ class StrongTutor:
         pad_id: what prompts are padded with.
         informed_prompt: gives what it reads in place of an episode's prompt, or None if there is nothing for it; itself
             None if it reads what the policy read.
+        options: how the policy is compared with it.
+        vocabulary: how many tokens both models have.
     """
 
     model: Any
     padding: Padding
     pad_id: int
     informed_prompt: Callable[[Any], list[int] | None] | None
+    options: DistillationConfig
+    vocabulary: int
+    _head: Any = None  # of the strong tutor
+    _kept: Any = ()  # tensors of the wanted tokens of a batch, in the order of its micro-batches
 
     @classmethod
     def of(cls, config: TrainRLConfig, policy: Policy, accelerator: Accelerator) -> "StrongTutor | None":
@@ -47,7 +62,9 @@ class StrongTutor:
             set_variables(tokenizer, config.teacher_model.vllm.chat_template_kwargs)
             informed_prompt = partial(module_of(config.environment, "config").informed_prompt, config, tokenizer)
         padding = padding_of(model, config.train.padding_free)
-        return cls(prepare_frozen(model, accelerator), padding, policy.tokenizer.pad_token_id, informed_prompt)
+        vocabulary = min(each.config.get_text_config().vocab_size for each in (policy.model, model))
+        prepared, pad_id = prepare_frozen(model, accelerator), policy.tokenizer.pad_token_id
+        return cls(prepared, padding, pad_id, informed_prompt, config.train.distillation, vocabulary)
 
     def read(
         self,
@@ -57,7 +74,8 @@ class StrongTutor:
         divisions: Sequence[Sequence[int]],
         accelerator: Accelerator,
     ) -> tuple[Batch, dict[str, float]]:
-        """The batch with the strong tutor's log-probs, and figures for the log; all processes call this together.
+        """The batch with the strong tutor's log-probs, or with where it keeps its distributions, and figures for the
+        log; all processes call this together.
 
         Args:
             samples: the rows of the batch.
@@ -70,8 +88,33 @@ class StrongTutor:
             share = sum(one is not other for one, other in zip(informed, samples, strict=True)) / len(samples)
             figures = means_over_processes({"distillation/informed": share})
             read = Batch.of(informed, self.pad_id, accelerator.device)
-        found = log_probs_of_batch(self.model, read, divisions, accelerator, self.padding)
-        return replace(batch, strong_logps_BT=found.logps_BT), figures
+        if not self.options.compares_distributions:
+            found = log_probs_of_batch(self.model, read, divisions, accelerator, self.padding)
+            return replace(batch, strong_logps_BT=found.logps_BT), figures
+        self._kept = []
+        for micro in map(read.take, divisions):
+            with torch.no_grad():
+                log_probs(self.model, micro, micro.wanted_BT, accelerator, self.padding, beside=self._keep)
+        self._kept = [torch.cat(each) for each in zip(*self._kept, strict=True)]
+        order, places_BT = [row for chosen in divisions for row in chosen], torch.empty_like(batch.completion_ids_BT)
+        places_BT[order] = batch.wanted_BT[order].flatten().cumsum(0).view_as(places_BT) - 1
+        return replace(batch, strong_places_BT=places_BT), figures
+
+    def _keep(self, head: Head, hidden_NH: Tensor) -> None:
+        self._head, top_k = head, self.options.top_k
+        found = (hidden_NH,) if top_k is None else most_likely(head, hidden_NH, top_k, self.vocabulary)
+        self._kept.append([each.cpu() for each in found])
+
+    def comparison(self, micro: Batch) -> Callable[[Head, Tensor], Tensor] | None:
+        """What gives the divergence of the policy from the strong tutor for each wanted token of a micro-batch, inside
+        the policy's forward pass; None if no distributions are compared."""
+        if micro.strong_places_BT is None:
+            return None
+        places, kl = micro.strong_places_BT[micro.wanted_BT], self.options.kl
+        kept = [each[places.cpu()].to(places.device) for each in self._kept]
+        if self.options.top_k is None:
+            return partial(over_vocabulary, strong=self._head, strong_hidden_NH=kept[0], kl=kl)
+        return partial(over_most_likely, ids_NK=kept[0], strong_logps=kept[1], vocabulary=self.vocabulary, kl=kl)
 
 
 def _informed(samples: Sequence[Sample], prompts: Mapping[str, tuple[list[int], list[int] | None]]) -> list[Sample]:

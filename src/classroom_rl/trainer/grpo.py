@@ -241,6 +241,8 @@ class GRPO:
             kl = kl_to_reference(logps, old, micro.ref_logps_BT)
             learned = learned + self.train.beta * kl
             self._means.add("kl", kl, mask)
+        if scores.beside is not None:
+            learned = learned + self.weighted_divergence(scores, micro)
         self._note(scores, compared, micro)
         loss = reduced(learned, mask, self._mean_over, totals, self.options.max_completion_length)
         if self.train.corrections.weight > 0:
@@ -249,7 +251,8 @@ class GRPO:
         return loss
 
     def distilled(self, micro: Batch, old: Tensor) -> Batch:
-        """The micro-batch with weight · (ln π_strong − ln π_old) added to the advantage of every token.
+        """The micro-batch with weight · (ln π_strong − ln π_old) added to the advantage of every token; as it is where
+        distributions are compared.
 
         That is the gradient of −weight · KL(π ‖ π_strong) at the states that the policy came to, of which the tokens
         that it sampled there are a sample; as in GKD, nothing is learned about which states it comes to (Agarwal et al.
@@ -260,6 +263,13 @@ class GRPO:
         above = micro.strong_logps_BT - old
         self._means.add("distillation/kl", -above, micro.mask_BT)
         return replace(micro, advantages_BT=micro.advantages_BT + self.train.distillation.weight * above)
+
+    def weighted_divergence(self, scores: Scores, micro: Batch) -> Tensor:
+        """weight · the divergence from the strong tutor, of every token. It is of the policy as it is now, whatever was
+        sampled: no ratio corrects it, and the states are again given, as in GKD."""
+        found_BT = torch.zeros_like(scores.logps_BT).masked_scatter(micro.wanted_BT, scores.beside)
+        self._means.add("distillation/kl", found_BT, micro.mask_BT)
+        return self.train.distillation.weight * found_BT
 
     def engine_ratio(self, old: Tensor, micro: Batch, first_pass: bool) -> Tensor | float:
         """The ratios that correct for the difference between the trainer's log-probs and the engine's; 1 if that is

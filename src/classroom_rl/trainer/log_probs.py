@@ -4,7 +4,7 @@ model's head runs on these tokens alone, in tiles, inside the wrapped model's fo
 Shapes: B is the number of samples of a micro-batch, P its longest prompt and T its longest completion in tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +28,14 @@ class Scores:
         values: with a critic, the value of the state before each completion token and of the one after the last, of
             shape (B, T + 1).
         aux_loss: the loss that balances experts; None if it is not wanted.
+        beside: what `beside` gave; None without it.
     """
 
     logps_BT: Tensor
     entropy_BT: Tensor | None
     values: Tensor | None
     aux_loss: Tensor | None
+    beside: Any = None
 
 
 def log_probs(
@@ -43,19 +45,24 @@ def log_probs(
     accelerator: Accelerator,
     padding: Padding = TRIMMED,
     aux_loss: bool = False,
+    beside: Callable[[Any, Tensor], Any] | None = None,
 ) -> Scores:
     """One forward pass of a model that has TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
 
     Args:
         wanted_BT: the tokens that get a log-prob. Samples without any are left out of the pass.
         padding: what becomes of the columns that are padding (`padding_of`).
+        beside: called inside the pass with the model's head and the hidden states before the N wanted tokens, row by
+            row, of shape (N, width); the model is one that shares its head (`distributions.share_head`).
     """
     ids = torch.cat([micro.prompt_ids_BP, micro.completion_ids_BT], dim=1)
     attention = torch.cat([micro.prompt_mask_BP, micro.completion_mask_BT], dim=1)
     labels = ids.masked_fill(~pad(wanted_BT, (micro.prompt_ids_BP.size(1), 0)), -100)
     cut: Cut | OneRow
     cut = OneRow.of(attention, wanted_BT) if padding == NO_PADDING else Cut.of(attention, wanted_BT, padding == TRIMMED)
-    more = {"output_router_logits": True} if aux_loss else {}
+    more: dict[str, Any] = {"output_router_logits": True} if aux_loss else {}
+    if beside is not None:
+        more["beside"] = beside
     with accelerator.autocast():
         output = model(**cut.inputs(ids, attention), labels=cut.apply(labels), fused_lm_head=True, **more)
     entropy, values, length = output.entropy, getattr(output, "state_values", None), wanted_BT.size(1)
@@ -64,6 +71,7 @@ def log_probs(
         None if entropy is None else cut.undo(pad(entropy, (1, 0)))[:, -length:],
         None if values is None else cut.undo(values)[:, -length - 1 :],
         output.aux_loss if aux_loss else None,
+        getattr(output, "beside", None),
     )
 
 

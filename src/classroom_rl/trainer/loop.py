@@ -194,13 +194,13 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
         """A micro-batch's share in the batch's loss, which is the sum over all micro-batches of all processes. It is
         multiplied by the number of processes, because their gradients are averaged."""
-        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding, self._aux_weight > 0)
+        beside, has_aux = self.strong_tutor and self.strong_tutor.comparison(micro), self._aux_weight > 0
+        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding, has_aux, beside)
         loss = self.algorithm.loss(scores, micro, self._totals, first_pass) * self.accelerator.num_processes
         if scores.aux_loss is not None and self.algorithm.policy_learns:
             # The experts' balance: a mean over micro-batches and processes instead of a sum.
             loss = loss + self._aux_weight * scores.aux_loss / len(self.micro_batches)
-            everyones = self.accelerator.reduce(scores.aux_loss.detach(), reduction="mean")
-            self.keep_figures({"aux_loss": everyones.item()})
+            self.keep_figures({"aux_loss": self.accelerator.reduce(scores.aux_loss.detach(), reduction="mean").item()})
         return loss
 
     def backward(self, loss: Tensor) -> None:

@@ -11,15 +11,19 @@ A loss of your own is a function with the arguments of `clipped` and its result,
 `package.module:function`; it is a mean over tokens, as that of `dapo`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from classroom_rl.config.values import BNPO
+from classroom_rl.config.values import BNPO, FORWARD, REVERSE, Divergence
 from classroom_rl.system.functions import function_of
 from classroom_rl.trainer.batch import Totals
+
+LN_2 = math.log(2)
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,23 @@ def kl_to_reference(logps_BT: Tensor, old_logps_BT: Tensor, ref_logps_BT: Tensor
     2025, "DeepSeek-V3.2", section 3.1; TRL's `use_bias_correction_kl`). Without the ratio its gradient would be that of
     KL(reference ‖ π)."""
     return torch.exp(logps_BT - old_logps_BT) * approximate_kl(ref_logps_BT, logps_BT)
+
+
+def divergence(logps: Tensor, strong_logps: Tensor, kl: Divergence) -> Tensor:
+    """How far distributions are from those of a strong tutor, in nats; the Jensen-Shannon divergence is that with equal
+    weights (Agarwal et al. 2024, "On-policy distillation of language models", section 2).
+
+    The KLs have the terms q − p, whose sum is 0: where the distributions are equal, so is every term's gradient.
+
+    Args:
+        logps, strong_logps: over all outcomes, which are the last dimension.
+    """
+    q, p, above = logps.exp(), strong_logps.exp(), strong_logps - logps
+    if kl == FORWARD:
+        return (p * above + q - p).sum(dim=-1)
+    if kl == REVERSE:
+        return (p - q - q * above).sum(dim=-1)
+    return (p * (LN_2 - softplus(-above)) + q * (LN_2 - softplus(above))).sum(dim=-1) / 2
 
 
 def cross_entropy(logps_BT: Tensor, target_BT: Tensor, temperature: float) -> Tensor:

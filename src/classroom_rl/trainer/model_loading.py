@@ -15,7 +15,7 @@ from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.distributed.fsdp import is_fsdp_enabled
 from transformers.integrations import apply_liger_kernel, is_deepspeed_zero3_enabled
-from trl.kernels import chunked_logprob
+from trl.kernels import chunked_divergence, chunked_logprob
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
@@ -26,6 +26,7 @@ from classroom_rl.errors import ConfigError
 from classroom_rl.models.four_bit import check_quantised, quantisation
 from classroom_rl.models.lora import peft_config
 from classroom_rl.models.pretrained import check_model, load_tokenizer
+from classroom_rl.trainer.distributions import share_head
 from classroom_rl.trainer.padding_free import attend_within_sequences
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
@@ -62,6 +63,7 @@ def _use_small_tiles() -> None:
     half a gigabyte that is read and written some ten times. It takes all tokens on other devices than GPUs, because
     shapes that change would cost some of them a compilation; CPUs compile nothing."""
     chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = _TILE
+    chunked_divergence.TOKEN_CHUNK_SIZE, chunked_divergence.VOCAB_CHUNK_SIZE = _TILE
     trl_utils._use_triton = lambda _device: True  # in this module it decides about the tokens, and nothing else
 
 
@@ -183,6 +185,8 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
                 arguments.gradient_checkpointing_kwargs = {"use_reentrant": True}
     reference = _load(config, name, dtype, ("log_probs",)) if has_reference and lora is None else None
     strong = None if strong_name is None else _load(config, strong_name, config.train.dtype, ("log_probs",))
+    if strong is not None:
+        _check_vocabularies(config, text_config.vocab_size, strong.config.get_text_config().vocab_size)
     return Policy(model, tokenizer, reference, has_reference, strong, aux_loss_weight)
 
 
@@ -216,7 +220,19 @@ def _load(
     if config.train.use_liger_kernel:
         _use_liger(model)
     add_fused_lm_head(model, temperature=config.teacher_model.vllm.temperature, outputs=outputs)
+    if config.train.distillation.compares_distributions:
+        share_head(model)
     return model
+
+
+def _check_vocabularies(config: TrainRLConfig, own: int, strong: int) -> None:
+    distillation = config.train.distillation
+    if distillation.compares_distributions and distillation.top_k is None and own != strong:
+        raise ConfigError(
+            f"train.distillation.model is {distillation.model}, whose vocab_size is {strong}, and that of "
+            f"{config.teacher_model.model_name_or_path} is {own}: with train.distillation.kl={distillation.kl} all "
+            "their tokens are compared. Set train.distillation.top_k, such as to 100."
+        )
 
 
 def _use_liger(model: PreTrainedModel) -> None:

@@ -213,6 +213,8 @@ class PPO(GRPO):
             kl = kl_to_reference(logps, old, micro.ref_logps_BT)
             learned = learned + self.train.beta * kl
             self._means.add("kl", kl, mask)
+        if scores.beside is not None:
+            learned = learned + self.weighted_divergence(scores, micro)
         with torch.no_grad():
             below, above = is_clipped(logps, old, micro.advantages_BT, self.options)
             self._means.add("ppo/policy_loss", of_policy, mask)

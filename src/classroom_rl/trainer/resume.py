@@ -74,7 +74,8 @@ TAKES_EFFECT = frozenset(
         "corrections.rows_per_batch corrections.pass_batch_size corrections.targets ppo.gamma ppo.lam ppo.value_lam "
         "ppo.gae_over ppo.whiten_advantages ppo.bootstrap_truncated ppo.value_learning_rate ppo.value_weight "
         "ppo.center_values ppo.value_clip ppo.train_trunk ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl "
-        "online_dpo.beta distillation.model distillation.weight distillation.prompt_path"
+        "online_dpo.beta distillation.model distillation.weight distillation.kl distillation.top_k "
+        "distillation.prompt_path"
     ).split()
 ) | {"supervisor_model", "dataset.curriculum"}
 """The keys of `train`, of the data, and those at the top, that may change. So may all keys of playing, judging,
