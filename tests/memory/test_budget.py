@@ -243,9 +243,9 @@ def test_what_one_process_of_a_training_holds(name):
         ({"checkpointing": False}, {"activations": 36 * LAYER, "output head": HEAD}),
         # 1024 × 182,272 = 186,646,528 is less than 1024 × 32768 × 2 + 1,555,824,640 + 1024 × 2560 × 4.
         ({"tokens": 1024}, {"one layer again, or output head": 67_108_864 + 1_555_824_640 + 10_485_760}),
-        (  # two tiles of 1024 × 32768 × 4
+        (  # ten tiles of 16,777,216 × 4
             {"tokens": 1024, "distributions": True},
-            {"one layer again, or output head": 268_435_456 + 1_555_824_640 + 10_485_760},
+            {"one layer again, or output head": 671_088_640 + 1_555_824_640 + 10_485_760},
         ),
         (WITH_LORA | {"adapter": replace(LORA, dropout=False)}, {"one layer again, or output head": LAYER}),
     ],

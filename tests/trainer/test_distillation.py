@@ -10,7 +10,6 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl.kernels import chunked_divergence
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
@@ -154,8 +153,7 @@ def test_the_gradient_of_a_divergence_is_that_of_gkd(
     policy, tutor = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (start, strong))
     (kl, top_k, *options), vocabulary = COMPARED[case], policy.config.vocab_size
     top_k = vocabulary - 1 if top_k == ALL_BUT_ONE else top_k
-    monkeypatch.setattr(distributions, "_TILE", 3 * vocabulary)
-    monkeypatch.setattr(chunked_divergence, "TOKEN_CHUNK_SIZE", 3)
+    monkeypatch.setattr(distributions, "DISTRIBUTIONS_TILE", 3 * vocabulary)
     options = [*options, f"teacher_model.vllm.temperature={TEMPERATURE}"]
     distillation = [f"train.distillation.{key}" for key in (f"model={strong}", f"weight={WEIGHT}", f"kl={kl}")]
     distillation += [] if top_k is None else [f"train.distillation.top_k={top_k}"]

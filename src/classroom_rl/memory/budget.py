@@ -42,6 +42,8 @@ ZERO3_SUB_GROUP = 1_000_000_000
 HEAD_TILE = (4096, 32768)
 """The size of the tiles of logits (tokens × vocabulary entries) from which TRL computes log-probs. It never holds all
 logits at once."""
+DISTRIBUTIONS_TILE = 2**24
+"""The most logits of a tile from which distributions are compared."""
 
 
 @dataclass(frozen=True)
@@ -309,9 +311,12 @@ def layer_activations(shape: ModelShape, size: int) -> int:
 
 def head_memory(job: TrainerJob) -> int:
     """Bytes for the output head's backward pass: a tile of logits, the float32 gradient of its matrix, if it is
-    trained, and the float32 gradient of the last hidden states. Distributions are compared in two tiles of float32."""
+    trained, and the float32 gradient of the last hidden states. Distributions are compared in smaller tiles, of which
+    some ten are alive at once."""
     tokens, vocabulary_entries = HEAD_TILE
-    tile = min(job.tokens, tokens) * vocabulary_entries * (2 * 4 if job.distributions else job.number_bytes)
+    tile = min(job.tokens, tokens) * vocabulary_entries * job.number_bytes
+    if job.distributions:
+        tile = max(tile, 10 * 4 * DISTRIBUTIONS_TILE)
     matrix = 4 * job.shape.head if job.adapter is None else 0
     return tile + matrix + 4 * job.tokens * job.shape.hidden
 

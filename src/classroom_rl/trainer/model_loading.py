@@ -15,7 +15,7 @@ from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.distributed.fsdp import is_fsdp_enabled
 from transformers.integrations import apply_liger_kernel, is_deepspeed_zero3_enabled
-from trl.kernels import chunked_divergence, chunked_logprob
+from trl.kernels import chunked_logprob
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
@@ -63,7 +63,6 @@ def _use_small_tiles() -> None:
     half a gigabyte that is read and written some ten times. It takes all tokens on other devices than GPUs, because
     shapes that change would cost some of them a compilation; CPUs compile nothing."""
     chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = _TILE
-    chunked_divergence.TOKEN_CHUNK_SIZE, chunked_divergence.VOCAB_CHUNK_SIZE = _TILE
     trl_utils._use_triton = lambda _device: True  # in this module it decides about the tokens, and nothing else
 
 
@@ -186,7 +185,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     reference = _load(config, name, dtype, ("log_probs",)) if has_reference and lora is None else None
     strong = None if strong_name is None else _load(config, strong_name, config.train.dtype, ("log_probs",))
     if strong is not None:
-        _check_vocabularies(config, text_config.vocab_size, strong.config.get_text_config().vocab_size)
+        _check_distributions(config, text_config.vocab_size, strong.config.get_text_config().vocab_size)
     return Policy(model, tokenizer, reference, has_reference, strong, aux_loss_weight)
 
 
@@ -221,13 +220,21 @@ def _load(
         _use_liger(model)
     add_fused_lm_head(model, temperature=config.teacher_model.vllm.temperature, outputs=outputs)
     if config.train.distillation.compares_distributions:
-        share_head(model)
+        share_head(model, config.teacher_model.vllm.temperature)
     return model
 
 
-def _check_vocabularies(config: TrainRLConfig, own: int, strong: int) -> None:
+def _check_distributions(config: TrainRLConfig, own: int, strong: int) -> None:
     distillation = config.train.distillation
-    if distillation.compares_distributions and distillation.top_k is None and own != strong:
+    if not distillation.compares_distributions:
+        return
+    if is_deepspeed_zero3_enabled() or is_fsdp_enabled():
+        raise ConfigError(
+            f"train.distillation.kl={distillation.kl} with top_k={distillation.top_k} compares distributions, which "
+            "needs the whole output layer on each process, and ZeRO-3 and FSDP split it: start with "
+            "config/deepspeed/zero2_4GPU.yaml, or take kl=reverse without top_k."
+        )
+    if distillation.top_k is None and own != strong:
         raise ConfigError(
             f"train.distillation.model is {distillation.model}, whose vocab_size is {strong}, and that of "
             f"{config.teacher_model.model_name_or_path} is {own}: with train.distillation.kl={distillation.kl} all "
