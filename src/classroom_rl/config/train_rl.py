@@ -293,8 +293,8 @@ class TrainConfig:
     otherwise. DeepSpeed then takes 4 bytes per gradient; FSDP2 reduces every micro-batch's gradients, which takes time
     and saves memory. Without both, and with float32, they always are."""
     reward_weights: dict[str, Finite] | None = None
-    """The environment's rewards and their weights; in the classroom also functions of your own, as
-    `package.module:function`. Null: those that the judge rules imply: a scoring rule means the
+    """The environment's rewards and their weights; in the classroom and in a `DialogueEnvironment` also functions of
+    your own, as `package.module:function`. Null: those that the judge rules imply: a scoring rule means the
     pedagogical reward alone, OK/REJECT rules mean the maths rewards."""
     shuffle_rewards: Flag = False
     """Permutes the rewards over a batch: a control that must teach nothing."""
