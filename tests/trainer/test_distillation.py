@@ -182,7 +182,7 @@ def test_the_gradient_of_a_divergence_is_that_of_gkd(
         wanted = of_adapter(trainer.model, wanted)
     for name, each in wanted.items():
         assert (found[name] - before[name] - each).abs().max() < 1e-6, name
-    assert max(each.abs().max() for each in wanted.values()) > 1e-4
+    assert max(each.abs().max() for each in wanted.values()) > 1e-5
     assert trainer._figures["distillation/kl"] == [pytest.approx(mean, abs=2e-6)] and mean > 1e-4
 
 
