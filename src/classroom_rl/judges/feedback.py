@@ -9,13 +9,7 @@ import re
 from collections.abc import Callable
 from difflib import SequenceMatcher
 
-from classroom_rl.environments.toy_language.grammar import (
-    Slip,
-    corrected,
-    find_slips,
-    holds_statement,
-    parse_sentence,
-)
+from classroom_rl.environments.toy_language.grammar import Slip, corrected, find_slips, holds_statement, parse_sentence
 from classroom_rl.judges.leaks import shows
 from classroom_rl.judges.messages import (
     RETRY,
@@ -98,13 +92,7 @@ _LONGEST_ATTEMPT = 300
 
 
 def feedback_kind(error: str, reply: str, plan: ParsedPlan) -> str:
-    """The kind of feedback, one of `KINDS`, that a teacher's reply gives on an error.
-
-    Args:
-        error: the student's message, which contains an error.
-        reply: the teacher's next message.
-        plan: the lesson plan.
-    """
+    """The kind of feedback, one of `KINDS`, that a teacher's reply gives on a student's message with an error."""
     unquoted = own_words(spoken(reply))
     if gives_right_form(error, reply, plan):
         is_explicit = SAYS_WRONG.search(unquoted) or _NAMES_CORRECT_FORM.search(unquoted)
@@ -153,13 +141,7 @@ def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
 def find_false_hint(error: str, reply: str, plan: ParsedPlan) -> str:
     """What is false in a hint; "" if nothing is known to be. Found are an ending that no word of the lesson has, an
     order to leave out a word where none is too many, and a quoted word to look at that is right, with right words
-    beside it. Nothing is found in questions, in negations, and in scripts without spaces.
-
-    Args:
-        error: the student's message, which contains an error.
-        reply: the teacher's next message.
-        plan: the lesson plan.
-    """
+    beside it. Nothing is found in questions, in negations, and in scripts without spaces."""
     target = nearest_phrase(error, plan)
     said, right = normal(error).split(), normal(target or "").split()
     known = {word for phrase in plan.phrases for word in normal(phrase.text).split()}.union(said)
@@ -262,13 +244,7 @@ def falsely_corrects(reply: str) -> bool:
 
 def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) -> bool:
     """Whether a teacher's message gives, word for word, what the student should say next. Meant for messages that do
-    not follow an error.
-
-    Args:
-        reply: the teacher's message.
-        produced: tells whether the student has already said a phrase.
-        plan: the lesson plan.
-    """
+    not follow an error. `produced` tells whether the student has already said a phrase."""
     visible = spoken(reply)
     if plan.lesson:
         return any(holds_statement(sentence) for sentence in sentences(visible) if not sentence.endswith("?"))

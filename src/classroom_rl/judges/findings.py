@@ -110,15 +110,8 @@ FULL_COVERAGE = Coverage(1, 1)
 
 
 def steps_forward(steps: int, back: int) -> int:
-    """The number of steps that count.
-
-    All `steps` count, unless at least as many of them go back in the plan as go forward; then only one counts. (The
-    first step does neither.)
-
-    Args:
-        steps: the steps that were taken.
-        back: those of them that go back in the plan.
-    """
+    """The number of steps that count, of `steps` of which `back` go back in the plan: all, unless at least as many go
+    back as go forward; then only one counts. (The first step does neither.)"""
     return 1 if back and back >= steps - 1 - back else steps
 
 

@@ -140,14 +140,7 @@ _EXAMPLE = re.compile(
 
 def find_value(reference: Reference, message: str, problem: str, said: str = "") -> str:
     """The part of a teacher's message that gives the answer away; "" if there is none. Meant for messages before the
-    student has given the answer.
-
-    Args:
-        reference: the answer.
-        message: the teacher's message.
-        problem: the text of the problem.
-        said: the student's messages so far.
-    """
+    student has given the answer. `said` holds the student's messages so far."""
     for reading in _readings(message) if len(message) <= LONGEST else (message,):
         if found := gives_away(reference, _in_ascii_digits(reading), problem):
             return found
@@ -165,13 +158,8 @@ def find_value(reference: Reference, message: str, problem: str, said: str = "")
 
 def find_leak(reference: Reference, conversation: Sequence[dict[str, str]], problem: str) -> tuple[int, str] | None:
     """The index of the first teacher message that gives the answer away before the student has given it, and the part
-    that does; None if there is none. Nothing is found where the student may have given it, in another form.
-
-    Args:
-        reference: the answer.
-        conversation: messages {"role": "teacher" | "student", "content"}.
-        problem: the text of the problem.
-    """
+    that does; None if there is none. Nothing is found where the student may have given it, in another form. Messages
+    are {"role": "teacher" | "student", "content"}."""
     said: list[str] = []
     for index, message in enumerate(conversation):
         if message["role"] == "student":

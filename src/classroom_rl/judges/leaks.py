@@ -315,14 +315,8 @@ def _in_window(words: list[str], answer: tuple[str, ...], width: int) -> bool:
 
 def says_new(text: str, word: str, earlier: Iterable[str], always: Iterable[str] = ()) -> bool:
     """Whether a text says a word that the conversation did not show earlier after the same word. So a teacher may
-    repeat "you boiled" after the student's "I boiled", and not say "she boiled".
-
-    Args:
-        text: the text of a message.
-        word: the word to look for.
-        earlier: the messages before it.
-        always: words after which it counts, whatever was shown.
-    """
+    repeat "you boiled" after the student's "I boiled", and not say "she boiled". After a word of `always` it counts,
+    whatever was shown."""
     shown = set().union(*(_words_before(message, word) for message in earlier))
     return any(before in always or before not in shown for before in _words_before(text, word))
 

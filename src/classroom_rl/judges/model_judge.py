@@ -36,8 +36,7 @@ def render_rule(path: str, conversation: Sequence[dict[str, str]], problem: str,
 
 
 def render_group(path: str, conversations: Sequence[Dialogue], problem: str) -> list[dict[str, str]]:
-    """The chat messages that request a ranking and scores of several conversations on one problem; `path` is the prompt
-    template."""
+    """The chat messages that request a ranking and scores of several conversations on one problem."""
     return [{"role": "user", "content": render(path, conversations=conversations, problem=problem)}]
 
 
@@ -67,11 +66,7 @@ class KeptReplies:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def get(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> tuple[Answer, bool]:
-        """The reply, and whether a request was sent for it.
-
-        Args:
-            request: the request.
-            is_usable: whether the text of a reply can be used; passed to `ChatApi.ask`.
+        """The reply, and whether a request was sent for it; `is_usable` is passed to `ChatApi.ask`.
 
         Raises:
             ProviderFailure, RequestRefused: as `ChatApi.ask`.
@@ -303,8 +298,7 @@ async def answer_or_blame(
 
     Args:
         holds: whether the text of a reply is a verdict.
-        conversation: the conversation to judge.
-        answer: requests the answer.
+        answer: requests the answer on `conversation`.
         control: requests one reply on another conversation.
 
     Raises:

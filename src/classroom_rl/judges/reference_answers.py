@@ -254,12 +254,8 @@ def has_been_said(reference: Reference, text: str) -> bool | None:
 
 
 def has_answered(reference: Reference, said: Sequence[str]) -> bool | None:
-    """Whether a student has given the answer, and has not taken it back; None if the rules cannot tell. In a long
-    message that ends with another result the answer may be no more than a step on the way.
-
-    Args:
-        said: the student's messages, in order.
-    """
+    """Whether a student has given the answer in the messages `said`, and has not taken it back; None if the rules
+    cannot tell. In a long message that ends with another result the answer may be no more than a step on the way."""
     answered: bool | None = False
     for text in said:
         found, other = has_been_said(reference, text), _gives_other_result(reference, text)

@@ -12,13 +12,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from classroom_rl.config.values import (
-    END_OF_CONVERSATION,
-    ERROR_PERSONA,
-    LEAK_RULE,
-    RULES_VERSION,
-    SCORING_RULES,
-)
+from classroom_rl.config.values import END_OF_CONVERSATION, ERROR_PERSONA, LEAK_RULE, RULES_VERSION, SCORING_RULES
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.judges.feedback import (
     begins_again,
@@ -195,7 +189,6 @@ def analyse(
 
     Args:
         conversation: messages {"role": "teacher" | "student", "content"}.
-        plan: the lesson plan.
         facts: the personas that were drawn, if known, and the limit on messages.
         readers: trained move classifiers; None for rules alone.
     """
@@ -256,8 +249,6 @@ def holds_error(text: str, plan: ParsedPlan, persona: str | None, by_text_alone:
     phrase of the plan (with few other words).
 
     Args:
-        text: the student's message.
-        plan: the lesson plan.
         persona: the persona that was drawn for the message; `ERROR_PERSONA` if the draw is unknown.
         by_text_alone: whether the draw is unknown. Then a text that resembles a phrase of the plan without being it
             counts as an error.
@@ -361,13 +352,8 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
 
 
 def treats_as_wrong(text: str, readers: MessageReaders | None) -> bool:
-    """Whether a reply treats the student's message as wrong. Decided from the reply alone: whether the student was
-    right is determined separately.
-
-    Args:
-        text: the teacher's reply.
-        readers: trained move classifiers; None for rules alone.
-    """
+    """Whether a teacher's reply treats the student's message as wrong. Decided from the reply alone: whether the
+    student was right is determined separately."""
     if readers is not None and TREATS_AS_WRONG in readers.trust:
         return readers.reads(TREATS_AS_WRONG, Exchange(spoken(text)))
     return falsely_corrects(text)

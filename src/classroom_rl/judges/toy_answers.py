@@ -34,12 +34,8 @@ def states_action(text: str, question: Question, earlier: Sequence[str]) -> bool
     """Whether a text says the verb of the answer to `question`, with whatever subject. If its form is that of the
     question, only statements count, and not those on another person of the language.
 
-    A teacher may repeat what the student said of somebody else, by the noun or by a pronoun, and point at a word of it
-    ("here: boiled").
-
-    Args:
-        text: the teacher's message.
-        earlier: the student's messages so far.
+    A teacher may repeat what the student said of somebody else in `earlier` messages, by the noun or by a pronoun, and
+    point at a word of it ("here: boiled").
     """
     plain, form = _plain(text), answer_verb(question)
     said = [_plain(message) for message in earlier]

@@ -106,8 +106,6 @@ def coverage(findings: Sequence[TurnFinding], problem: str, room: int | None) ->
     to scaffold) and each review, and at most the number of questions in the plan.
 
     Args:
-        findings: the findings on the teacher's messages.
-        problem: the problem's text.
         room: the number of messages that the teacher can write. None if unknown: then it is the number that the teacher
             wrote, or enough for the whole lesson if the teacher closed the conversation.
 

@@ -23,12 +23,7 @@ from classroom_rl.config.rubric import Rubric
 from classroom_rl.config.values import SCORING_RULES
 from classroom_rl.errors import ContentRefused, EngineFailure, JudgeOutputError, ProviderFailure, StorageError
 from classroom_rl.judges.json_answer import find_object, number_in, quote
-from classroom_rl.judges.rubric_scores import (
-    RubricScores,
-    mean_rubric_scores,
-    read_rubric_scores,
-    rubric_properties,
-)
+from classroom_rl.judges.rubric_scores import RubricScores, mean_rubric_scores, read_rubric_scores, rubric_properties
 from classroom_rl.rollout.engine import ConversationFacts, EmbeddedJudge, Judge, ask_judge
 from classroom_rl.rollout.text import without_surrogates
 
@@ -393,12 +388,8 @@ def read_again(verdict: Verdict) -> Verdict:
 
 
 def contradictions(verdicts: Sequence[Verdict]) -> float | None:
-    """The share of discordant pairs: of the pairs of conversations with different scores, those whose scores contradict
-    their ranks. None if all scores are equal.
-
-    Args:
-        verdicts: the verdicts of one answer.
-    """
+    """The share of discordant pairs in the verdicts of one answer: of the pairs of conversations with different scores,
+    those whose scores contradict their ranks. None if all scores are equal."""
     rewards = [verdict.scores.final_reward for verdict in sorted(verdicts, key=lambda verdict: verdict.rank)]
     pairs = [(better, worse) for index, better in enumerate(rewards) for worse in rewards[index + 1 :]]
     differing = [better < worse for better, worse in pairs if better != worse]

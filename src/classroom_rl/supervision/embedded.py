@@ -71,7 +71,6 @@ def review_by_rules(request: MessageToReview, readers: MessageReaders | None = N
     """The classroom's rules: review a message, with a correction if a shortened version of it is valid.
 
     Args:
-        request: the message to review.
         readers: trained move classifiers for labels that they predict better than rules; None for rules alone.
     """
     plan = read_plan(request.problem)

@@ -50,13 +50,7 @@ _POINTS_BACK = re.compile(r"\b(?:it|this|that|these|those|them)\b", re.IGNORECAS
 
 
 def language_faults(request: MessageToReview, plan: ParsedPlan, readers: MessageReaders | None = None) -> list[Fault]:
-    """The faults of a message in a lesson on this plan; [] if the rules find none.
-
-    Args:
-        request: the message to review.
-        plan: the lesson plan.
-        readers: trained move classifiers; None for rules alone.
-    """
+    """The faults of a message in a lesson on this plan; [] if the rules find none."""
     faults = faults_of_form(request)
     if not says(request.message) and not ends(request.message):
         return faults

@@ -71,12 +71,8 @@ _IN_DOUBT = re.compile(
 
 
 def maths_faults(request: MessageToReview, readers: MessageReaders | None = None) -> list[Fault]:
-    """The faults of a message on a maths problem; [] if the rules find none.
-
-    Args:
-        request: the message to review.
-        readers: trained move classifiers, which detect more messages that give the answer away; None for rules alone.
-    """
+    """The faults of a message on a maths problem; [] if the rules find none. Trained move classifiers detect more
+    messages that give the answer away."""
     faults = faults_of_form(request)
     reference = read_reference(request.answer)
     student_texts = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
@@ -96,12 +92,8 @@ def maths_faults(request: MessageToReview, readers: MessageReaders | None = None
 def _faults_of_answer(
     request: MessageToReview, reference: Reference, said: str, answered: bool | None, readers: MessageReaders | None
 ) -> Iterator[Fault]:
-    """A leak of the answer, or a goodbye, before the student has given the answer.
-
-    Args:
-        said: the student's messages so far.
-        answered: whether the student has given the answer; None if the rules cannot tell.
-    """
+    """A leak of the answer, or a goodbye, before the student has given the answer. `answered` is None if the rules
+    cannot tell whether it has, in the messages `said`."""
     message = says(request.message)
     if answered is not True and (leak := find_value(reference, message, request.problem, said)):
         yield Fault("leak", f"The message gives the answer away: “{leak[:60]}”.")

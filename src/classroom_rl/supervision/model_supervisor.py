@@ -36,15 +36,8 @@ _KEYS = {"critique": str, "category": str, "valid": bool, "correction": str}
 
 
 def review_messages(path: str, request: MessageToReview) -> list[dict[str, str]]:
-    """The chat messages that request a review from a model.
-
-    Args:
-        path: the prompt template. It may use `conversation`, `message`, `problem` and `answer`.
-        request: the message to review. Its `facts` are not shown to the model.
-
-    Raises:
-        DataError: as `render`.
-    """
+    """The chat messages that request a review from a model; raises as `render` does. The prompt template may use
+    `conversation`, `message`, `problem` and `answer`; the `facts` are not shown to the model."""
     text = render(
         path, conversation=request.conversation, message=request.message, problem=request.problem, answer=request.answer
     )
@@ -52,11 +45,8 @@ def review_messages(path: str, request: MessageToReview) -> list[dict[str, str]]
 
 
 def review_schema(categories: Iterable[str]) -> dict[str, Any]:
-    """The JSON schema of a model's answer. The critique comes first, so that the model reasons before it decides.
-
-    Args:
-        categories: the categories that have a penalty.
-    """
+    """The JSON schema of a model's answer, with the categories that have a penalty. The critique comes first, so that
+    the model reasons before it decides."""
     properties = {
         "critique": {"type": "string"},
         "category": {"type": "string", "enum": [*categories, NO_CATEGORY]},
@@ -68,10 +58,6 @@ def review_schema(categories: Iterable[str]) -> dict[str, Any]:
 
 def parse_review(text: str, categories: Iterable[str]) -> Review:
     """Parse the review in a model's answer, without checking its correction. A null or empty `correction` means none.
-
-    Args:
-        text: the answer.
-        categories: the categories that have a penalty.
 
     Raises:
         JudgeOutputError: if the text does not contain exactly one JSON object, if one of its keys is missing or has the
@@ -111,11 +97,6 @@ def check_correction(correction: str, request: MessageToReview, rules: Rules = r
 
     The rules review the correction in place of the message, with the same facts. If no rules apply to the problem, only
     its form is checked.
-
-    Args:
-        correction: the text of the correction.
-        request: the message that it corrects.
-        rules: the rules of the environment.
     """
     if not correction.replace(END_OF_CONVERSATION, "").strip():
         return "it is empty"

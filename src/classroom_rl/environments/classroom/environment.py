@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import (
-    LEAK_RULE,
-    LEVEL_REWARD,
-    RUBRIC,
-    RULES,
-    SCORING_RULES,
-    SUPERVISOR_REWARD,
-)
+from classroom_rl.config.values import LEAK_RULE, LEVEL_REWARD, RUBRIC, RULES, SCORING_RULES, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.judging import JudgePanel
@@ -98,8 +91,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     """Plays conversations with the models in `roles`, as configured in `generation`.
 
     Args:
-        generation: prompts, lengths and judging.
-        roles: the model of each role.
         journal: gets every turn, verdict and reward before it is used.
         reward_weights: the rewards to compute, and their weights in a conversation's `reward`.
         rules: the limits and judging rules of all conversations, from `classroom_rules`.
@@ -152,7 +143,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     @classmethod
     def models(cls, config: Any, reward_weights: Mapping[str, float]) -> dict[str, Any]:
-        """The models that the roles need, by role."""
         return models_in_use(config, reward_weights)
 
     @classmethod
@@ -167,7 +157,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def open_with(
         cls, config: Any, roles: rollout_environment.Roles, journal: Journal, reward_weights: Mapping[str, float]
     ) -> "Classroom":
-        """Open the classroom of a configuration."""
         generation, teacher = config.generation, config.teacher_model
         # The context length of a teacher behind an API is not known here.
         context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
@@ -221,24 +210,16 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         return conversation
 
     def replay(self, episode: Conversation, events: Iterable[dict[str, Any]], judge_again: bool) -> ReplayedState:
-        """Restore a conversation up to the point where the journal ends."""
         return replay(episode, events, judge_again)
 
     def is_recorded(self, replayed: ReplayedState) -> bool:
-        """Whether the journal already holds the record of the finished conversation."""
         return replayed.finished
 
     def trajectory(self, play: Play, reward: float | None) -> ConversationRecord:
-        """The record of a finished conversation."""
         turn_rewards = {name: turn_reward_of(name)(play.episode) for name in self._turn_rewards}
         return ConversationRecord.of(play, reward, turn_rewards)
 
     def reward_of(self, name: str, record: ConversationRecord) -> float | None:
-        """The reward of this name for a finished conversation.
-
-        Raises:
-            DataError: if the conversation lacks what the reward needs.
-        """
         try:
             return reward_of(name)(record.conversation(self._rules))
         except ValueError as error:
@@ -246,7 +227,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
 
     @classmethod
     def batch_metrics(cls, records: Sequence[ConversationRecord]) -> dict[str, float]:
-        """Metrics of a batch, as means over its conversations."""
         return batch_metrics(records)
 
     def needs_policy(self, episode: Conversation) -> bool:

@@ -73,7 +73,6 @@ class JudgeCheck:
 
     Args:
         service: holds the played conversations and the training judge.
-        held_out: the held-out judge; None if there is none.
         api: the held-out judge's client, if it is behind an API.
         timeout_s: how long judging one conversation may take, in seconds.
     """

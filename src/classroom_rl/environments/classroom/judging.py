@@ -51,13 +51,8 @@ class _GroupBarrier:
 
 
 class JudgePanel:
-    """Asks the classroom's judge for verdicts by each rule.
-
-    Args:
-        rules: the names of the judge rules.
-        attempts: the number of attempts at each rule.
-        options: whether groups are judged, and the share of anchors.
-    """
+    """Asks the classroom's judge for verdicts by each rule, with this number of attempts. The options say whether
+    groups are judged, and the share of anchors."""
 
     def __init__(
         self, roles: Roles, journal: Journal, rules: Sequence[str], attempts: int, options: JudgeModelConfig

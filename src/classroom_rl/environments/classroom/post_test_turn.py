@@ -22,14 +22,8 @@ _SEED_STEP = 1_000_003
 
 
 class PostTestTurn:
-    """Puts the questions of a post-test to the simulated student and, if configured, to the student's model.
-
-    Args:
-        config: the post-test's options.
-        student: the student's model; None if it is not asked.
-        answers: compares maths answers.
-        examiner: makes the post-test for a problem.
-    """
+    """Puts the questions of a post-test to the simulated student and, if configured, to the student's model (None if it
+    is not asked)."""
 
     def __init__(
         self, config: PostTestConfig, student: ChatEngine | None, answers: AnswerChecker, examiner: Examiner
@@ -40,10 +34,7 @@ class PostTestTurn:
         self._examiner = examiner
 
     async def take(self, conversation: Conversation, sampling: Sampling) -> PostTest:
-        """The post-test of a conversation.
-
-        Args:
-            sampling: the sampling options of the student's next answer.
+        """The post-test of a conversation; `sampling` holds the options of the student's next answer.
 
         Raises:
             DataError: if there is no post-test for this kind of problem.

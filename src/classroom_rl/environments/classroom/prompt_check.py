@@ -105,10 +105,7 @@ def check_lengths(
 
 
 def check_levels(level: LevelConfig, problems: Sequence[Problem]) -> LevelRules:
-    """Check that the level of each lesson is known, and that its word list can be read.
-
-    Returns:
-        How levels are measured.
+    """Check that the level of each lesson is known, and that its word list can be read. Returns how it is measured.
 
     Raises:
         ConfigError: as `lesson_level`.

@@ -28,12 +28,8 @@ def student_chat(
     prompts: StudentPrompts, system: str, problem: str, turns: Sequence[Turn], attempted: bool
 ) -> list[Message]:
     """The chat for the student's next message: its persona is the system prompt, the teacher the user, and the student
-    the assistant.
-
-    Args:
-        system: the rendered prompt of the persona.
-        attempted: whether the first of `turns` is the student's opening attempt.
-    """
+    the assistant. `system` is the rendered prompt of the persona; `attempted` says whether the first of `turns` is the
+    student's opening attempt."""
     messages = [{"role": "system", "content": system}]
     if attempted:
         messages += attempt_request(prompts, problem)

@@ -173,7 +173,6 @@ class Environment(environment.Environment[Episode, Replayed]):
     def open_with(
         cls, config: Any, roles: Roles, journal: Journal, reward_weights: Mapping[str, float]
     ) -> "Environment":
-        """Open the environment of a configuration."""
         options, generation = config.teacher_model.vllm, config.generation
         sampling = Sampling.of(options, generation.max_tokens_per_turn)
         configured = config.train.turn_credit.weights if isinstance(config, TrainRLConfig) else {}
@@ -241,7 +240,6 @@ class Environment(environment.Environment[Episode, Replayed]):
         return replayed
 
     def is_recorded(self, replayed: Replayed) -> bool:
-        """Whether the journal already holds the finished game."""
         return replayed.finished
 
     async def advance(self, play: Play[Episode, Replayed]) -> None:
@@ -322,7 +320,6 @@ class Environment(environment.Environment[Episode, Replayed]):
         ]
 
     def trajectory(self, play: Play[Episode, Replayed], reward: float | None) -> GameRecord:
-        """The record of a finished game."""
         episode = play.episode
         turn_rewards = {
             SUPERVISOR_REWARD: [
@@ -347,7 +344,6 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     @classmethod
     def batch_metrics(cls, records: Sequence[GameRecord]) -> dict[str, float]:
-        """Metrics of a batch, as means over its games."""
         return batch_metrics(records)
 
 

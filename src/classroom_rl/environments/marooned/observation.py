@@ -25,19 +25,12 @@ class Observation:
     """What a sailor knows now.
 
     Attributes:
-        seat: own number.
-        role: own role.
+        seat, role, place, pack: the sailor's own.
         active: whether the sailor still acts.
-        day: the day.
-        turn: the turn of the day.
-        phase: the phase of the day.
-        foggy: whether there is fog.
         sight: how far the sailor sees now.
-        place: own place.
         energy: own energy, exactly.
         health: own symptoms; poison without symptoms is known to nobody.
         fed: whether the sailor ate today.
-        pack: own pack.
         hidden: own hidden pieces (traitor).
         load: pieces in the pack and on offer.
         frames_left: false traces left (traitor).
@@ -45,7 +38,6 @@ class Observation:
         piles: what lies in sight; poison tablets are shown to the traitor alone.
         store: the store, from everywhere.
         turns_built: the building turns of each part.
-        ship_percent: how much of the ship is built.
         messages: the last messages to all, and those to or from the sailor; what a search or a shown pack told.
         evidence: the last evidence, the same for all.
         suspicion: everybody's suspicion score, the same for all.

@@ -42,7 +42,7 @@ class Table:
         Args:
             problem: names the island and the model's seat.
             person: the person's seat.
-            messages: the messages of model and person so far, in order of play.
+            messages: those of model and person so far, in order of play.
 
         Raises:
             DataError: if the problem is not a game, if the person's seat does not exist or is the model's, or if there

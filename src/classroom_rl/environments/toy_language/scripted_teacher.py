@@ -8,13 +8,7 @@ from classroom_rl.config.evaluation import ACKNOWLEDGES, IDEAL
 from classroom_rl.config.values import SCRIPT
 from classroom_rl.environments.toy_language.grammar import answer, corrected, parse_sentence
 from classroom_rl.environments.toy_language.lessons import Lesson, parse_problem
-from classroom_rl.environments.toy_language.scripts import (
-    DialogueMessage,
-    ideal,
-    move_on,
-    next_question,
-    slip_in_last,
-)
+from classroom_rl.environments.toy_language.scripts import DialogueMessage, ideal, move_on, next_question, slip_in_last
 from classroom_rl.errors import ConfigError, DataError
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message

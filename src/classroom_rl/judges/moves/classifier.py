@@ -342,12 +342,8 @@ def figure_names() -> tuple[str, ...]:
 
 
 def fit_linear(tables: Mapping[str, Any], labels: Sequence[bool]) -> Linear:
-    """Fit a linear classifier. The same input always gives the same weights.
-
-    Args:
-        tables: the features of the messages, from `Vectoriser.tables`.
-        labels: the annotators' label of each message. Both values must occur.
-    """
+    """Fit a linear classifier to the tables of `Vectoriser.tables` and the annotators' labels. Both labels must occur.
+    The same input always gives the same weights."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import FeatureUnion
     from sklearn.preprocessing import FunctionTransformer

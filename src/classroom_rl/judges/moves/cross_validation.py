@@ -47,13 +47,7 @@ class Agreement:
 
 
 def agreement(labels: Sequence[bool], predictions: Sequence[bool], lessons: Sequence[str]) -> Agreement:
-    """The agreement of the predictions with the annotators' labels, message by message.
-
-    Args:
-        labels: the annotators' label of each message.
-        predictions: the predicted label of each message.
-        lessons: the lesson of each message.
-    """
+    """The agreement of the predictions with the annotators' labels, of each message, in these `lessons`."""
     tables = _tables(labels, predictions, lessons)
     _, false_positives, false_negatives, true_positives = total = tables.sum(axis=0)
     predicted, positives = true_positives + false_positives, true_positives + false_negatives
@@ -254,11 +248,6 @@ def check_both_occur(label: str, labels: np.ndarray) -> None:
 
 
 def best_threshold(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The threshold with the highest kappa; a message gets the label if its score is at least the threshold.
-
-    Args:
-        labels: the annotators' label of each message.
-        scores: the classifier's score of each message.
-    """
+    """The threshold with the highest kappa; a message gets the label if its score is at least the threshold."""
     candidates = np.unique(np.quantile(scores, np.linspace(0.02, 0.98, _THRESHOLDS)))
     return float(max(candidates, key=lambda threshold: kappa(labels, scores >= threshold)))

@@ -35,13 +35,10 @@ from classroom_rl.rollout.text import has_surrogates
 
 
 def numbered_rows(name: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file or a Hub data set, each with its location for messages, such as "a.jsonl: line 3".
+    """The rows of a .jsonl, .json or .parquet file, or of a split of a data set on the Hub, each with its location for
+    messages, such as "a.jsonl: line 3".
 
     A .json file holds a list of rows, or an object whose values are objects of rows.
-
-    Args:
-        name: the path of a .jsonl, .json or .parquet file, or the name of a data set on the Hub.
-        split: the split of a data set on the Hub.
 
     Raises:
         DataError: if it cannot be read.
@@ -152,11 +149,7 @@ class LabelledMessage:
 
 
 def read_labelled(name: str, split: str = "train") -> list[LabelledMessage]:
-    """Load the labelled messages of a local .jsonl or .json file, or of a data set on the Hub.
-
-    Args:
-        name: the path of the file, or the name of the data set.
-        split: the split of a data set on the Hub.
+    """Load the labelled messages of a local .jsonl or .json file, or of a split of a data set on the Hub.
 
     Raises:
         DataError: if it cannot be read, has a row in none of the supported formats, or is empty.
@@ -260,13 +253,7 @@ def turns_of_mrbench(history: str) -> list[tuple[str, str]]:
 
 
 def exchange_of_mrbench(history: str, solution: str, text: str) -> Exchange:
-    """The classifier input for a tutor's reply in MRBench.
-
-    Args:
-        history: the conversation before the reply as one text, "Tutor: … Student: …".
-        solution: the solution of the problem.
-        text: the reply.
-    """
+    """The classifier input for the reply `text` of a tutor in MRBench, after the conversation "Tutor: … Student: …"."""
     turns = turns_of_mrbench(history)
     student_turns = [index for index, (role, _) in enumerate(turns) if role == "Student"]
     last = student_turns[-1] if student_turns else len(turns)
@@ -309,14 +296,8 @@ def _mathdial_messages(row: Mapping[str, Any], turns: Sequence[MathDialTurn]) ->
 def exchanges_of_mathdial(
     question: str, solution: str, student: str, turns: Sequence[MathDialTurn]
 ) -> Iterator[Exchange | None]:
-    """The classifier input for each turn of the teacher; None for each turn of the student.
-
-    Args:
-        question: the text of the problem.
-        solution: the solution of the problem.
-        student: the student's attempt at the problem, before the first turn.
-        turns: the dialogue.
-    """
+    """The classifier input for each turn of the teacher; None for each turn of the student. `student` is the student's
+    attempt at the problem, before the first turn."""
     before = (question,)
     for is_teacher, _, text in turns:
         yield Exchange(text, student, last_number(solution), before) if is_teacher else None

@@ -176,12 +176,8 @@ def _trust(reader: StoredReader) -> Trust:
 
 
 def save_readers(folder: Path, content: Mapping[str, Any], tensors: Mapping[str, np.ndarray], card: str) -> None:
-    """Write trained classifiers into a folder.
-
-    Args:
-        content: the content of readers.json without `tensors_sha256` and `digest`.
-        tensors: the arrays that `load_readers` expects.
-        card: the text of README.md.
+    """Write trained classifiers into a folder: the content of readers.json (without its two digests), the arrays that
+    `load_readers` expects, and the text of README.md.
 
     Raises:
         StorageError: if the disk is full or not writable.

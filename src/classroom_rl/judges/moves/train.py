@@ -41,16 +41,13 @@ from classroom_rl.judges.readings import LABELS, interval_text
 
 
 def train(names: Sequence[str], out: Path, split: str = "train", folds: int = OUTER_FOLDS) -> dict[str, Measured]:
-    """Train move classifiers on labelled messages and write them into a folder.
+    """Train move classifiers on labelled messages, and write them into the folder `out`. Returns the evaluation of each
+    label.
 
     Args:
-        names: files or Hub data sets. Several that belong to the same data set are combined.
-        out: the folder to write into.
-        split: the split of Hub data sets.
+        names: files or Hub data sets (of which a `split` is taken). Several that belong to the same data set are
+            combined.
         folds: the number of folds of the outer cross-validation.
-
-    Returns:
-        The evaluation of each label.
 
     Raises:
         DataError: if the data cannot be read, or are too few.
@@ -93,11 +90,8 @@ def check_distinct(by_name: Mapping[str, Sequence[LabelledMessage]]) -> None:
 def _fit(
     messages: Sequence[LabelledMessage], measured: Mapping[str, Measured]
 ) -> tuple[dict[str, dict[str, list[str]]], dict[str, np.ndarray], dict[str, dict[str, Any]]]:
-    """Fit the chosen classifiers to all messages.
-
-    Returns:
-        The `vocabularies` of readers.json, the tensors, and the `readers` of readers.json.
-    """
+    """Fit the chosen classifiers to all messages. Returns the `vocabularies` of readers.json, the tensors, and the
+    `readers` of readers.json."""
     vectorisers: dict[str, Vectoriser] = {}
     tensors: dict[str, np.ndarray] = {}
     readers: dict[str, dict[str, Any]] = {}
@@ -160,11 +154,8 @@ def _card(by_name: Mapping[str, Sequence[LabelledMessage]], folds: int) -> dict[
 
 
 def card_text(content: Mapping[str, Any]) -> str:
-    """The model card of trained classifiers as Markdown: data, licences, and measured agreement.
-
-    Args:
-        content: the content of readers.json.
-    """
+    """The model card of trained classifiers as Markdown: data, licences, and measured agreement. `content` is that of
+    readers.json."""
     card = content["card"]
     data = [
         f"| {source['name']} | {source['source']} | {source['licence']} | {source['messages']} | {source['lessons']} |"

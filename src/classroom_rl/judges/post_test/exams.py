@@ -122,14 +122,7 @@ def _knew(persona: str | None, produced: bool, given: bool, taught: bool) -> boo
     A wrong first attempt shows that the student did not know it. A correct one shows that it did if nothing had been
     taught yet, or if the persona that makes no errors was drawn. If the teacher had already given the item, the text
     shows nothing, and a drawn error persona means that the student did not know it. In all other cases the answer is
-    None, since a student that is told to make an error may make none.
-
-    Args:
-        persona: the persona that was drawn for the message.
-        produced: whether the message contains the item.
-        given: whether the teacher had given the item.
-        taught: whether the teacher had written any message.
-    """
+    None, since a student that is told to make an error may make none."""
     if not produced:
         return False
     if not taught or persona == CORRECT_PERSONA:

@@ -5,11 +5,7 @@ from typing import Any
 from openenv.core import EnvClient
 from openenv.core.client_types import StepResult
 
-from classroom_rl.environments.marooned.openenv_server.models import (
-    MaroonedAction,
-    MaroonedObservation,
-    MaroonedState,
-)
+from classroom_rl.environments.marooned.openenv_server.models import MaroonedAction, MaroonedObservation, MaroonedState
 
 
 class MaroonedClient(EnvClient[MaroonedAction, MaroonedObservation, MaroonedState]):

@@ -8,11 +8,7 @@ import argparse
 import uvicorn
 from openenv.core.env_server.http_server import create_app
 
-from classroom_rl.environments.marooned.openenv_server.models import (
-    MaroonedAction,
-    MaroonedObservation,
-    MaroonedState,
-)
+from classroom_rl.environments.marooned.openenv_server.models import MaroonedAction, MaroonedObservation, MaroonedState
 from classroom_rl.environments.marooned.openenv_server.server.environment import MaroonedEnvironment
 
 SESSIONS = 256

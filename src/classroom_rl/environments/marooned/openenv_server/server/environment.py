@@ -11,11 +11,7 @@ from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.legality import possible_actions
 from classroom_rl.environments.marooned.messages import read_action
 from classroom_rl.environments.marooned.observation import observe
-from classroom_rl.environments.marooned.openenv_server.models import (
-    MaroonedAction,
-    MaroonedObservation,
-    MaroonedState,
-)
+from classroom_rl.environments.marooned.openenv_server.models import MaroonedAction, MaroonedObservation, MaroonedState
 from classroom_rl.environments.marooned.players import PLAYERS, cast, play_others
 from classroom_rl.environments.marooned.presets import PRESETS
 from classroom_rl.environments.marooned.prompts import observation_text, system_prompt
