@@ -72,12 +72,8 @@ def thoughts_in(text: str) -> list[str]:
 
 
 def split_message(text: str, opened: bool = False) -> SplitMessage:
-    """Split a message by the rules of `visible_text`.
-
-    Args:
-        opened: whether the prompt ended with `<think>`, so that the message begins as a thought. Without it, a
-            `</think>` that nothing opened shows that the prompt did.
-    """
+    """Split a message by the rules of `visible_text`. `opened` says whether the prompt ended with `<think>`, so that
+    the message begins as a thought. Without it, a `</think>` that nothing opened shows that the prompt did."""
     whole = f"<think>{text}" if opened else text
     outside = _CLOSED_THOUGHT.sub("", whole)
     content, cut, unclosed = outside.partition("<think>")

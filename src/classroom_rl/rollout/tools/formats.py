@@ -60,10 +60,7 @@ class CallsInText:
 
 def find_calls(text: str, bare_json: bool = False) -> CallsInText:
     """Parse the calls in a message. If the prompt opened a thought, the text must begin with the opening tag.
-
-    Args:
-        bare_json: whether Llama 3's format is parsed, too.
-    """
+    `bare_json` says whether Llama 3's format is parsed, too."""
     ranges = visible_ranges(text)
     visible = "".join(text[start:end] for start, end in ranges)
     blocks = list(_hermes_calls(visible))
