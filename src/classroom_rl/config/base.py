@@ -21,15 +21,7 @@ from classroom_rl.config.fields import (
     between,
     config_group,
 )
-from classroom_rl.config.values import (
-    LEDGER,
-    SCORING_RULES,
-    WORDFREQ,
-    CefrLevel,
-    PostTestStudent,
-    Schedule,
-    Tracker,
-)
+from classroom_rl.config.values import LEDGER, SCORING_RULES, WORDFREQ, CefrLevel, PostTestStudent, Schedule, Tracker
 from classroom_rl.rollout.supervision import OBSERVE, OnInvalid
 
 Attempts = Annotated[Whole, at_least(0, 10_000)]

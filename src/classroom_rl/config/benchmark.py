@@ -78,11 +78,8 @@ def needed_prompts(benchmark: BenchmarkConfig) -> list[str]:
 
 
 def check_benchmark(benchmark: BenchmarkConfig, judges: list[JudgeModelConfig], generation: GenerationConfig) -> None:
-    """Check which benchmark is read, what asks a tutor or a judge, and who labels.
-
-    Raises:
-        ConfigError: naming the key, the rule and the fix.
-    """
+    """Check which benchmark is read, what asks a tutor or a judge, and who labels. Raises a `ConfigError` naming the
+    key, the rule and the fix."""
     if not benchmark.path:
         raise ConfigError("benchmark.path is empty; name the benchmark's file or clone, or its name on the Hub.")
     _check_tasks(benchmark)

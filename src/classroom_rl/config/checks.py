@@ -57,11 +57,8 @@ CONVERSATION_TYPES = ("guided", "attempt")
 
 
 def check_environment(config: Any) -> None:
-    """Check what the environment of a training or an evaluation needs besides models, such as prompt templates.
-
-    Raises:
-        DataError: if a template is missing or wrong.
-    """
+    """Check what the environment of a training or an evaluation needs besides models, such as prompt templates. Raises
+    a `DataError` if a template is missing or wrong."""
     judge_reads_templates = config.judge_model.model_name_or_path not in EMBEDDED_JUDGES
     environment_of(config).check(config, judge_reads_templates)
 
@@ -87,11 +84,7 @@ def check_hub(target: HuggingFaceConfig) -> None:
 
 
 def check_train_rl(config: TrainRLConfig) -> None:
-    """Check the configuration of server and trainer.
-
-    Raises:
-        ConfigError: with the values, the rule and the fix.
-    """
+    """Check the configuration of server and trainer. Raises a `ConfigError` with the values, the rule and the fix."""
     check_server(config.generation)
     check_keys = getattr(module_of(config.environment, "config"), "check", None)
     if check_keys is not None:
@@ -449,11 +442,8 @@ def _check_batch(config: TrainRLConfig) -> None:
 
 
 def check_reward_names(key: str, weights: Mapping[str, float], environment: str) -> None:
-    """Check that an environment has all rewards that `key` names, or may import them as functions.
-
-    Raises:
-        ConfigError: if it does not.
-    """
+    """Check that an environment has all rewards that `key` names, or may import them as functions. Raises a
+    `ConfigError` if it does not."""
     settings = module_of(environment, "config")
     names = settings.REWARD_NAMES
     unknown = sorted(set(weights) - set(names))
@@ -467,11 +457,8 @@ def check_reward_names(key: str, weights: Mapping[str, float], environment: str)
 def check_classroom_rewards(
     key: str, weights: Mapping[str, float], generation: GenerationConfig, reward_model: RewardModelConfig
 ) -> None:
-    """Check that a configuration provides everything that the rewards of `key` are computed from.
-
-    Raises:
-        ConfigError: if it does not.
-    """
+    """Check that a configuration provides everything that the rewards of `key` are computed from. Raises a
+    `ConfigError` if it does not."""
     check_reward_model(reward_model, generation)
     scored = SCORING_RULES & set(generation.judges_rules_prompts_paths)
     if "pedagogical" in weights and (not scored or generation.number_judge_attempts < 1):

@@ -72,12 +72,8 @@ class CommandLine:
 
 
 def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
-    """Separate the configuration's name and folders from overrides and other flags.
-
-    Raises:
-        ConfigError: for a flag without a value, a refused flag, a missing folder, a malformed override, and under
-            `python -O`.
-    """
+    """Separate the configuration's name and folders from overrides and other flags. Raises a `ConfigError` for a flag
+    without a value, a refused flag, a missing folder, a malformed override, and under `python -O`."""
     if sys.flags.optimize:
         raise ConfigError(
             f"Python runs optimized (-{'O' * sys.flags.optimize}, or PYTHONOPTIMIZE={sys.flags.optimize}), which "
@@ -110,10 +106,7 @@ def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
 def _override(argument: str, sweeps: bool) -> str:
     """`a.b=1` as `++a.b=1`: the schema, not the YAML, decides which keys exist. A value that Hydra cannot read as it
     stands, such as runs/lr=1e-4, runs/Übung or ~/runs, is quoted; in a multirun (`sweeps`), each value of a list.
-
-    Raises:
-        ConfigError: for an override without a key, and for one that is nested too deeply.
-    """
+    Raises a `ConfigError` for an override without a key, and for one that is nested too deeply."""
     key, equals, value = argument.partition("=")
     if equals and not key.strip("+~ "):
         raise ConfigError(f"{_short(argument)} is no override: there is no key before the =. Write key=value.")
@@ -168,11 +161,8 @@ def searching(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def compose(command: CommandLine) -> tuple[DictConfig, list[Layer]]:
-    """The configuration that Hydra composes from YAMLs and overrides, and these layers of it.
-
-    Raises:
-        ConfigError: if the file or an override cannot be read.
-    """
+    """The configuration that Hydra composes from YAMLs and overrides, and these layers of it. Raises a `ConfigError` if
+    the file or an override cannot be read."""
     try:
         with (
             searching(command.folders),
@@ -267,11 +257,7 @@ def _defaults(config: DictConfig) -> set[str]:
 
 def check_yaml(path: Path) -> None:
     """Refuse a YAML that is too large, nested too deeply, or whose aliases expand to too many values. The parser
-    reports other mistakes later.
-
-    Raises:
-        ConfigError: naming file and line.
-    """
+    reports other mistakes later. Raises a `ConfigError` naming file and line."""
     if not path.is_file():
         return
     if path.stat().st_size > LARGEST_FILE:
@@ -301,11 +287,8 @@ class _OpenNodes:
         self._anchored: dict[str, _Node] = {}
 
     def follow(self, event: yaml.Event, where: str) -> None:
-        """Take in the next event.
-
-        Raises:
-            ConfigError: if the configuration is nested too deeply, has too many values, or contains itself.
-        """
+        """Take in the next event. Raises a `ConfigError` if the configuration is nested too deeply, has too many
+        values, or contains itself."""
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append(_Node(event.anchor))
             self._refuse_deep(0, where)

@@ -35,15 +35,7 @@ from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, Supervi
 from classroom_rl.config.prompt_search import PromptSearchConfig, check_prompt_search
 from classroom_rl.config.train_rl import RewardModelConfig
 from classroom_rl.config.training_checks import check_supervisor
-from classroom_rl.config.values import (
-    EMBEDDED_JUDGES,
-    GREEDY,
-    LARGEST_BATCH,
-    SAMPLED,
-    SAMPLINGS,
-    SUPERVISED,
-    check_url,
-)
+from classroom_rl.config.values import EMBEDDED_JUDGES, GREEDY, LARGEST_BATCH, SAMPLED, SAMPLINGS, SUPERVISED, check_url
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.environment import module_of
 
@@ -268,11 +260,7 @@ def is_measured_by_solutions(config: EvalConfig) -> bool:
 
 
 def check_eval(config: EvalConfig) -> None:
-    """Check the configuration of an evaluation.
-
-    Raises:
-        ConfigError: naming the key, the rule and the fix.
-    """
+    """Check the configuration of an evaluation. Raises a `ConfigError` naming the key, the rule and the fix."""
     if not isinstance(config.generation, GenerationConfig):
         raise ConfigError(
             f"environment is {config.environment}, but eval.py measures the tutors of the classroom. What a training "

@@ -103,11 +103,7 @@ class Range:
     also: float | None = None
 
     def check(self, value: float) -> float:
-        """The number.
-
-        Raises:
-            ValueError: with the rule, if it is not allowed; nan and infinity never are.
-        """
+        """The number. Raises a `ValueError` with the rule, if it is not allowed; nan and infinity never are."""
         if value == self.also:
             return value
         above = value > self.least if self.open_below else value >= self.least
@@ -171,11 +167,7 @@ class NameOrFunction:
     names: tuple[str, ...]
 
     def check(self, value: str) -> str:
-        """The name.
-
-        Raises:
-            ValueError: with the names, if it has neither form.
-        """
+        """The name. Raises a `ValueError` with the names, if it has neither form."""
         if value in self.names or is_function(value):
             return value
         raise ValueError(f"it must be one of {', '.join(self.names)}, or a function as package.module:function")

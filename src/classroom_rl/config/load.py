@@ -105,11 +105,8 @@ def program(
 
 
 def _run_composed(command: CommandLine, run: Callable[[DictConfig], None]) -> None:
-    """Have Hydra compose the configuration and call `run` with it, once for each run of a multirun.
-
-    Raises:
-        ConfigError: if Hydra cannot compose it.
-    """
+    """Have Hydra compose the configuration and call `run` with it, once for each run of a multirun. Raises a
+    `ConfigError` if Hydra cannot compose it."""
     composed = False
 
     def started(raw: DictConfig) -> None:
@@ -143,11 +140,8 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def _log_to_terminal() -> None:
-    """Log from the level on that the environment names, by default INFO. vLLM has VLLM_LOGGING_LEVEL.
-
-    Raises:
-        ConfigError: if there is no such level.
-    """
+    """Log from the level on that the environment names, by default INFO. vLLM has VLLM_LOGGING_LEVEL. Raises a
+    `ConfigError` if there is no such level."""
     level = os.environ.get(LOG_LEVEL_VARIABLE) or "INFO"
     if level not in _LOG_LEVELS:
         raise ConfigError(f"{LOG_LEVEL_VARIABLE} is {level!r}; it must be one of {', '.join(_LOG_LEVELS)}.")
@@ -218,11 +212,8 @@ def load(schema: type[Config], folder: str, arguments: Sequence[str], check: Che
 
 
 def command_line(folder: str, arguments: Sequence[str]) -> CommandLine:
-    """The parsed command line of the program whose YAMLs are in `config/{folder}`.
-
-    Raises:
-        ConfigError: as `parse_command_line`.
-    """
+    """The parsed command line of the program whose YAMLs are in `config/{folder}`. Raises a `ConfigError` as
+    `parse_command_line`."""
     return parse_command_line(arguments, ROOT / "config" / folder)
 
 

@@ -62,11 +62,8 @@ def layers_of(name: str, overrides: Sequence[str]) -> list[Layer]:
 
 def replace_mappings(raw: dict[Any, Any], layers: Sequence[Layer], schema: type) -> None:
     """Set every mapping of a composed configuration to what its layers say. Where none of them writes it out, its names
-    keep their plus: they add to the schema's default.
-
-    Raises:
-        ConfigError: if a layer mixes names with and without a plus.
-    """
+    keep their plus: they add to the schema's default. Raises a `ConfigError` if a layer mixes names with and without a
+    plus."""
     for key in mapping_keys(schema):
         if not isinstance(value_of(raw, key), dict):
             continue
@@ -168,11 +165,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _adds(key: str, names: Collection[Any]) -> bool:
-    """Whether all names begin with a plus.
-
-    Raises:
-        ConfigError: if only some do.
-    """
+    """Whether all names begin with a plus. Raises a `ConfigError` if only some do."""
     marked = [name for name in names if str(name).startswith(_PLUS)]
     if marked and len(marked) < len(names):
         raise ConfigError(

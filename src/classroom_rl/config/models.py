@@ -19,13 +19,7 @@ from classroom_rl.config.fields import (
     at_least,
     config_group,
 )
-from classroom_rl.config.values import (
-    ABSOLUTE,
-    AdapterBias,
-    EngineDtype,
-    JudgeMode,
-    ResponseFormat,
-)
+from classroom_rl.config.values import ABSOLUTE, AdapterBias, EngineDtype, JudgeMode, ResponseFormat
 
 
 @config_group

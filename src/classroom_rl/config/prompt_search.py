@@ -42,11 +42,7 @@ class PromptSearchConfig:
 
 
 def check_prompt_search(config: Any) -> None:
-    """Check the search of an evaluation (`EvalConfig`).
-
-    Raises:
-        ConfigError: naming the key, the rule and the fix.
-    """
+    """Check the search of an evaluation (`EvalConfig`). Raises a `ConfigError` naming the key, the rule and the fix."""
     search = config.prompt_search
     beside = [key for key in ("server_url", "tutors", "students", "extra_judges") if getattr(config, key)]
     beside += ["counterfactuals.forks"] if config.counterfactuals.forks else []

@@ -68,11 +68,8 @@ def weighted_score(shares_and_weights: Iterable[tuple[float, float]]) -> float:
 
 
 def load_rubric(path: str) -> Rubric:
-    """Read the criteria of a rubric from a YAML file.
-
-    Raises:
-        ConfigError: naming the file, the criterion, the rule and the fix.
-    """
+    """Read the criteria of a rubric from a YAML file. Raises a `ConfigError` naming the file, the criterion, the rule
+    and the fix."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -69,11 +69,7 @@ class TrainPreferencesConfig:
 
 
 def check_train_preferences(config: TrainPreferencesConfig) -> None:
-    """Check the configuration of a training on pairs.
-
-    Raises:
-        ConfigError: naming the key, the rule and the fix.
-    """
+    """Check the configuration of a training on pairs. Raises a `ConfigError` naming the key, the rule and the fix."""
     check_lora("model.lora", config.model.lora)
     check_logging(config.logging)
     check_hub(config.huggingface)

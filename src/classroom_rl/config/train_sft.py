@@ -148,11 +148,7 @@ class TrainSFTConfig:
 
 
 def check_train_sft(config: TrainSFTConfig) -> None:
-    """Check the configuration of a fine-tuning.
-
-    Raises:
-        ConfigError: naming the key, the rule and the fix.
-    """
+    """Check the configuration of a fine-tuning. Raises a `ConfigError` naming the key, the rule and the fix."""
     train = config.train
     check_lora("model.lora", config.model.lora)
     _check_student(config)

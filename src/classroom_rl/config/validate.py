@@ -169,11 +169,8 @@ def config_keys(schema: type, prefix: str = "") -> list[str]:
 
 
 def expand_paths(config: Any) -> None:
-    """Expand the `~` of every path, and find shipped files from any folder, in place.
-
-    Raises:
-        ConfigError: for a path that the file system cannot have.
-    """
+    """Expand the `~` of every path, and find shipped files from any folder, in place. Raises a `ConfigError` for a path
+    that the file system cannot have."""
     folder = check_path("logging.save_dir", config.logging.save_dir)
     check_folder_name("logging.save_dir", folder)  # first: the folders of models may be in it
     for group, name, key in values_of(config):
@@ -189,12 +186,9 @@ def expand_paths(config: Any) -> None:
 
 
 def check_contents(config: Any) -> None:
-    """Check what may stand anywhere in a configuration.
-
-    Raises:
-        ConfigError: for a text that UTF-8 cannot encode because it holds a lone surrogate, for one that holds a key
-            (configurations are printed and recorded), and for a whole number that no key can mean.
-    """
+    """Check what may stand anywhere in a configuration. Raises a `ConfigError` for a text that UTF-8 cannot encode
+    because it holds a lone surrogate, for one that holds a key (configurations are printed and recorded), and for a
+    whole number that no key can mean."""
     secrets = keys()
     for group, name, key in values_of(config):
         value = getattr(group, name)

@@ -161,11 +161,8 @@ def check_choice(key: str, value: str, choices: Sequence[str]) -> None:
 
 
 def check_path(key: str, path: str) -> str:
-    """The path with a leading `~` expanded.
-
-    Raises:
-        ConfigError: for the home of an unknown user, and for a path that the file system cannot have.
-    """
+    """The path with a leading `~` expanded. Raises a `ConfigError` for the home of an unknown user, and for a path that
+    the file system cannot have."""
     if "\0" in path:
         raise ConfigError(f"{key} is {path!r}; no path holds a NUL character.")
     expanded = os.path.expanduser(path)

@@ -267,12 +267,8 @@ controls."""
 
 @dataclass(frozen=True)
 class _RequestEstimate:
-    """The requests to a role behind an API.
-
-    Attributes:
-        usual, maximum: the usual and the maximum number of requests.
-        prompt_tokens, answer_tokens: the maximum number of tokens of a prompt and of an answer.
-    """
+    """The usual and the maximum number of requests to a role behind an API, and the most tokens of a prompt and of an
+    answer."""
 
     usual: int
     maximum: int

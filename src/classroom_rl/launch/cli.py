@@ -171,11 +171,8 @@ _SAYS_HOW_MANY = ("--config_file", "--gpu_ids", "--use_fsdp", *FLAGS_WITH_DEEPSP
 
 def _accelerate_flags(split: Arguments, config: TrainRLConfig, gpus: GpuSplit | None, count: int) -> list[str]:
     """Accelerate's flags. If they say nothing about processes, and the trainer has several GPUs, it gets a process on
-    each, or on as many as the batch can be divided among; ZeRO-3 only where ZeRO-2 does not fit.
-
-    Raises:
-        ConfigError: if the trainer would have more processes than GPUs.
-    """
+    each, or on as many as the batch can be divided among; ZeRO-3 only where ZeRO-2 does not fit. Raises a `ConfigError`
+    if the trainer would have more processes than GPUs."""
     count = count if gpus is None else len(gpus.trainer)
     processes = (
         1 if any(split.accelerate_value(flag) is not None for flag in _SAYS_HOW_MANY) else _processes(config, count)

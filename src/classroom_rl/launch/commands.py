@@ -181,11 +181,8 @@ def default_accelerate_config(flags: Sequence[str]) -> str:
 
 
 def with_accelerate_config(flags: Sequence[str]) -> list[str]:
-    """Accelerate's flags with a config file: the given one, or the default for this machine.
-
-    Raises:
-        ConfigError: if the given file is missing or does not parse.
-    """
+    """Accelerate's flags with a config file: the given one, or the default for this machine. Raises a `ConfigError` if
+    the given file is missing or does not parse."""
     config_file = Arguments(accelerate=list(flags)).accelerate_value("--config_file")
     if config_file is None:
         return ["--config_file", default_accelerate_config(flags), *flags]
@@ -201,11 +198,8 @@ def with_accelerate_config(flags: Sequence[str]) -> list[str]:
 
 
 def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
-    """Accelerate's flags with the `--mixed_precision` for this `train.dtype`. `flags` must name a config file.
-
-    Raises:
-        ConfigError: if a flag, the config file or a DeepSpeed file names another precision.
-    """
+    """Accelerate's flags with the `--mixed_precision` for this `train.dtype`. `flags` must name a config file. Raises a
+    `ConfigError` if a flag, the config file or a DeepSpeed file names another precision."""
     arguments = Arguments(accelerate=list(flags))
     flag, file = arguments.accelerate_value("--mixed_precision"), arguments.accelerate_value("--config_file")
     settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
@@ -226,11 +220,7 @@ def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
 
 def check_accelerate_flags(flags: Sequence[str]) -> None:
     """Let accelerate parse its flags before the server starts to load models. This runs in a separate process, because
-    accelerate's parser ends the process on errors.
-
-    Raises:
-        ConfigError: with accelerate's error message.
-    """
+    accelerate's parser ends the process on errors. Raises a `ConfigError` with accelerate's error message."""
     if len(flags) == 2 and flags[0] == "--config_file":
         return
     command = [sys.executable, "-c", _FLAG_CHECK, *flags, "train_rl.py"]

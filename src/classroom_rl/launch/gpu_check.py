@@ -460,11 +460,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _empty(folder: Path) -> None:
-    """Create the folder, or empty it if it contains an earlier check.
-
-    Raises:
-        ConfigError: if the folder contains something else.
-    """
+    """Create the folder, or empty it if it contains an earlier check. Raises a `ConfigError` if the folder contains
+    something else."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / "world").is_dir():
             raise ConfigError(f"{folder} holds something else than an earlier check. Choose another --folder.")

@@ -62,11 +62,8 @@ class Marooned:
         self._settings = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
     def make_models(self, stages: Stages, signals: Signals) -> None:
-        """Create the world and the model that the training starts from, unless they exist.
-
-        Raises:
-            ConfigError: if the folder contains a model that was made with other settings.
-        """
+        """Create the world and the model that the training starts from, unless they exist. Raises a `ConfigError` if
+        the folder contains a model that was made with other settings."""
         refuse_other_models(self.models)
         make_models(self.models, stages, signals)
 

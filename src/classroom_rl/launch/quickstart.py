@@ -96,11 +96,8 @@ def write_notes(folder: Path, notes: dict[str, Any]) -> None:
 
 
 def prepare_folder(quickstart: QuickstartCommands) -> None:
-    """Prepare the run folder: if this run cannot continue its content, rename it and start with an empty folder.
-
-    Raises:
-        ConfigError: if the folder contains anything but a run.
-    """
+    """Prepare the run folder: if this run cannot continue its content, rename it and start with an empty folder. Raises
+    a `ConfigError` if the folder contains anything but a run."""
     folder = quickstart.folder
     reason = reason_to_move(quickstart)
     if reason is not None:
@@ -116,11 +113,8 @@ def prepare_folder(quickstart: QuickstartCommands) -> None:
 
 
 def reason_to_move(quickstart: QuickstartCommands) -> str | None:
-    """Why this quickstart cannot continue the content of its folder; None if it can.
-
-    Raises:
-        ConfigError: if the folder contains anything but a run.
-    """
+    """Why this quickstart cannot continue the content of its folder; None if it can. Raises a `ConfigError` if the
+    folder contains anything but a run."""
     folder, notes = quickstart.folder, read_notes(quickstart.folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     has_run = any((folder / file).is_file() for file in _RUN_FILES)
@@ -145,11 +139,8 @@ def run_program(
     check: Callable = lambda: None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run one of the project's programs until it ends, with its output on the terminal.
-
-    Raises:
-        StageFailed: if the program ends with an error status.
-    """
+    """Run one of the project's programs until it ends, with its output on the terminal. Raises a `StageFailed` if the
+    program ends with an error status."""
     with Child(name, command, signals, log, echo=True, environment=environment) as program:
         status = program.wait(check)
     if status:
@@ -171,22 +162,16 @@ def make_models(models: ModelCommands, stages: Stages, signals: Signals) -> None
 
 
 def ensure_models(config: TrainRLConfig, signals: Signals) -> None:
-    """Create the quickstart's models if the configured teacher is the quickstart's model and does not exist yet.
-
-    Raises:
-        StageFailed: if one of the programs that create them fails.
-    """
+    """Create the quickstart's models if the configured teacher is the quickstart's model and does not exist yet. Raises
+    a `StageFailed` if one of the programs that create them fails."""
     models = ModelCommands(Path(config.logging.save_dir), config.seed)
     if Path(config.teacher_model.model_name_or_path) == models.model and not models.model.is_dir():
         make_models(models, Stages(2, models.folder), signals)
 
 
 def refuse_other_models(models: ModelCommands) -> None:
-    """Refuse a run folder whose models were made with other settings.
-
-    Raises:
-        ConfigError: if the run folder contains such models.
-    """
+    """Refuse a run folder whose models were made with other settings. Raises a `ConfigError` if the run folder contains
+    such models."""
     recipe = (read_notes(models.folder) or {}).get("models", models.recipe)
     if models.model.is_dir() and recipe != models.recipe:
         raise ConfigError(
@@ -196,12 +181,8 @@ def refuse_other_models(models: ModelCommands) -> None:
 
 
 def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
-    """Run all stages (model creation only if the plan has it) and print the results.
-
-    Raises:
-        StageFailed: if a program fails.
-        ConfigError: if the server's port is taken, or the run folder contains anything but a run.
-    """
+    """Run all stages (model creation only if the plan has it) and print the results. Raises a `StageFailed` if a
+    program fails, and a `ConfigError` if the server's port is taken, or the run folder contains anything but a run."""
     generation = quickstart.config.generation
     refuse_taken_port(generation.server_host, generation.server_port)
     print("\n".join(f"configuration: {file}" for file in quickstart.files), flush=True)
@@ -262,11 +243,7 @@ def _measure(
 
 
 def _refuse_untrained(folder: Path, server: ServerProcess) -> None:
-    """Check after training that the server has loaded a policy of this run.
-
-    Raises:
-        ClassroomError: if it has not.
-    """
+    """Check after training that the server has loaded a policy of this run. Raises a `ClassroomError` if it has not."""
     policy = ClassroomClient(server.url, log=server.log).health().policy
     run_id = (folder / "run_id").read_text(encoding="utf-8")
     if policy.run_id != run_id or policy.version < 1:

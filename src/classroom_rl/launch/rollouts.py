@@ -123,11 +123,8 @@ def _add_rollouts(group: Any) -> None:
 
 
 def load_functions(path: Path | None) -> dict[str, Any]:
-    """The functions that a user's file defines, by name. The file is executed.
-
-    Raises:
-        ConfigError: if the file does not exist, cannot be executed, or defines none of the functions.
-    """
+    """The functions that a user's file defines, by name. The file is executed. Raises a `ConfigError` if the file does
+    not exist, cannot be executed, or defines none of the functions."""
     if path is None:
         return {}
     if not path.is_file() or path.suffix != ".py":
@@ -146,12 +143,8 @@ def load_functions(path: Path | None) -> dict[str, Any]:
 
 
 async def open_engine(arguments: argparse.Namespace) -> Any:
-    """Open the engine that the command line names.
-
-    Raises:
-        ConfigError: if it cannot be opened.
-        EngineFailure: if vLLM cannot load the model.
-    """
+    """Open the engine that the command line names. Raises a `ConfigError` if it cannot be opened, and an
+    `EngineFailure` if vLLM cannot load the model."""
     if arguments.engine == "hf":
         from classroom_rl.engines.hf_engine import HfEngine
 

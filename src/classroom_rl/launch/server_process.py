@@ -19,18 +19,8 @@ _RESTARTS = 3
 
 
 class ServerProcess(Child):
-    """A server that this program started.
-
-    Args:
-        command: program and arguments.
-        generation: contains the server's address, and how long it may take to load.
-        signals: checked while waiting.
-        log: the file to which its output is appended.
-        environment: variables added to this program's environment.
-
-    Raises:
-        ConfigError: if its port is taken; the message names the process that uses it.
-    """
+    """A server that this program started, at the address in `generation`; other arguments as for `Child`. Raises a
+    `ConfigError` if its port is taken; the message names the process that uses it."""
 
     def __init__(
         self,
@@ -73,11 +63,8 @@ class ServerProcess(Child):
             waiting.done()
 
     def check_alive(self) -> None:
-        """Check that the server still runs.
-
-        Raises:
-            EngineFailure: if the server ended; the message contains the last lines of its log.
-        """
+        """Check that the server still runs. Raises an `EngineFailure` if the server ended; the message contains the
+        last lines of its log."""
         status = self.poll()
         if status is not None:
             raise EngineFailure(
@@ -112,11 +99,8 @@ class SupervisedServer:
         self.process.stop()
 
     def restart_if_ended(self) -> None:
-        """Restart the server if it ended.
-
-        Raises:
-            EngineFailure: if it ended too often; the message contains the last lines of its log.
-        """
+        """Restart the server if it ended. Raises an `EngineFailure` if it ended too often; the message contains the
+        last lines of its log."""
         status = self.process.poll()
         if status is None:
             return

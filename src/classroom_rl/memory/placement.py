@@ -119,11 +119,8 @@ def place_engines(models: Mapping[str, ModelConfig], phases: Sequence[Phase], gp
 
 
 def engine_job(model: ModelConfig) -> EngineJob:
-    """What an engine loads.
-
-    Raises:
-        NotEstimated: if the model's configuration cannot be loaded, or is of an unknown kind.
-    """
+    """What an engine loads. Raises a `NotEstimated` if the model's configuration cannot be loaded, or is of an unknown
+    kind."""
     options = model.vllm
     return EngineJob(
         shape=read_shape(model.model_name_or_path),

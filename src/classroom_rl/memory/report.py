@@ -130,11 +130,8 @@ def show_evaluation_shares(config: EvalConfig) -> None:
 
 
 def show(budget: Report) -> None:
-    """Print a report as YAML comments, below the configuration, which is YAML.
-
-    Raises:
-        ConfigError: lists everything that does not fit.
-    """
+    """Print a report as YAML comments, below the configuration, which is YAML. Raises a `ConfigError` that lists
+    everything that does not fit."""
     for line in budget.lines:
         print(f"# {line}".rstrip())
     if budget.refusals:
@@ -354,11 +351,7 @@ def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[]
 
 
 def _add_engine(budget: Report, role: str, model: ModelConfig, limit: int | None) -> int:
-    """Add an engine's lines.
-
-    Returns:
-        The bytes of the engine's weights on all its GPUs together; 0 if they could not be estimated.
-    """
+    """Add an engine's lines. Returns the bytes of its weights on all its GPUs together; 0 if they are not known."""
     options = model.vllm
     title = f"engine of the {role}: {model.model_name_or_path}"
     too_long = refuse_context(f"{role}_model.vllm.max_length", model.model_name_or_path, options.max_length)

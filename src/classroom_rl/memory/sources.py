@@ -32,11 +32,8 @@ class NoConfiguration(NotEstimated):
 
 def read_shape(name: str) -> ModelShape:
     """The shape of a model in a local folder or on the Hub. The number of parameters is exact: the model is built on
-    torch's meta device, without memory.
-
-    Raises:
-        NotEstimated: if its configuration cannot be loaded, or describes an unknown architecture.
-    """
+    torch's meta device, without memory. Raises a `NotEstimated` if its configuration cannot be loaded, or describes an
+    unknown architecture."""
     result = _shape_or_reason(name)
     if isinstance(result, NotEstimated):
         raise result
@@ -66,12 +63,9 @@ def _shape_or_reason(name: str) -> ModelShape | NotEstimated:
 
 
 def _refuse_unavailable(name: str) -> None:
-    """Refuse a model that cannot be loaded, before `_read_shape` imports transformers, which takes seconds.
-
-    Raises:
-        NoConfiguration: if the folder does not exist, the name is invalid, or the model is not in the local cache and
-            the Hub cannot be reached.
-    """
+    """Refuse a model that cannot be loaded, before `_read_shape` imports transformers, which takes seconds. Raises a
+    `NoConfiguration` if the folder does not exist, the name is invalid, or the model is not in the local cache and the
+    Hub cannot be reached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -138,11 +132,8 @@ def _windows(text_config: Any) -> tuple[int | None, ...]:
 
 
 def launch_of_flags(flags: Sequence[str]) -> Launch:
-    """How `accelerate launch` would start the trainer with these flags (such as `--config_file`).
-
-    Raises:
-        NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
-    """
+    """How `accelerate launch` would start the trainer with these flags (such as `--config_file`). Raises a
+    `NotEstimated` for any parallelism other than DeepSpeed's, DDP's and FSDP2's."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
@@ -162,11 +153,8 @@ def machines_of(environment: Mapping[str, str]) -> int:
 
 
 def launch_of_environment(environment: Mapping[str, str] = os.environ) -> Launch:
-    """How `accelerate launch` started this process; a single process if it was not used.
-
-    Raises:
-        NotEstimated: for any parallelism other than DeepSpeed's, DDP's and FSDP2's.
-    """
+    """How `accelerate launch` started this process; a single process if it was not used. Raises a `NotEstimated` for
+    any parallelism other than DeepSpeed's, DDP's and FSDP2's."""
     launch = Launch(processes=int(environment.get("WORLD_SIZE", "1")), machines=machines_of(environment))
     if environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         offload = environment.get("FSDP_OFFLOAD_PARAMS", "false")

@@ -11,12 +11,8 @@ from classroom_rl.rollout.environment import most_rows
 
 
 def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
-    """What one process of the trainer trains.
-
-    Raises:
-        NotEstimated: if the model's configuration cannot be loaded, or is of an unknown kind.
-        ConfigError: if the adapter does not fit the model.
-    """
+    """What one process of the trainer trains. Raises a `NotEstimated` if the model's configuration cannot be loaded, or
+    is of an unknown kind, and a `ConfigError` if the adapter does not fit the model."""
     train, model = config.train, config.teacher_model
     shape, adapter = read_shape(model.model_name_or_path), _adapter(model)
     length = longest_row(config)

@@ -140,11 +140,8 @@ def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]
 
 
 def set_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping[str, Any]) -> None:
-    """Give variables of a tokenizer's chat template these values, wherever it is rendered from now on.
-
-    Raises:
-        ConfigError: if the template does not use one of them.
-    """
+    """Give variables of a tokenizer's chat template these values, wherever it is rendered from now on. Raises a
+    `ConfigError` if the template does not use one of them."""
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
     used = set().union(*(re.findall(r"\w+", template) for template in named.values()))
     unused = sorted(set(values) - used)

@@ -123,10 +123,7 @@ def as_text(value: Any, where: str) -> str | None:
 
 def as_cell(value: Any, where: str) -> Any:
     """A cell for a template. Lists and objects keep their structure; every value in them must have a form as text.
-
-    Raises:
-        DataError: if a value in it has no form as text.
-    """
+    Raises a `DataError` if a value in it has no form as text."""
     if isinstance(value, dict):
         return WrittenObject({name: as_cell(item, where) for name, item in value.items()})
     if isinstance(value, list | tuple):
@@ -178,11 +175,8 @@ def _short(value: Any) -> str:
 
 
 def read_file(path: Path) -> Table:
-    """The rows of a local JSONL, JSON, CSV or Parquet file, by its suffix.
-
-    Raises:
-        DataError: if it is missing, has another format, or has no rows; for text files, the message names the line.
-    """
+    """The rows of a local JSONL, JSON, CSV or Parquet file, by its suffix. Raises a `DataError` if it is missing, has
+    another format, or has no rows; for text files, the message names the line."""
     if not os.path.isfile(path):  # Path.is_file would raise an error for a name that is too long
         raise DataError(f"{path} is a folder, not a file." if os.path.isdir(path) else f"There is no file {path}.")
     suffix = path.suffix.lower()

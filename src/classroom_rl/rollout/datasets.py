@@ -43,12 +43,8 @@ _MATERIAL = TypeAdapter(PostTestMaterial)
 
 
 def load_problems(sources: Sequence[DatasetSource], limit: int = -1, seed: int | None = None) -> list[Problem]:
-    """Load the problems of all sources; see `gather`.
-
-    Raises:
-        DataError: if there is no source, a column is missing, a cell is empty, a row cannot be filled into its
-            template, or nothing is left.
-    """
+    """Load the problems of all sources; see `gather`. Raises a `DataError` if there is no source, a column is missing,
+    a cell is empty, a row cannot be filled into its template, or nothing is left."""
     return gather(sources, _read_problems, limit, seed)
 
 
@@ -56,11 +52,8 @@ def gather(
     sources: Sequence[Source], read: Callable[[Source], list[Row]], limit: int = -1, seed: int | None = None
 ) -> list[Row]:
     """The rows that `read` returns for all sources. Each source is subsampled to its `ratio`, then all rows are
-    shuffled with `seed` (None: not shuffled) and cut to `limit` (−1: all).
-
-    Raises:
-        DataError: if there is no source, a ratio is out of range, or nothing is left.
-    """
+    shuffled with `seed` (None: not shuffled) and cut to `limit` (−1: all). Raises a `DataError` if there is no source,
+    a ratio is out of range, or nothing is left."""
     if not sources:
         raise DataError(
             "No dataset is configured. Name at least one, for example "
@@ -198,11 +191,8 @@ def cell_value(value: Any, where: str) -> Any:
 
 
 def load_rows(source: DataSource) -> Rows:
-    """Load all rows of a dataset, from a local file or from the Hub.
-
-    Raises:
-        DataError: if there is no such file, dataset or split, or it cannot be read.
-    """
+    """Load all rows of a dataset, from a local file or from the Hub. Raises a `DataError` if there is no such file,
+    dataset or split, or it cannot be read."""
     if not source.name_or_path:
         raise DataError("A dataset's name_or_path is empty: give a Hub name or a local file.")
     path = Path(source.name_or_path)
@@ -219,11 +209,8 @@ def is_local_name(path: Path) -> bool:
 
 
 def load_from_hub(name: str, split: str, subset: str | None = None) -> "datasets.Dataset":
-    """All rows of a data set on the Hub, or of its folder on this machine.
-
-    Raises:
-        DataError: if there is no such data set, subset or split, or it cannot be read.
-    """
+    """All rows of a data set on the Hub, or of its folder on this machine. Raises a `DataError` if there is no such
+    data set, subset or split, or it cannot be read."""
     import datasets
 
     try:

@@ -66,11 +66,7 @@ class LoadedModels:
         return sum(api.ledger.spent_usd for api in self.apis.values()) if self.apis else None
 
     def health(self) -> dict[str, EngineHealth]:
-        """The health of each role except an embedded judge.
-
-        Raises:
-            EngineFailure: if an engine died.
-        """
+        """The health of each role except an embedded judge. Raises an `EngineFailure` if an engine died."""
         remote = {
             role: EngineHealth(model=api.model, engine="api", engine_version=api.url, pids=[], trouble=api.trouble)
             for role, api in self.apis.items()
@@ -198,11 +194,8 @@ class Play(Generic[E, R]):
         return replace(sampling, seed=int.from_bytes(digest[:4]))
 
     def common_fields(self, reward: float | None) -> dict[str, Any]:
-        """The fields of the episode's trajectory that every environment has.
-
-        Args:
-            reward: the weighted sum of its rewards.
-        """
+        """The fields of the episode's trajectory that every environment has. `reward` is the weighted sum of its
+        rewards."""
         episode, request, buffer = self.episode, self.request, self.episode.buffer
         return {
             "id": episode.id,
@@ -321,10 +314,7 @@ class Environment(ABC, Generic[E, R]):
 
     def reward_of(self, name: str, record: Trajectory) -> float | None:
         """One of the environment's rewards of a finished episode; it may be one without a weight in the configuration.
-
-        Raises:
-            DataError: if the episode lacks what the reward is computed from.
-        """
+        Raises a `DataError` if the episode lacks what the reward is computed from."""
         if name not in record.rewards:
             raise DataError(
                 f"The reward {name} was not computed for {record.id}: train.reward_weights does not name it."
@@ -347,10 +337,7 @@ ENVIRONMENTS = {
 
 def module_of(environment: str, module: str) -> ModuleType:
     """Import a module of an environment's package, or the environment's only module, which holds the names of all.
-
-    Raises:
-        ConfigError: if there is no such environment.
-    """
+    Raises a `ConfigError` if there is no such environment."""
     package, name, cause = ENVIRONMENTS.get(environment, environment), "", None
     try:
         name = module_name(package, module)
@@ -367,10 +354,7 @@ def module_of(environment: str, module: str) -> ModuleType:
 
 def module_name(package: str, module: str) -> str:
     """The name of a module of an environment's package, or of the package if it is a single file; "" if there is none.
-
-    Raises:
-        ImportError, ValueError: if there is no such package.
-    """
+    Raises `ImportError` or `ValueError` if there is no such package."""
     spec = find_spec(package)
     if spec is not None and spec.submodule_search_locations is None:
         return package

@@ -121,11 +121,8 @@ def _checked_messages(messages: Any) -> list[Message]:
 
 
 def check_text(text: Any) -> str:
-    """Check a prompt's text, and return it unchanged.
-
-    Raises:
-        ValueError: if it is no text, is empty, or cannot be stored.
-    """
+    """Check a prompt's text, and return it unchanged. Raises a `ValueError` if it is no text, is empty, or cannot be
+    stored."""
     if not isinstance(text, str):
         raise ValueError(f"it is {text!r}, which is no text")
     if not text.strip():
@@ -219,12 +216,9 @@ class Player:
         return self.state == FINISHED
 
     async def advance(self) -> None:
-        """Sample the next message, and find out what comes after it; or score the rollout, which has ended.
-
-        Raises:
-            RolloutsStopped: if a function of the user raised an error or returned an invalid value, or if the engine
-                cannot go on at all.
-        """
+        """Sample the next message, and find out what comes after it; or score the rollout, which has ended. Raises a
+        `RolloutsStopped` if a function of the user raised an error or returned an invalid value, or if the engine
+        cannot go on at all."""
         if self.state == SCORING:
             await self._score()
             self.state = FINISHED

@@ -34,12 +34,9 @@ class SiblingProblem:
 
 @dataclass(frozen=True)
 class PostTestMaterial:
-    """What a post-test on a maths problem needs besides its answer (docs/trusting_rewards.md).
-
-    Raises:
-        ValueError: if a name, value, problem or answer is empty, two steps have the same name, or the steps of a
-            sibling problem have other names than the problem's.
-    """
+    """What a post-test on a maths problem needs besides its answer (docs/trusting_rewards.md). Raises a `ValueError` if
+    a name, value, problem or answer is empty, two steps have the same name, or the steps of a sibling problem have
+    other names than the problem's."""
 
     steps: tuple[Step, ...] = ()
     siblings: tuple[SiblingProblem, ...] = ()

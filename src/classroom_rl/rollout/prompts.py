@@ -62,11 +62,7 @@ def _does_not_parse(path: str, error: Exception) -> str:
 
 
 def variables_of(path: str) -> set[str]:
-    """The variables that the template at `path` uses.
-
-    Raises:
-        DataError: if the file is missing or does not parse.
-    """
+    """The variables that the template at `path` uses. Raises a `DataError` if the file is missing or does not parse."""
     tree = _parse(path)
     try:
         return jinja2.meta.find_undeclared_variables(tree)
@@ -75,12 +71,9 @@ def variables_of(path: str) -> set[str]:
 
 
 def render(path: str, **variables: Any) -> str:
-    """The template at `path` rendered with `variables`, without surrounding white space.
-
-    Raises:
-        DataError: with file, line and cause, if the file is missing, does not parse, uses an unknown variable, breaks a
-            rule or a limit of the sandbox, or fails in any other way.
-    """
+    """The template at `path` rendered with `variables`, without surrounding white space. Raises a `DataError` with
+    file, line and cause, if the file is missing, does not parse, uses an unknown variable, breaks a rule or a limit of
+    the sandbox, or fails in any other way."""
     template = _load(path)
     try:
         return _ENVIRONMENT.fill_in(template, variables).strip()

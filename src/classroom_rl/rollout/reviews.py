@@ -80,19 +80,13 @@ class Supervisor(Protocol):
 
     async def review(self, about: MessageToReview) -> Review:
         """The review of a message, without a penalty. A failure that concerns this message alone is a review without a
-        verdict.
-
-        Raises:
-            EngineFailure, ProviderFailure, StorageError: if no message can be reviewed until a user fixes the cause.
-        """
+        verdict. Raises `EngineFailure`, `ProviderFailure` or `StorageError` if no message can be reviewed until a user
+        fixes the cause."""
 
 
 def no_verdict(error: Exception, source: str = "rules", raw: str = "") -> Review:
-    """The review of a message that could not be reviewed: it holds the error, which is logged, too.
-
-    Args:
-        raw: the supervisor's answer, if it gave one.
-    """
+    """The review of a message that could not be reviewed: it holds the error, which is logged, too. `raw` is the
+    supervisor's answer, if it gave one."""
     message = without_surrogates(f"{type(error).__name__}: {error}")
     logger.warning("no review of a message: %s", message)
     return Review(source=source, error=message, raw=without_surrogates(raw))
@@ -100,11 +94,8 @@ def no_verdict(error: Exception, source: str = "rules", raw: str = "") -> Review
 
 async def reviewed(supervisor: Supervisor, about: MessageToReview, penalties: Mapping[str, float]) -> Review:
     """The supervisor's review of a message, with its penalty. An error that concerns this message alone gives a review
-    without a verdict.
-
-    Raises:
-        EngineFailure, ProviderFailure, StorageError: if no message can be reviewed until a user fixes the cause.
-    """
+    without a verdict. Raises `EngineFailure`, `ProviderFailure` or `StorageError` if no message can be reviewed until a
+    user fixes the cause."""
     try:
         return priced(await supervisor.review(about), penalties)
     except (EngineFailure, ProviderFailure, StorageError):
@@ -114,11 +105,7 @@ async def reviewed(supervisor: Supervisor, about: MessageToReview, penalties: Ma
 
 
 def priced(review: Review, penalties: Mapping[str, float]) -> Review:
-    """The review with the penalty of its category.
-
-    Raises:
-        KeyError: if `penalties` lacks the category.
-    """
+    """The review with the penalty of its category. Raises a `KeyError` if `penalties` lacks the category."""
     if review.valid is None:
         return replace(review, penalty=None)
     return replace(review, penalty=0.0 if review.valid else penalties[review.category])

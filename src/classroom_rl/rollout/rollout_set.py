@@ -14,11 +14,8 @@ from classroom_rl.rollout.store.set_files import read, write
 
 
 class RolloutSet(Sequence[Rollout]):
-    """Recorded rollouts, in order. Two sets are equal if all fields of their rollouts are.
-
-    Raises:
-        DataError: if an entry is no rollout.
-    """
+    """Recorded rollouts, in order. Two sets are equal if all fields of their rollouts are. Raises a `DataError` if an
+    entry is no rollout."""
 
     def __init__(self, rollouts: Iterable[Rollout] = ()):
         self._rollouts = tuple(rollouts)
@@ -83,20 +80,12 @@ class RolloutSet(Sequence[Rollout]):
 
     def rows(self) -> list[TrainingRow]:
         """The training samples of all rollouts, including those that failed or were not scored: one per rollout with
-        the history `with_thinking`, one per step with `without_thinking`.
-
-        Raises:
-            DataError: if the engine gave no tokens.
-        """
+        the history `with_thinking`, one per step with `without_thinking`. Raises a `DataError` if the engine gave no
+        tokens."""
         return [row for rollout in self for row in rows_of_rollout(rollout)]
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Plot the set into PNG files in a folder; returns their paths.
-
-        Raises:
-            DataError: if the set is empty.
-            StorageError: if the disk is full or may not be written to.
-        """
+        """Plot the set into PNG files in a folder; returns their paths. Raises as `set_summary.draw` does."""
         from classroom_rl.rollout.set_summary import draw
 
         return draw(self._rollouts, Path(folder))

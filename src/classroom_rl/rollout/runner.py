@@ -260,11 +260,7 @@ def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
 
 def check_answer(play: Play[Any, Any], answer: Completion) -> None:
     """Check that an answer was sampled with the weights that its batch began with: a restarted trainer may publish
-    other weights under the same policy version.
-
-    Raises:
-        PolicyMismatch: if it was not.
-    """
+    other weights under the same policy version. Raises a `PolicyMismatch` if it was not."""
     check_policy(play.request, answer.policy)
     if play.request.wanted_policy is not None and answer.weights != play.weights:
         raise PolicyMismatch(

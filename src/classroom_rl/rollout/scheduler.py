@@ -148,11 +148,8 @@ class PhasedSchedule:
         self._switch_if_due()
 
     async def wait_for_phase(self, state: Hashable) -> None:
-        """Wait until the current phase is that of this state; for registered episodes.
-
-        Raises:
-            ClassroomError: if the engines of the phase could not be woken.
-        """
+        """Wait until the current phase is that of this state; for registered episodes. Raises a `ClassroomError` if the
+        engines of the phase could not be woken."""
         phase = phase_of(self._phases, state)
         if phase is self._phase and self._switch is None:
             return

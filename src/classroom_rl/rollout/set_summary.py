@@ -185,12 +185,8 @@ _DPI = 130
 
 
 def draw(rollouts: Sequence[Rollout], folder: Path) -> list[Path]:
-    """Draw rewards.png (if there are rewards), steps.png, ends.png and by_step.png; each is replaced atomically.
-
-    Raises:
-        DataError: if there are no rollouts.
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Draw rewards.png (if there are rewards), steps.png, ends.png and by_step.png; each is replaced atomically. Raises
+    a `DataError` if there are no rollouts, and a `StorageError` if the disk is full or may not be written to."""
     from matplotlib.figure import Figure
 
     if not rollouts:

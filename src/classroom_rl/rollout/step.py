@@ -225,11 +225,7 @@ class Rollout:
 
 
 def finite(value: Any) -> float:
-    """A number as float.
-
-    Raises:
-        ValueError: if it is no number, or is infinite or NaN.
-    """
+    """A number as float. Raises a `ValueError` if it is no number, or is infinite or NaN."""
     if not _is_number(value):
         raise ValueError(f"a reward is a number, not {value!r}")
     number = float(value)

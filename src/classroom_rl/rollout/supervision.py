@@ -95,11 +95,8 @@ def is_supervised(supervision: SupervisionOptions, problem: Problem, seed: int, 
 
 
 def decide(review: Review, supervision: SupervisionOptions, drafts: int) -> str:
-    """What a review leads to: `accept`, `retry` or `replace`. Without a verdict, a message is accepted.
-
-    Args:
-        drafts: the number of drafts of this message so far, including the reviewed one.
-    """
+    """What a review leads to: `accept`, `retry` or `replace`. Without a verdict, a message is accepted. `drafts` is the
+    number of drafts of this message so far, including the reviewed one."""
     if review.valid is not False:
         return ACCEPT
     if supervision.on_invalid == RETRY and drafts <= supervision.max_retries:

@@ -169,11 +169,8 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {_COUNTED: _counted, _JOINED: _joined}
 
     def refuse_other_files(self, tree: nodes.Template) -> None:
-        """Refuse a template that includes, imports or extends another file.
-
-        Raises:
-            TemplateSyntaxError: if it does.
-        """
+        """Refuse a template that includes, imports or extends another file. Raises a `TemplateSyntaxError` if it
+        does."""
         for node in tree.find_all(tuple(_OTHER_FILES)):
             raise jinja2.TemplateSyntaxError(
                 f"{_OTHER_FILES[type(node)]} takes in another file, but a prompt template is one file: copy what it "
@@ -187,11 +184,8 @@ class PromptEnvironment(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def fill_in(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """Render a template; raises the errors of Jinja and of the code in the template.
-
-        Raises:
-            TemplateLimit: if it exceeds a limit.
-        """
+        """Render a template; raises the errors of Jinja and of the code in the template. Raises a `TemplateLimit` if it
+        exceeds a limit."""
         pieces: list[str] = []
         size = 0
         with _fresh_budget():

@@ -1,7 +1,7 @@
 """Thoughts in a message: text between `<think>` and `</think>`, which only the model itself may see."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +30,40 @@ class SplitMessage:
     state: str
 
 
+Range = tuple[int, int]
+"""[start, end) of some characters of a text."""
+
+
+def visible_ranges(text: str) -> list[Range]:
+    """Where the parts of a message are that are no thought, in order. An unclosed `<think>` hides the rest of the
+    message; a `</think>` whose opening tag is in the prompt hides everything before it."""
+    ranges: list[Range] = []
+    end = 0
+    while (start := text.find("<think>", end)) >= 0 and (closed := text.find("</think>", start)) >= 0:
+        ranges.append((end, start))
+        end = closed + len("</think>")
+    ranges.append((end, len(text)))
+    rest = "".join(text[start:end] for start, end in ranges)  # joined pieces may form new tags
+    cut = rest.find("<think>")
+    stop = len(rest) if cut < 0 else cut
+    closed = rest.rfind("</think>", 0, stop)
+    return ranges_in_text(ranges, 0 if closed < 0 else closed + len("</think>"), stop)
+
+
+def ranges_in_text(ranges: Sequence[Range], start: int, end: int) -> list[Range]:
+    """Map the range [start, end) of the joined ranges back to ranges of the text."""
+    mapped, before = [], 0
+    for first, last in ranges:
+        low, high = max(start - before, 0), min(end - before, last - first)
+        if low < high:
+            mapped.append((first + low, first + high))
+        before += last - first
+    return mapped
+
+
 def visible_text(text: str) -> str:
-    """A message without its thoughts, as the other models see it. An unclosed `<think>` hides the rest of the message;
-    a `</think>` whose opening tag is in the prompt hides everything before it."""
-    text = _CLOSED_THOUGHT.sub("", text)
-    text = text.split("<think>", 1)[0]
-    return text.rsplit("</think>", 1)[-1].strip()
+    """A message without its thoughts, as the other models see it."""
+    return "".join(text[start:end] for start, end in visible_ranges(text)).strip()
 
 
 def thoughts_in(text: str) -> list[str]:
@@ -44,12 +72,8 @@ def thoughts_in(text: str) -> list[str]:
 
 
 def split_message(text: str, opened: bool = False) -> SplitMessage:
-    """Split a message by the rules of `visible_text`.
-
-    Args:
-        opened: whether the prompt ended with `<think>`, so that the message begins as a thought. Without it, a
-            `</think>` that nothing opened shows that the prompt did.
-    """
+    """Split a message by the rules of `visible_text`. `opened` says whether the prompt ended with `<think>`, so that
+    the message begins as a thought. Without it, a `</think>` that nothing opened shows that the prompt did."""
     whole = f"<think>{text}" if opened else text
     outside = _CLOSED_THOUGHT.sub("", whole)
     content, cut, unclosed = outside.partition("<think>")
@@ -78,44 +102,8 @@ SAID, THOUGHT = "said", "thought"
 def split_thoughts(text: str) -> list[tuple[str, str]]:
     """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of `visible_text`. Thoughts
     include their tags. The parts add up to the whole text."""
-    # the pattern has a group, so `split` returns text and thoughts in turn
-    parts = [
-        (THOUGHT if index % 2 else SAID, piece) for index, piece in enumerate(_CLOSED_THOUGHT.split(text)) if piece
-    ]
-    # a thought may also lack its end (cut off) or its beginning (opened by the prompt)
-    parts = _mark_thought(parts, lambda piece: piece.find("<think>"), hides_rest=True)
-    parts = _mark_thought(
-        parts, lambda piece: end if (end := piece.rfind("</think>")) < 0 else end + 8, hides_rest=False
-    )
-    merged: list[tuple[str, str]] = []
-    for kind, piece in parts:
-        if merged and merged[-1][0] == kind:
-            merged[-1] = (kind, merged[-1][1] + piece)
-        else:
-            merged.append((kind, piece))
-    return merged
-
-
-def _mark_thought(parts: list[tuple[str, str]], find: Callable[[str], int], hides_rest: bool) -> list[tuple[str, str]]:
-    """Mark as thought the text after the first cut (with `hides_rest`), or the text before the last cut. `find` returns
-    the position of a cut in a piece, or a negative number."""
-    cuts = [(index, cut) for index, (kind, piece) in enumerate(parts) if kind == SAID and (cut := find(piece)) >= 0]
-    if not cuts:
-        return parts
-    index, cut = cuts[0] if hides_rest else cuts[-1]
-    before, after = parts[index][1][:cut], parts[index][1][cut:]
-    if hides_rest:
-        changed = [
-            *parts[:index],
-            (SAID, before),
-            (THOUGHT, after),
-            *((THOUGHT, piece) for _, piece in parts[index + 1 :]),
-        ]
-    else:
-        changed = [
-            *((THOUGHT, piece) for _, piece in parts[:index]),
-            (THOUGHT, before),
-            (SAID, after),
-            *parts[index + 1 :],
-        ]
-    return [(kind, piece) for kind, piece in changed if piece]
+    parts, done = [], 0
+    for start, end in visible_ranges(text):
+        parts += [(THOUGHT, text[done:start]), (SAID, text[start:end])]
+        done = end
+    return [(kind, piece) for kind, piece in [*parts, (THOUGHT, text[done:])] if piece]

@@ -126,11 +126,8 @@ class TokenBuffer:
         return self.prompt_ids + self.completion_ids
 
     def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[int, int]:
-        """Append tokens that the policy sampled, with the engine's log-probs; return their completion span.
-
-        Raises:
-            ValueError: if the two do not have the same length.
-        """
+        """Append tokens that the policy sampled, with the engine's log-probs; return their completion span. Raises a
+        `ValueError` if the two do not have the same length."""
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled tokens came with {len(logprobs)} log-probs: each needs one")
         start = len(self.completion_ids)

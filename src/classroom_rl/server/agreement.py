@@ -56,11 +56,7 @@ def digest_of(keys: Mapping[str, str]) -> str:
 
 def refuse_other_play(server_keys: Mapping[str, str], trainer_keys: Mapping[str, str], url: str) -> None:
     """Compare the `conversation_keys` of a server with those of its trainer. The content of a template is compared only
-    if both have the file.
-
-    Raises:
-        ConfigError: with each key that differs, and both values.
-    """
+    if both have the file. Raises a `ConfigError` with each key that differs, and both values."""
     differences = []
     for key in dict.fromkeys((*trainer_keys, *server_keys)):
         if server_keys.get(key) == trainer_keys.get(key) or _belongs_to_absent_model(key, server_keys, trainer_keys):

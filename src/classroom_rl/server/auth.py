@@ -17,11 +17,8 @@ _TOKEN_HINT = (
 
 
 def token_from_environment() -> str | None:
-    """Return the token that server and clients share; None if the environment has none.
-
-    Raises:
-        ConfigError: if it is too short to be a secret, or cannot be sent in a header.
-    """
+    """Return the token that server and clients share; None if the environment has none. Raises a `ConfigError` if it is
+    too short to be a secret, or cannot be sent in a header."""
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         return None

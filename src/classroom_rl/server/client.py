@@ -236,11 +236,8 @@ class ClassroomClient:
         return JudgeCheckResponse.model_validate(answer)
 
     def load_weights(self, policy: PolicyVersion, path: Path) -> LoadWeightsResponse:
-        """Have the server load published weights from the folder `path`.
-
-        Raises:
-            PolicyMismatch: if the server loaded another version.
-        """
+        """Have the server load published weights from the folder `path`. Raises a `PolicyMismatch` if the server loaded
+        another version."""
         body = LoadWeightsRequest(run_id=policy.run_id, version=policy.version, path=str(path)).model_dump()
         limit_s = self._load_timeout_s + self._return_timeout_s
         answer = self._request_with_retries(
@@ -278,11 +275,7 @@ class ClassroomClient:
         return SleepResponse.model_validate(answer)
 
     def wake_up(self) -> SleepResponse:
-        """Wake the engines.
-
-        Raises:
-            GpuFull: if the GPU has no room for them.
-        """
+        """Wake the engines. Raises a `GpuFull` if the GPU has no room for them."""
         limit_s = self._load_timeout_s + self._return_timeout_s
         answer = self._request_with_retries("POST", "/wake_up", {}, limit_s, "engines awake", self._load_timeout_s)
         return SleepResponse.model_validate(answer)

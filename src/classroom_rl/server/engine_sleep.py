@@ -45,28 +45,18 @@ class GpuLease:
         self._path = run_folder / (f"gpu_lease.{server_index}.json" if server_index else "gpu_lease.json")
 
     def take(self, trainer: Sequence[ProcessId]) -> None:
-        """Record that these processes use the GPUs from now on.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
+        """Record that these processes use the GPUs from now on. Raises a `StorageError` if it cannot be written."""
         write_whole(self._path, json.dumps([process.model_dump() for process in trainer]))
 
     def end(self) -> None:
-        """End the lease: the GPUs have room for the engines again.
-
-        Raises:
-            StorageError: if the file cannot be removed.
-        """
+        """End the lease: the GPUs have room for the engines again. Raises a `StorageError` if the file cannot be
+        removed."""
         with storage_errors(self._path):
             self._path.unlink(missing_ok=True)
 
     def holders(self) -> list[ProcessId]:
-        """Return the processes of a running trainer that use the GPUs; empty if the engines have room.
-
-        Raises:
-            ConfigError: if the file is damaged.
-        """
+        """Return the processes of a running trainer that use the GPUs; empty if the engines have room. Raises a
+        `ConfigError` if the file is damaged."""
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -83,11 +73,8 @@ class GpuLease:
         return [process for process in recorded if is_alive(process)]
 
     def wait_for_end(self, timeout_s: float) -> None:
-        """Wait until the trainer has made room or has ended.
-
-        Raises:
-            DeadlineExceeded: if neither happened within `timeout_s` seconds.
-        """
+        """Wait until the trainer has made room or has ended. Raises a `DeadlineExceeded` if neither happened within
+        `timeout_s` seconds."""
         started, logged = time.monotonic(), None
         while holders := self.holders():
             now = time.monotonic()
@@ -160,23 +147,15 @@ class EngineSleep:
             self._watch = asyncio.create_task(self._wake_after(local or trainer))
 
     async def wake_up(self) -> None:
-        """Wake the wanted engines. Engines that are awake already stay as they are.
-
-        Raises:
-            EngineFailure: if an engine died.
-        """
+        """Wake the wanted engines. Engines that are awake already stay as they are. Raises an `EngineFailure` if an
+        engine died."""
         async with self._changes:
             self._end_watch()
             await self._end_sleep()
 
     async def wake_only(self, roles: Collection[str]) -> None:
         """Wake the engines of these roles and put the others to sleep: at once, or in the next `wake_up` if a trainer
-        uses the GPUs. If none of the roles has an engine here, nothing changes.
-
-        Raises:
-            DeadlineExceeded: if turns of an engine that has to sleep are still in flight after the timeout.
-            EngineFailure: if an engine died.
-        """
+        uses the GPUs. If none of the roles has an engine here, nothing changes. Raises as `sleep` does."""
         wanted = [role for role in self._engines if role in roles]
         if not wanted:
             return

@@ -123,12 +123,7 @@ async def open_chat_engine(role: str, model: ModelConfig, generation: Environmen
 
 
 def open_readers(generation: EnvironmentConfig) -> MessageReaders | None:
-    """Load the trained move classifiers of a configuration; None if it names none.
-
-    Raises:
-        DataError: if their folder is missing or damaged, or was written by another version.
-        ConfigError: if scikit-learn is not installed.
-    """
+    """Load the trained move classifiers of a configuration; None if it names none. Raises as `load_readers` does."""
     path = getattr(generation, "readers_path", None)  # only the classroom's configuration has the key
     if path is None:
         return None

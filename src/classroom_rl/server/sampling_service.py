@@ -179,22 +179,16 @@ class SamplingService:
             del self._batches[request_id]
 
     async def wait_as_json(self, request_id: str) -> bytes:
-        """Return the response to an earlier request, as JSON.
-
-        Raises:
-            UnknownConversation: if there was no request with this id, or it failed, or its response was dropped.
-        """
+        """Return the response to an earlier request, as JSON. Raises an `UnknownConversation` if there was no request
+        with this id, or it failed, or its response was dropped."""
         batch = self._batches.get(request_id)
         if batch is None:
             raise UnknownConversation(f"No request {request_id} runs here: send it with POST /sample_conversations.")
         return await batch.as_json()
 
     def record(self, conversation_id: str) -> Trajectory:
-        """Return the record of a conversation that finished in this run folder.
-
-        Raises:
-            UnknownConversation: if no conversation with this id did.
-        """
+        """Return the record of a conversation that finished in this run folder. Raises an `UnknownConversation` if no
+        conversation with this id did."""
         events = self._journal.events(conversation_id)
         records = [event["record"] for event in events if event["event"] == "conversation"]
         if not records:
@@ -338,11 +332,8 @@ def _lacks_verdicts(task: "asyncio.Task[SampleResponse]") -> bool:
 async def open_service(
     config: "TrainRLConfig | EvalConfig", reward_weights: dict[str, float], run_folder: Path
 ) -> SamplingService:
-    """Load the models of a configuration and open its environment with them. The journal is in `run_folder`.
-
-    Raises:
-        EngineFailure: if a model cannot be loaded.
-    """
+    """Load the models of a configuration and open its environment with them. The journal is in `run_folder`. Raises an
+    `EngineFailure` if a model cannot be loaded."""
     roles = await open_roles(config, reward_weights, run_folder)
     journal = Journal(run_folder)
     environment = environment_of(config).open_with(config, roles, journal, reward_weights)

@@ -227,11 +227,7 @@ class ChatApi:
 
     def _may_repeat_at_once(self, model: _ModelState, failure: Failure) -> bool:
         """Whether a failed request may be sent again immediately (to another model, or without a schema). False if it
-        must wait first.
-
-        Raises:
-            ProviderFailure, RequestRefused: if it must not be sent again.
-        """
+        must wait first. Raises `ProviderFailure` or `RequestRefused` if it must not be sent again."""
         label, reason = self._label(model), failure.message
         match failure.remedy:
             case Remedy.WAIT:
@@ -342,11 +338,8 @@ class ChatApi:
 
     async def _admit(self, request: ChatRequest) -> tuple[int, Reservation, _ModelState] | None:
         """Wait until the rate limits and the cap allow the request, choose a model, and enter the request in the
-        ledger. None if no model is available by then.
-
-        Raises:
-            SpendingCapReached: if its highest possible cost exceeds the cap while no other request is in flight.
-        """
+        ledger. None if no model is available by then. Raises a `SpendingCapReached` if its highest possible cost
+        exceeds the cap while no other request is in flight."""
         tokens = request.max_prompt_tokens + request.sampling.max_tokens
         worst_usd = self._price(request.max_prompt_tokens, request.sampling.max_tokens)
         template = self._config.vllm.chat_template_kwargs

@@ -262,11 +262,8 @@ def load_engine(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) ->
 
 
 def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: str) -> "AsyncEngineArgs":
-    """vLLM's arguments for `load_engine`.
-
-    Raises:
-        ConfigError: if `vllm.extra` has an argument that vLLM does not know, or that is set here.
-    """
+    """vLLM's arguments for `load_engine`. Raises a `ConfigError` if `vllm.extra` has an argument that vLLM does not
+    know, or that is set here."""
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 

@@ -49,11 +49,8 @@ class TurnDeadlines:
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """A context in which one turn is sampled.
-
-        Raises:
-            TimeoutError: if neither this turn nor any other ended in time.
-        """
+        """A context in which one turn is sampled. Raises a `TimeoutError` if neither this turn nor any other ended in
+        time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as timeout:
 
@@ -95,11 +92,8 @@ class SleepControl:
         self._changes = asyncio.Lock()
 
     async def sleep(self, timeout_s: float) -> None:
-        """Wait for the turns in flight, then put the engine to sleep. Does nothing if it already sleeps.
-
-        Raises:
-            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the engine stays awake.
-        """
+        """Wait for the turns in flight, then put the engine to sleep. Does nothing if it already sleeps. Raises a
+        `DeadlineExceeded` if turns are still in flight after `timeout_s` seconds; the engine stays awake."""
         async with self._changes:
             if self.asleep:
                 return
@@ -269,11 +263,8 @@ class EngineProcess:
         return metrics_of(self._engine)
 
     def check_alive(self) -> None:
-        """Check that the engine works.
-
-        Raises:
-            EngineFailure: if one of its processes died, or a change of its weights failed halfway.
-        """
+        """Check that the engine works. Raises an `EngineFailure` if one of its processes died, or a change of its
+        weights failed halfway."""
         if self._failure is not None:
             raise self._failure
         if self._engine.errored:
@@ -311,11 +302,8 @@ class EngineProcess:
             raise
 
     async def _finish(self, request: AsyncIterator[Output]) -> Output:
-        """The final output of a request to vLLM. Call it inside the gate.
-
-        Raises:
-            EngineFailure: if the engine died, or finished no request in time.
-        """
+        """The final output of a request to vLLM. Call it inside the gate. Raises an `EngineFailure` if the engine died,
+        or finished no request in time."""
         try:
             async with self._deadlines.deadline():
                 with engine_errors(self._model):

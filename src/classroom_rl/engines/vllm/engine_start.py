@@ -41,11 +41,8 @@ class AdapterSlot:
         self.current: LoRARequest | None = None
 
     async def load(self, folder: Path, policy: PolicyVersion) -> None:
-        """Replace the adapter with a published one. Nothing may be sampled meanwhile.
-
-        Raises:
-            DataError: if vLLM refuses the new adapter; the old one stays.
-        """
+        """Replace the adapter with a published one. Nothing may be sampled meanwhile. Raises a `DataError` if vLLM
+        refuses the new adapter; the old one stays."""
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -85,11 +82,7 @@ def adapter_arguments(model: ModelConfig) -> dict[str, Any]:
 
 
 def served_rank(rank: int) -> int:
-    """The smallest rank supported by vLLM that is at least `rank`.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """The smallest rank supported by vLLM that is at least `rank`. Raises a `ConfigError` if there is none."""
     if rank > SERVED_RANKS[-1]:
         raise ConfigError(
             f"The teacher's adapter has a matrix of rank {rank}, but vLLM serves ranks up to {SERVED_RANKS[-1]}: lower "

@@ -27,12 +27,8 @@ class RewardEngine(EngineProcess):
 
     @classmethod
     async def start(cls, model: ModelConfig, seed: int, generation: GenerationConfig) -> Self:
-        """Load a reward model. Arguments as in `EngineProcess.start`.
-
-        Raises:
-            ConfigError: if the model does not output exactly one number.
-            EngineFailure: if vLLM cannot load it; the message is vLLM's.
-        """
+        """Load a reward model, as `EngineProcess.start` does. Raises a `ConfigError` if the model does not output
+        exactly one number."""
         engine = await super().start(model, seed, generation)
         try:
             await engine._find_task()
@@ -43,12 +39,7 @@ class RewardEngine(EngineProcess):
 
     async def score(self, messages: Sequence[Message]) -> float:
         """The model's score of the last message, given the messages before it: the raw logit, without a sigmoid, so
-        unbounded.
-
-        Raises:
-            ContextOverflow: if the conversation does not fit into the model's context.
-            EngineFailure: if the engine died, or did not answer in time.
-        """
+        unbounded. Raises as `VllmEngine.generate` does."""
         ids = encode_dialogue(self.tokenizer, messages)
         limit = self._model.vllm.max_length
         if len(ids) > limit:

@@ -47,11 +47,8 @@ class PolicyTransfer(NCCLWeightTransferEngine):
         self.model_update_group = GlooGroup(store, rank, init_info.world_size, _LONGEST_WAIT_S)
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receive one version of the weights, and load it.
-
-        Raises:
-            RuntimeError: if what arrived is not what the trainer sent.
-        """
+        """Receive one version of the weights, and load it. Raises a `RuntimeError` if what arrived is not what the
+        trainer sent."""
         described = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
         tensors = [TensorInfo(*each) for each in described]
         receiver = Receiver(tensors, self.packed_buffer_size_bytes, self.model_update_group, self.device)

@@ -34,10 +34,7 @@ class Group(Protocol):
 
 class GlooGroup:
     """A group of processes on CPUs, apart from those of `torch.distributed`. It is complete once all have joined.
-
-    Args:
-        timeout_s: how long one broadcast, or the waiting for the others, may take.
-    """
+    `timeout_s` says how long one broadcast, or the waiting for the others, may take."""
 
     def __init__(self, store: torch.distributed.Store, rank: int, world_size: int, timeout_s: float):
         timeout = timedelta(seconds=timeout_s)
@@ -47,11 +44,8 @@ class GlooGroup:
         )
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Send a tensor from the process of rank `src` to all others, into tensors of that size.
-
-        Raises:
-            RuntimeError: if another process is gone, or this one left.
-        """
+        """Send a tensor from the process of rank `src` to all others, into tensors of that size. Raises a
+        `RuntimeError` if another process is gone, or this one left."""
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         if (group := self._group) is None:
@@ -161,11 +155,8 @@ class Receiver:
                 yield tensor.name, held.view(tensor.shape)
 
     def check(self) -> str:
-        """Compare the fingerprint of what was received with the sender's, and return it.
-
-        Raises:
-            RuntimeError: if they differ.
-        """
+        """Compare the fingerprint of what was received with the sender's, and return it. Raises a `RuntimeError` if
+        they differ."""
         sent = torch.empty(_FINGERPRINT_BYTES, dtype=torch.uint8, device=self._device)
         self._group.broadcast(sent, src=0)
         wanted, digest = bytes(sent.tolist()), self._fingerprint.digest()

@@ -65,11 +65,8 @@ class WeightsGate:
                 self._idle.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Close the gate and wait until no turn is inside.
-
-        Raises:
-            DeadlineExceeded: if turns are still in flight after `timeout_s` seconds; the gate is open again.
-        """
+        """Close the gate and wait until no turn is inside. Raises a `DeadlineExceeded` if turns are still in flight
+        after `timeout_s` seconds; the gate is open again."""
         await self._wait_until_open()
         self._open.clear()
         try:
@@ -93,11 +90,7 @@ class WeightsGate:
         self._open.set()
 
     def check(self) -> None:
-        """Check that the gate was not closed for good.
-
-        Raises:
-            EngineFailure: if it was.
-        """
+        """Check that the gate was not closed for good. Raises an `EngineFailure` if it was."""
         if self._failure is not None:
             raise self._failure
 

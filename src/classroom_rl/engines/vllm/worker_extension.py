@@ -42,12 +42,8 @@ class PolicyWorker:
         return gpu_id(self.device)
 
     def load_policy(self, path: str) -> None:
-        """Load the safetensors in `path` into the running model, in place.
-
-        Raises:
-            RuntimeError: if `path` has no weights for some parameters. vLLM would only log a warning and keep their old
-                weights.
-        """
+        """Load the safetensors in `path` into the running model, in place. Raises a `RuntimeError` if `path` has no
+        weights for some parameters. vLLM would only log a warning and keep their old weights."""
         with _loads_all_parameters(self.model_runner.get_model(), path):
             self.reload_weights(weights_path=path)
 
@@ -85,11 +81,7 @@ def _kill_after_exit_of(pidfd: int, pids: list[int]) -> None:
 def _loads_all_parameters(model: "torch.nn.Module", path: str) -> Iterator[None]:
     """Check that the model's `load_weights`, if it is called inside the `with` block, loads all parameters. Afterwards
     the output head is packed again: on CPUs, vLLM keeps a packed copy of it, and if the head is tied to the embeddings,
-    loading does not update this copy.
-
-    Raises:
-        RuntimeError: if it did not load some of them.
-    """
+    loading does not update this copy. Raises a `RuntimeError` if it did not load some of them."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import layerwise
 

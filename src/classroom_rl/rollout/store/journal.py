@@ -133,11 +133,8 @@ class Journal:
             raise
 
     def read_at(self, position: int) -> dict[str, Any]:
-        """Read the event whose line starts at this position.
-
-        Raises:
-            StorageError: if the file was deleted or replaced.
-        """
+        """Read the event whose line starts at this position. Raises a `StorageError` if the file was deleted or
+        replaced."""
         self._refuse_another_file()
         return json.loads(next(file for file in reversed(self._files) if file.start <= position).line(position))
 
@@ -357,12 +354,8 @@ def request_of(conversation_id: str) -> str:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the events of a journal in order, without an incomplete last line.
-
-    Raises:
-        FileNotFoundError: if there is no journal.
-        StorageError: if a part of it is missing or damaged.
-    """
+    """Yields the events of a journal in order, without an incomplete last line. Raises as `JournalStream` does, and a
+    `StorageError` if a part is damaged."""
     with JournalStream(path) as stream:
         for position, line in stream.lines():
             try:

@@ -67,11 +67,7 @@ class Segment:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The segment's lines as a file.
-
-        Raises:
-            StorageError: if the segment was deleted or damaged.
-        """
+        """The segment's lines as a file. Raises a `StorageError` if the segment was deleted or damaged."""
         with refuse_damage(self), ExitStack() as files:
             try:
                 file = files.enter_context(self.plain.open("rb"))
@@ -99,11 +95,8 @@ def refuse_damage(segment: Segment) -> Iterator[None]:
 
 
 def segments_of(path: Path) -> list[Segment]:
-    """The sealed segments of the journal at this path, in order.
-
-    Raises:
-        StorageError: if one of them is missing, or they belong to different journals.
-    """
+    """The sealed segments of the journal at this path, in order. Raises a `StorageError` if one of them is missing, or
+    they belong to different journals."""
     return _without_gaps(_listed(segments_folder(path)))
 
 
@@ -265,11 +258,7 @@ class IndexedFile:
         return block[start : block.index(b"\n", start) + 1]
 
     def block(self, number: int) -> bytes:
-        """The lines of a block.
-
-        Raises:
-            StorageError: if the segment was deleted or damaged.
-        """
+        """The lines of a block. Raises a `StorageError` if the segment was deleted or damaged."""
         start, end = [*self.index.blocks[number : number + 2], self.end][:2]
         plain = self._open_plain()
         if plain is not None:
@@ -296,11 +285,8 @@ class IndexedFile:
 
     def compress(self) -> None:
         """Compress a sealed segment. Whenever the process is killed, either the plain or the compressed file is
-        complete: the compressed one is flushed to the disk before the plain one is deleted.
-
-        Raises:
-            StorageError: if the disk is full; the segment then stays as it was.
-        """
+        complete: the compressed one is flushed to the disk before the plain one is deleted. Raises a `StorageError` if
+        the disk is full; the segment then stays as it was."""
         segment, offsets = self.segment, [0]
         unfinished = segment.folder / f"{UNFINISHED}{segment.compressed.name}"
         with storage_errors(segment.compressed):
@@ -332,11 +318,8 @@ def read_index(segment: Segment) -> JournalIndex | None:
 
 
 def decompress(segment: Segment) -> None:
-    """Restore the plain file of a compressed segment.
-
-    Raises:
-        StorageError: if the compressed file is damaged, or the disk is full.
-    """
+    """Restore the plain file of a compressed segment. Raises a `StorageError` if the compressed file is damaged, or the
+    disk is full."""
     unfinished = segment.folder / f"{UNFINISHED}{segment.plain.name}"
     with storage_errors(segment.plain), segment.open() as source, unfinished.open("wb") as target:
         shutil.copyfileobj(source, target)

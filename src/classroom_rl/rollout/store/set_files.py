@@ -55,11 +55,8 @@ def write(path: Path, rollouts: Sequence[Rollout]) -> None:
 
 
 def read(path: Path) -> list[Rollout]:
-    """Read a file that `write` wrote.
-
-    Raises:
-        DataError: if there is no such file, its suffix is unknown, it has a newer schema version, or is damaged.
-    """
+    """Read a file that `write` wrote. Raises a `DataError` if there is no such file, its suffix is unknown, it has a
+    newer schema version, or is damaged."""
     load = {".jsonl": _read_jsonl, ".parquet": _read_parquet}[_suffix(path)]
     if not path.is_file():
         raise DataError(f"There is no file {path}.")

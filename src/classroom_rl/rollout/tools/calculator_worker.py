@@ -165,11 +165,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.UAdd: operato
 
 
 def compute(expression: str) -> str:
-    """The value of an expression as text.
-
-    Raises:
-        Mistake: if it has an error; the message says which.
-    """
+    """The value of an expression as text. Raises a `Mistake` if it has an error; the message says which."""
     if len(expression) > LONGEST:
         raise Mistake(f"it has {len(expression)} characters, and {LONGEST} are the most")
     text = _GROUPED.sub(lambda number: number.group().replace(",", ""), expression.translate(_SIGNS).strip())

@@ -28,6 +28,7 @@ from classroom_rl.rollout.chat_template import (
     markup_around,
 )
 from classroom_rl.rollout.text import nests_deeper, without_surrogates
+from classroom_rl.rollout.thoughts import Range, ranges_in_text, visible_ranges
 from classroom_rl.rollout.tools.tool import BAD_ARGUMENTS, BAD_JSON, AskedCall
 
 if TYPE_CHECKING:
@@ -59,49 +60,19 @@ class CallsInText:
 
 def find_calls(text: str, bare_json: bool = False) -> CallsInText:
     """Parse the calls in a message. If the prompt opened a thought, the text must begin with the opening tag.
-
-    Args:
-        bare_json: whether Llama 3's format is parsed, too.
-    """
-    ranges = _visible_ranges(text)
+    `bare_json` says whether Llama 3's format is parsed, too."""
+    ranges = visible_ranges(text)
     visible = "".join(text[start:end] for start, end in ranges)
     blocks = list(_hermes_calls(visible))
     if bare_json and not blocks:
         blocks = list(_bare_calls(visible))
     if not blocks:
         return CallsInText(text)
-    rest, positions = _without(text, [_in_text(ranges, start, end) for start, end, _ in blocks])
+    rest, positions = _without(text, [ranges_in_text(ranges, start, end) for start, end, _ in blocks])
     return CallsInText(rest, tuple((call, position) for (_, _, call), position in zip(blocks, positions, strict=True)))
 
 
-def _visible_ranges(text: str) -> list[tuple[int, int]]:
-    """The ranges [start, end) of the characters that `thoughts.visible_text` shows, including white space at both
-    ends."""
-    ranges: list[tuple[int, int]] = []
-    end = 0
-    while (start := text.find("<think>", end)) >= 0 and (closed := text.find("</think>", start)) >= 0:
-        ranges.append((end, start))
-        end = closed + len("</think>")
-    ranges.append((end, len(text)))
-    rest = "".join(text[start:end] for start, end in ranges)  # joined pieces may form new tags
-    cut = rest.find("<think>")
-    stop = len(rest) if cut < 0 else cut
-    closed = rest.rfind("</think>", 0, stop)
-    return _in_text(ranges, 0 if closed < 0 else closed + len("</think>"), stop)
-
-
-def _in_text(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Map the range [start, end) of the joined ranges back to ranges of the text."""
-    mapped, before = [], 0
-    for first, last in ranges:
-        low, high = max(start - before, 0), min(end - before, last - first)
-        if low < high:
-            mapped.append((first + low, first + high))
-        before += last - first
-    return mapped
-
-
-def _without(text: str, blocks: Sequence[Sequence[tuple[int, int]]]) -> tuple[str, list[int]]:
+def _without(text: str, blocks: Sequence[Sequence[Range]]) -> tuple[str, list[int]]:
     """The text without the characters of these blocks, and the position of each block in it. A block inside a word is
     replaced by a space, so that the rest forms no new tag."""
     pieces: list[str] = []

@@ -151,11 +151,8 @@ class Tool:
         return {"type": "function", "function": function}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, parsed into the types of the function's parameters.
-
-        Raises:
-            ValidationError, ValueError: if they do not match the schema.
-        """
+        """The arguments, parsed into the types of the function's parameters. Raises `ValidationError` or `ValueError`
+        if they do not match the schema."""
         if self._arguments is None:
             if self._check is not None:
                 self._check(arguments)

@@ -170,10 +170,7 @@ class _Draft:
 
     async def add(self, answer: Completion, parsed: CallsInText, may_go_on: bool) -> list[str] | None:
         """Add an answer, and run its calls; returns the results for the model, or None if the message ends here.
-
-        Args:
-            may_go_on: whether the context has room for results and for one token after them.
-        """
+        `may_go_on` says whether the context has room for results and for one token after them."""
         segment = len(self.answers)
         self.answers.append(answer)
         start = self._append(parsed.text)
