@@ -152,7 +152,7 @@ def maths_table(played: Mapping[str, tuple[Sequence[ConversationRecord], Sequenc
         values = [fmean(record.rewards[reward] for record in unjudged) for reward in names]
         rejected = sum(record.rejected for record in judged)
         then = fmean(sum(record.rewards[reward] for reward in names) for record in judged)
-        about = escaped(" ".join((MATHS_TUTORS[name].__doc__ or "").split()))
+        about = escaped(MATHS_TUTORS[name][0])
         figures = " | ".join(f"{value:.2f}" for value in (*values, sum(values)))
         lines.append(f"| `{name}` | {about} | {figures} | {rejected} of {len(judged)} | {then:.2f} |")
     return "\n".join(lines)
