@@ -105,13 +105,13 @@ def figures_by_lesson(
         readers: trained move classifiers, which add the figures `read/…`.
         level: how levels are measured, which adds the figures `level/…`.
     """
-    language = tutor_figures(records, labels)
-    figures: ByLesson = judged_by_lesson(records) | language.by_lesson
+    language, fidelity = tutor_figures(records, labels)
+    figures: ByLesson = judged_by_lesson(records) | language
     if readers is not None:
         figures |= {f"{READ}{label}": values for label, values in read_by_lesson(records, readers, labels).items()}
     if level is not None:
         figures |= {f"{LEVEL}/{name}": values for name, values in level_by_lesson(records, level).items()}
-    return figures, language.fidelity
+    return figures, fidelity
 
 
 def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:

@@ -7,7 +7,6 @@ Each figure is a mean over messages, turns or conversations. Its interval is boo
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from classroom_rl.config.values import ERROR_PERSONA, RULES_VERSION
@@ -36,7 +35,8 @@ from classroom_rl.judges.messages import (
     spoken,
 )
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.rollout.intervals import Estimate, mean_with_ci
+from classroom_rl.results.statistics import ByLesson, counted_share
+from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
 
@@ -126,22 +126,17 @@ def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str
     all_turns = list(turns)
     fidelity: dict[str, Any] = {
         "labelled_by": labelled_by,
-        "error_persona": _share(turn.error for turn in all_turns if turn.persona == ERROR_PERSONA),
-        "correct_persona": _share(
+        "error_persona": counted_share(turn.error for turn in all_turns if turn.persona == ERROR_PERSONA),
+        "correct_persona": counted_share(
             None if turn.error is None else not turn.error for turn in all_turns if turn.persona == CORRECT_PERSONA
         ),
-        "role_flips": _share(turn.flips for turn in all_turns),
-        "parroting": _share(turn.parrots for turn in all_turns),
+        "role_flips": counted_share(turn.flips for turn in all_turns),
+        "parroting": counted_share(turn.parrots for turn in all_turns),
     }
     warnings = [text for _, text in out_of_bounds(fidelity)]
     shares = [fidelity[name]["share"] for name in ("error_persona", "correct_persona")]
     trusted = False if warnings else None if all(share is None for share in shares) else True
     return fidelity | {"trusted": trusted, "warnings": warnings}
-
-
-def _share(hits: Iterable[bool | None]) -> dict[str, Any]:
-    known = [bool(hit) for hit in hits if hit is not None]
-    return {"share": fmean(known) if known else None, "n": len(known)}
 
 
 def out_of_bounds(fidelity: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -304,21 +299,12 @@ def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[st
     return introduced, sum(any(holds(text, phrase.text) for text in student) for phrase in plan.phrases)
 
 
-@dataclass(frozen=True)
-class TutorFigures:
-    """The figures of a tutor's conversations: figure → lesson → values, and the student's fidelity."""
-
-    by_lesson: dict[str, dict[str, list[float]]]
-    fidelity: dict[str, Any]
-
-    def estimates(self) -> dict[str, Estimate]:
-        """Each figure's mean with its interval."""
-        return {name: mean_with_ci(values) for name, values in self.by_lesson.items()}
-
-
-def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> TutorFigures:
-    """Compute the figures of a tutor's conversations; `labels` as in `conversation_figures`."""
-    by_lesson: dict[str, dict[str, list[float]]] = {}
+def tutor_figures(
+    records: Sequence[ConversationRecord], labels: ErrorLabels | None = None
+) -> tuple[ByLesson, dict[str, Any]]:
+    """Compute the figures of a tutor's conversations, and the student's fidelity; `labels` as in
+    `conversation_figures`."""
+    by_lesson: ByLesson = {}
     students: list[StudentTurn] = []
     for lesson, group in group_by_problem(records).items():
         for record in group:
@@ -332,10 +318,11 @@ def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | N
         by_lesson.pop("hands_over", None)  # unlabelled replies are left out, and openings alone would be another figure
     labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
     unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
-    return TutorFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
+    return by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled}
 
 
 def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
     """The part of metrics.json about language: `language` (figure → estimate), `fidelity`, and `rules_version`."""
-    figures = tutor_figures(records, labels)
-    return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}
+    by_lesson, fidelity = tutor_figures(records, labels)
+    language = {name: mean_with_ci(values) for name, values in by_lesson.items()}
+    return {"language": language, "fidelity": fidelity, "rules_version": RULES_VERSION}
