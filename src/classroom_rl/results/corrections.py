@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from classroom_rl.errors import DataError
-from classroom_rl.results.rollout_files import write_table
+from classroom_rl.results.rollout_files import columns_of_dataclass, write_table
 from classroom_rl.rollout.intervals import share_interval
 from classroom_rl.rollout.rows import equal_tokens
 from classroom_rl.system.storage import storage_errors
@@ -31,26 +31,6 @@ from classroom_rl.system.storage import storage_errors
 CORRECTIONS_NAME = "corrections.parquet"
 TOKENIZER_KEY = b"tokenizer"
 """The key of the tokenizer's fingerprint in the metadata of the Parquet file."""
-
-_IDS = pa.list_(pa.int32())
-CORRECTION_SCHEMA = pa.schema(
-    [
-        ("conversation", pa.string()),
-        ("step", pa.int64()),
-        ("turn", pa.int64()),
-        ("draft", pa.int64()),
-        ("policy", pa.string()),
-        ("prompt_ids", _IDS),
-        ("draft_ids", _IDS),
-        ("draft_logprobs", pa.list_(pa.float32())),
-        ("target_text", pa.string()),
-        ("target_ids", _IDS),
-        ("category", pa.string()),
-        ("critique", pa.string()),
-        ("source", pa.string()),
-        ("unchanged", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -87,6 +67,9 @@ class Correction:
     critique: str
     source: str
     unchanged: int = 0
+
+
+CORRECTION_SCHEMA = columns_of_dataclass(Correction)
 
 
 class HasVocabulary(Protocol):

@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -35,7 +35,7 @@ from classroom_rl.results.corrections import (
     tokenizer_fingerprint,
     write_token_rows,
 )
-from classroom_rl.results.rollout_files import read_records
+from classroom_rl.results.rollout_files import columns_of_dataclass, read_records
 from classroom_rl.rollout.chat_template import encode_reply
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, message_numbers
 from classroom_rl.rollout.tokens import AuxSample
@@ -97,8 +97,7 @@ class PreferencePair:
     rejected: str = ""
 
 
-_COLUMNS = {list[int]: pa.list_(pa.int32()), int: pa.int64(), int | None: pa.int64(), float | None: pa.float64()}
-PAIR_SCHEMA = pa.schema([(each.name, _COLUMNS.get(each.type, pa.string())) for each in fields(PreferencePair)])
+PAIR_SCHEMA = columns_of_dataclass(PreferencePair)
 
 
 class PairMaker:

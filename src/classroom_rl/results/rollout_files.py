@@ -4,7 +4,7 @@ all steps.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional, TypeVar, get_args
 
@@ -35,13 +35,17 @@ def columns_of(record: type[Trajectory]) -> pa.Schema:
     return pa.schema([(name, _arrow_type(field_info.annotation)) for name, field_info in record.model_fields.items()])
 
 
+def columns_of_dataclass(row: type) -> pa.Schema:
+    """Return the Parquet columns of a dataclass: its fields."""
+    return pa.schema([(each.name, _arrow_type(each.type)) for each in fields(row)])
+
+
 def nested_columns(record: type[Trajectory]) -> list[str]:
     """Return the names of the columns that hold JSON text."""
     plain = (str, Optional[str], str | None)
-    fields = record.model_fields.items()
     return [
         name
-        for name, field_info in fields
+        for name, field_info in record.model_fields.items()
         if _arrow_type(field_info.annotation) == pa.string() and field_info.annotation not in plain
     ]
 
