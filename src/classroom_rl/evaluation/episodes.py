@@ -155,11 +155,8 @@ def write_comparison(
 
 
 def held_out(path: Path) -> list[Problem]:
-    """The problems of a file with the column `problem` and, if they have answers, `answer`.
-
-    Raises:
-        DataError: as `load_problems`.
-    """
+    """The problems of a file with the column `problem` and, if they have answers, `answer`. Raises `DataError` as
+    `load_problems`."""
     source = DatasetSource(str(path))
     answers = source.answer_column if source.answer_column in load_rows(source).column_names else None
     return load_problems([replace(source, answer_column=answers)])

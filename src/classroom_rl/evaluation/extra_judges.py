@@ -87,11 +87,8 @@ async def _ask(config: EvalConfig, roles: Roles, messages: list[dict[str, str]])
 
 
 def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:
-    """Parse the labels in a judge's answer.
-
-    Raises:
-        JudgeOutputError: if the answer has no list `errors`, or names a message that is not the student's.
-    """
+    """Parse the labels in a judge's answer. Raises `JudgeOutputError` if the answer has no list `errors`, or names a
+    message that is not the student's."""
     numbers = find_object(answer).get("errors")
     positions = [position for position, turn in enumerate(record.turns) if turn.role == "student"]
     if not isinstance(numbers, list) or not all(type(number) is int and number - 1 in positions for number in numbers):

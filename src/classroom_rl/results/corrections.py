@@ -119,11 +119,8 @@ def _has_columns(path: Path, schema: pa.Schema) -> bool:
 
 def read_corrections(path: Path) -> tuple[list[Correction], str]:
     """Read a file of `write_corrections`. Returns the corrections in the order of the file, and the tokenizer's
-    fingerprint.
-
-    Raises:
-        DataError: if there is no such file, or it is not one of corrections, or it does not name its tokenizer.
-    """
+    fingerprint. Raises `DataError` if there is no such file, or it is not one of corrections, or it does not name its
+    tokenizer."""
     advice = f"A training with a supervisor writes {CORRECTIONS_NAME}."
     rows, fingerprint = read_token_rows(Path(path), CORRECTION_SCHEMA, "corrections", advice)
     return [Correction(**row) for row in rows], fingerprint
@@ -159,11 +156,7 @@ def read_token_rows(path: Path, schema: pa.Schema, what: str, advice: str) -> tu
 
 
 def refuse_other_tokenizer(name: str, fingerprint: str, tokenizer: HasVocabulary) -> None:
-    """Refuse a file whose ids are not those of a model's tokenizer.
-
-    Raises:
-        DataError: with both fingerprints.
-    """
+    """Refuse a file whose ids are not those of a model's tokenizer. Raises `DataError`, with both fingerprints."""
     own = tokenizer_fingerprint(tokenizer)
     if fingerprint != own:
         raise DataError(
@@ -227,11 +220,8 @@ class CorrectionDecision(BaseModel):
 
 def append_decision(run_folder: Path, decision: CorrectionDecision) -> None:
     """Append a decision to the run's file. When this returns, the decision has been passed to the operating system.
-    Several processes may append at the same time.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to; the file is as before.
-    """
+    Several processes may append at the same time. Raises `StorageError` if the disk is full or may not be written to;
+    the file is as before."""
     path = run_folder / DECISIONS_NAME
     line = decision.model_dump_json().encode() + b"\n"
     with storage_errors(path), path.open("ab+", buffering=0) as file:
@@ -261,11 +251,8 @@ def _end_of_whole_lines(file: FileIO) -> int:
 
 
 def read_decisions(run_folder: Path) -> dict[Place, CorrectionDecision]:
-    """Read the last decision about each correction, in the order of their first decisions; {} without a file.
-
-    Raises:
-        DataError: if a line is no decision; a last line that was cut off is skipped.
-    """
+    """Read the last decision about each correction, in the order of their first decisions; {} without a file. Raises
+    `DataError` if a line is no decision; a last line that was cut off is skipped."""
     path = run_folder / DECISIONS_NAME
     if not path.is_file():
         return {}

@@ -63,11 +63,8 @@ def _table_of(records: Sequence[tuple[str, ConversationRecord]]) -> pa.Table:
 
 
 def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
-    """Read a file of `write_records`. Returns sampling → its records, in the order of the file.
-
-    Raises:
-        DataError: if there is no such file, or it has no column `sampling`.
-    """
+    """Read a file of `write_records`. Returns sampling → its records, in the order of the file. Raises `DataError` if
+    there is no such file, or it has no column `sampling`."""
     if not path.is_file():
         raise DataError(f"There is no file {path}. eval.py writes it.")
     if _SAMPLING not in pq.read_schema(path).names:

@@ -320,11 +320,8 @@ def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Lea
 
 
 def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
-    """Write `learning.json` from the measurements so far, and return the conclusion.
-
-    Raises:
-        DataError: if the run was not trained.
-    """
+    """Write `learning.json` from the measurements so far, and return the conclusion. Raises `DataError` if the run was
+    not trained."""
     learning, evidence = learning_of(load_run(Path(run_folder)), movement)
     content: dict[str, Any] = {**asdict(learning), "figures": asdict(evidence)}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

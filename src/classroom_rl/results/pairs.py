@@ -257,11 +257,7 @@ def _side_of(record: Trajectory, sample: AuxSample) -> Side:
 
 
 def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
-    """The conversations of a training, step by step.
-
-    Raises:
-        DataError: if there are none, or a file cannot be read.
-    """
+    """The conversations of a training, step by step. Raises `DataError` if there are none, or a file cannot be read."""
     files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
     if not files:
         raise DataError(
@@ -282,11 +278,8 @@ def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
 
 
 def write_pairs(path: Path, pairs: Sequence[PreferencePair], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Write pairs, one per row, with their tokens as text. The file is replaced atomically.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write pairs, one per row, with their tokens as text. The file is replaced atomically. Raises `StorageError` if
+    the disk is full or may not be written to."""
     names = ("prompt", "chosen", "rejected")
     rows = [
         row | {name: tokenizer.decode(row[f"{name}_ids"], skip_special_tokens=False) for name in names}
@@ -296,11 +289,8 @@ def write_pairs(path: Path, pairs: Sequence[PreferencePair], tokenizer: "PreTrai
 
 
 def read_pairs(path: Path) -> tuple[list[PreferencePair], str]:
-    """Read a file of `write_pairs`. Returns the pairs, and the tokenizer's fingerprint.
-
-    Raises:
-        DataError: if there is no such file, it is damaged or not one of pairs, or a row's lists do not fit together.
-    """
+    """Read a file of `write_pairs`. Returns the pairs, and the tokenizer's fingerprint. Raises `DataError` if there is
+    no such file, it is damaged or not one of pairs, or a row's lists do not fit together."""
     advice = "Make it with `python -m classroom_rl.results.pairs RUN`."
     rows, fingerprint = read_token_rows(path, PAIR_SCHEMA, "pairs", advice)
     for number, row in enumerate(rows, start=1):

@@ -81,11 +81,8 @@ def table_of(records: Sequence[Trajectory]) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file. An existing one is replaced atomically.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write a Parquet file. An existing one is replaced atomically. Raises `StorageError` if the disk is full or may
+    not be written to."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with storage_errors(path):
         pq.write_table(table, unfinished, row_group_size=ROWS_PER_GROUP)

@@ -194,10 +194,7 @@ def _read_values(files: Sequence[Path]) -> dict[str, ByLesson]:
 
 def write_supervision(run_folder: Path) -> Optional[SupervisionSummary]:
     """Write `supervision.json` into a run folder and return its content; None, and no file, without a supervisor.
-
-    Raises:
-        DataError: if the run was not trained.
-    """
+    Raises `DataError` if the run was not trained."""
     summary = summarise_supervision(load_run(Path(run_folder)))
     if summary is not None:
         text = json.dumps(asdict(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -39,11 +39,8 @@ SUPERVISOR, JUDGE = "supervisor", "judge"
 async def review_of_message(
     roles: Roles, fork: Fork, turn: Turn, penalties: Mapping[str, float], max_turns: int
 ) -> Review:
-    """The supervisor's priced review of a message at the fork.
-
-    Args:
-        max_turns: the number of messages after which the teacher ends the conversation.
-    """
+    """The supervisor's priced review of a message at the fork. `max_turns` is the number of messages after which the
+    teacher ends the conversation."""
     message = MessageToReview(
         visible_messages(fork.before),
         visible_text(turn.text),
@@ -94,11 +91,7 @@ class LaterOutcome:
         self._settled = {index for index, item in enumerate(exam.ledger(before)) if item.outcome != MISSED}
 
     def of(self, later: Sequence[Turn]) -> dict[str, float]:
-        """Each of `OUTCOMES`, in [0, 1].
-
-        Args:
-            later: the messages after the forked one.
-        """
+        """Each of `OUTCOMES`, in [0, 1]. `later` is the messages after the forked one."""
         ledger = self._exam.ledger([*self._before, *later])
         new = [item for index, item in enumerate(ledger) if item.known and index not in self._settled]
         items = max(1, len(ledger))
@@ -176,11 +169,8 @@ class _Pair:
 
 
 def check_outcomes(config: EvalConfig, problems: Sequence[Problem]) -> None:
-    """Refuse problems for which no program can determine what the student produces.
-
-    Raises:
-        DataError: naming the problem.
-    """
+    """Refuse problems for which no program can determine what the student produces. Raises `DataError`, naming the
+    problem."""
     examiner = EmbeddedExaminer(config.generation.post_test.siblings)
     for problem in problems:
         try:

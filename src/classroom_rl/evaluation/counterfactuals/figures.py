@@ -230,11 +230,7 @@ def write_comparisons(folder: Path, compared: Compared) -> Path:
 
 
 def read_comparisons(folder: Path) -> Compared:
-    """Read a file of `write_comparisons`.
-
-    Raises:
-        DataError: if there is none, or it is damaged.
-    """
+    """Read a file of `write_comparisons`. Raises `DataError` if there is none, or it is damaged."""
     path = folder / COMPARISONS_NAME
     if not path.is_file():
         raise DataError(f"There is no {path}: eval.py writes it with counterfactuals.forks above 0.")

@@ -86,11 +86,8 @@ class TeacherTurn:
 
 
 def read_mathdial(name: str, split: str) -> list[TeacherTurn]:
-    """Read the labelled teacher turns that answer a student's turn.
-
-    Raises:
-        DataError: naming file, row and field, if it cannot be read or holds no such turn.
-    """
+    """Read the labelled teacher turns that answer a student's turn. Raises `DataError`, naming file, row and field, if
+    it cannot be read or holds no such turn."""
     turns = [turn for where, row in read_rows(name, split, _Flat, _Published) for turn in _turns(where, row)]
     if not turns:
         raise DataError(f"{name} holds no labelled turn of a teacher that answers a student.")

@@ -136,11 +136,8 @@ class LabelledReply:
 
 
 def read_mrbench(name: str, split: str) -> list[LabelledReply]:
-    """Read the labelled replies of a file, or of a data set on the Hub.
-
-    Raises:
-        DataError: naming file, row and field, if it cannot be read or is empty.
-    """
+    """Read the labelled replies of a file, or of a data set on the Hub. Raises `DataError`, naming file, row and field,
+    if it cannot be read or is empty."""
     rows = read_rows(name, split, _Conversation, _V3Conversation, _Flat)
     replies = [reply for where, row in rows for reply in _replies(where, row)]
     if not replies:

@@ -178,10 +178,7 @@ def run_benchmark(config: EvalConfig) -> dict[str, Any]:
 
 
 def check_benchmark_prompts(config: EvalConfig) -> None:
-    """Check that the prompt templates exist and parse, before anything is loaded or paid.
-
-    Raises:
-        DataError: naming the template.
-    """
+    """Check that the prompt templates exist and parse, before anything is loaded or paid. Raises `DataError`, naming
+    the template."""
     for key in dict.fromkeys([*needed_prompts(config.benchmark), *config.benchmark.prompts_paths]):
         variables_of(config.benchmark.prompts_paths[key])

@@ -88,11 +88,8 @@ class TutoringRow:
 
 
 def read_tutorbench(name: str, split: str) -> tuple[list[TutoringRow], Counter[str]]:
-    """Read the rows without an image, and count the others by the reason why they are left out.
-
-    Raises:
-        DataError: naming file, row and field, if it cannot be read or no row is left.
-    """
+    """Read the rows without an image, and count the others by the reason why they are left out. Raises `DataError`,
+    naming file, row and field, if it cannot be read or no row is left."""
     rows: list[TutoringRow] = []
     left_out: Counter[str] = Counter()
     for where, row in read_rows(name, split, _Row):

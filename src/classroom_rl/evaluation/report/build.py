@@ -105,11 +105,7 @@ _MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
 
 def write_report(run_folder: Path) -> Path:
     """Write `report.html`, the plots and, for a trained run, `learning.json` into the run folder; returns the path of
-    the page.
-
-    Raises:
-        DataError: if the folder holds neither an evaluation nor a step of training.
-    """
+    the page. Raises `DataError` if the folder holds neither an evaluation nor a step of training."""
     data = load_run(Path(run_folder))
     if data.steps:
         write_learning(data.folder)
