@@ -58,10 +58,8 @@ class Arm:
 
 def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     """Evaluate `teacher_model` (the untrained base), each of `tutors`, and the control arms, one after the other, and
-    write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
-
-    Returns:
-        The content of metrics.json.
+    write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`; returns the content of
+    metrics.json.
 
     Raises:
         ConfigError, DataError: if a tutor's folder holds no model or adapter, or the trained move classifiers are

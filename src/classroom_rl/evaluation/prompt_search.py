@@ -65,10 +65,8 @@ _VARIABLES = {"prompt": "…", "examples": [], "variables": [], "refused": []}
 
 def search_prompt(config: EvalConfig) -> dict[str, Any]:
     """Search for a better prompt than `generation.teacher_prompt_path`, and compare the two on the held-out lessons.
-    `logging.save_dir` gets the best one as `best_prompt.txt`, and the files of a comparison of tutors.
-
-    Returns:
-        The content of metrics.json.
+    `logging.save_dir` gets the best one as `best_prompt.txt`, and the files of a comparison of tutors. Returns the
+    content of metrics.json.
 
     Raises:
         ConfigError: if `gepa` is not installed, or there are too few training lessons.

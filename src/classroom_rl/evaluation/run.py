@@ -45,10 +45,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     """Evaluate one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, with
     `counterfactuals` also `counterfactuals.json`. If the configuration names `tutors`, compare them with
     `compare_tutors`; if it names `students`, these with `compare_students`; if a `benchmark`, run it with
-    `run_benchmark`; with `prompt_search`, search with `search_prompt`.
-
-    Returns:
-        The content of metrics.json.
+    `run_benchmark`; with `prompt_search`, search with `search_prompt`. Returns the content of metrics.json.
 
     Raises:
         DataError: if the datasets hold no problem, or one without a post-test although one is configured; or if the

@@ -85,14 +85,8 @@ def tokenizer_fingerprint(tokenizer: HasVocabulary) -> str:
 
 
 def write_corrections(path: Path, corrections: Sequence[Correction], tokenizer_fingerprint: str) -> None:
-    """Write corrections, one per row. The file is replaced atomically.
-
-    Args:
-        tokenizer_fingerprint: the fingerprint of the tokenizer that the ids belong to.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write corrections, one per row, and the fingerprint of the tokenizer that their ids belong to. The file is
+    replaced atomically. Raises `StorageError` if the disk is full or may not be written to."""
     write_token_rows(path, [asdict(correction) for correction in corrections], CORRECTION_SCHEMA, tokenizer_fingerprint)
 
 
@@ -127,15 +121,8 @@ def read_corrections(path: Path) -> tuple[list[Correction], str]:
 
 
 def read_token_rows(path: Path, schema: pa.Schema, what: str, advice: str) -> tuple[list[dict[str, Any]], str]:
-    """Read a file of `write_token_rows`. Returns its rows, and the tokenizer's fingerprint.
-
-    Args:
-        what: what the rows are, for messages.
-        advice: where such a file comes from.
-
-    Raises:
-        DataError: as `read_corrections`.
-    """
+    """Read a file of `write_token_rows`. Returns its rows, and the tokenizer's fingerprint. Raises `DataError` as
+    `read_corrections`; it says `what` the rows should be and, as `advice`, where such a file comes from."""
     if not _has_columns(path, schema):
         reason = f"is not a Parquet file with the columns of {what}" if path.exists() else "does not exist"
         raise DataError(f"{path} {reason}. {advice}")

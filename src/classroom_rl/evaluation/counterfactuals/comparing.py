@@ -78,12 +78,8 @@ OUTCOMES = {
 
 
 class LaterOutcome:
-    """Measures the outcome of a lesson after one fork; the same object measures both branches.
-
-    Args:
-        exam: the post-test on the lesson's problem.
-        before: the messages before the forked one.
-    """
+    """Measures the outcome of a lesson after one fork, by the post-test on its problem and the messages `before` the
+    forked one; the same object measures both branches."""
 
     def __init__(self, exam: Exam, before: Sequence[Turn]):
         self._exam = exam
@@ -192,16 +188,8 @@ async def compare_messages(
     problems: Sequence[Problem],
     folder: Path,
 ) -> Compared:
-    """Compare up to `counterfactuals.forks` messages of played conversations with alternatives.
-
-    Args:
-        played: the journal of the played conversations.
-        records: the conversations that may be forked.
-        folder: the folder of the evaluation.
-
-    Raises:
-        EngineFailure, ProviderFailure: if a model cannot be asked any more.
-    """
+    """Compare up to `counterfactuals.forks` messages of the conversations in `records`, which the journal `played`
+    holds, with alternatives. Raises `EngineFailure` or `ProviderFailure` if a model cannot be asked any more."""
     count, max_turns = config.counterfactuals.forks, config.generation.max_turns
     forks = all_forks(records, problems, played.events, max_turns, config.seed)
     with closing(Journal(folder / JOURNAL_FOLDER)) as journal:

@@ -169,14 +169,7 @@ class ForkedClassroom(Classroom):
 
 
 class BranchPlayer:
-    """Plays branches with the models of an evaluation.
-
-    Args:
-        generation, rules: those of the played conversations.
-        schedule: decides when conversations may continue.
-        journal: records the playouts.
-        seed: the seed of the evaluation.
-    """
+    """Plays branches with the models, rules and seed of an evaluation. `journal` records the playouts."""
 
     def __init__(
         self,

@@ -118,16 +118,7 @@ TurnLabels = Sequence[dict[str, bool] | None]
 
 async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
     """Have the tutor write a reply for each teacher turn, label both, and compare them. Both turns and their labels are
-    written to `turns.jsonl`.
-
-    Returns:
-        The entries of metrics.json.
-
-    Raises:
-        DataError: if the benchmark cannot be read.
-        ConfigError: if a model or key is missing, or the move classifiers were trained on this benchmark.
-        EngineFailure, ProviderFailure: if the tutor or a judge cannot be asked at all.
-    """
+    written to `turns.jsonl`."""
     everything = read_mathdial(benchmark.path, benchmark.split)
     turns = draw(everything, lambda turn: turn.dialogue, benchmark.max_dialogues, config.seed)
     reader = MessageLabels(config.generation, benchmark.path)

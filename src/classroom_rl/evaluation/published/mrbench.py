@@ -326,11 +326,6 @@ async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder:
     Returns:
         The entries of metrics.json: the answers of `people`, `judges`, each with its agreement, failures and costs, and
         `differences`.
-
-    Raises:
-        DataError: if the benchmark cannot be read.
-        ConfigError: if a key is missing, or the move classifiers were trained on this benchmark.
-        ProviderFailure: if a judge cannot be asked at all.
     """
     everything = read_mrbench(benchmark.path, benchmark.split)
     if any(len(reply.labels) < len(DIMENSIONS) for reply in everything):

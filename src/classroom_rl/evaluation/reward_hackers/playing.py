@@ -67,11 +67,7 @@ class ScriptedRole(ABC):
 
 
 class ScriptedTutor(ScriptedRole):
-    """A script in the teacher's role.
-
-    Args:
-        script: writes the next message from the dialogue so far.
-    """
+    """A script in the teacher's role: it writes the next message from the dialogue so far."""
 
     name = "tutor"
     policy = PolicyVersion()
@@ -85,12 +81,8 @@ class ScriptedTutor(ScriptedRole):
 
 
 class ScriptedStudent(ScriptedRole):
-    """A script in the student's role.
-
-    Args:
-        script: writes the next message from the drawn persona and the dialogue so far.
-        personas: rendered system prompt → persona. The classroom passes only the prompt.
-    """
+    """A script in the student's role: it writes the next message from the drawn persona and the dialogue so far.
+    `personas` is rendered system prompt → persona, because the classroom passes only the prompt."""
 
     def __init__(self, script: Callable[[str, Sequence[Message]], str], personas: Mapping[str, str]):
         self._script = script
