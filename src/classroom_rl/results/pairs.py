@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ from classroom_rl.results.corrections import (
     tokenizer_fingerprint,
     write_token_rows,
 )
-from classroom_rl.results.rollout_files import columns_of_dataclass, read_records
+from classroom_rl.results.rollout_files import columns_of_dataclass, files_by_step, read_records
 from classroom_rl.rollout.chat_template import encode_reply
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, message_numbers
 from classroom_rl.rollout.tokens import AuxSample
@@ -258,13 +257,13 @@ def _side_of(record: Trajectory, sample: AuxSample) -> Side:
 
 def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
     """The conversations of a training, step by step. Raises `DataError` if there are none, or a file cannot be read."""
-    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
-    if not files:
+    steps = files_by_step(run_folder)
+    if not steps:
         raise DataError(
             f"{run_folder} holds no conversations of a training (rollouts/step_*.parquet): give the run folder of "
             "train_rl.py (its logging.save_dir)."
         )
-    for _, paths in groupby(files, key=lambda path: path.stem.partition("-")[0]):
+    for paths in steps:
         records = []
         for path in paths:
             try:

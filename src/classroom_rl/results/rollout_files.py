@@ -5,6 +5,7 @@ all steps.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Optional, TypeVar, get_args
 
@@ -61,6 +62,12 @@ def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Tra
     path = folder / (f"step_{step:06d}-{rank}-{attempt}.parquet" if attempt else f"step_{step:06d}-{rank}.parquet")
     write_records(path, records)
     return path
+
+
+def files_by_step(run_folder: Path) -> list[list[Path]]:
+    """Return the files of each step, in order."""
+    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
+    return [list(paths) for _, paths in groupby(files, key=lambda path: path.stem.partition("-")[0])]
 
 
 def drop_rollouts_from(run_folder: Path, step: int) -> None:
@@ -133,5 +140,5 @@ class ConversationReward:
 def read_rewards(run_folder: Path) -> list[ConversationReward]:
     """Read the rewards of all conversations of a training, without their texts."""
     columns = ["step", "problem_id", "reward"]
-    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
+    files = sum(files_by_step(run_folder), [])
     return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]

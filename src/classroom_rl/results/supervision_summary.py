@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from classroom_rl.config.values import PASS
 from classroom_rl.results.panels import PASS_EXAMPLES, is_supervised, passes_of
+from classroom_rl.results.rollout_files import files_by_step
 from classroom_rl.results.run_folder import RunData, is_number, load_run, look_up
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.rollout.reviews import Review
@@ -141,7 +142,9 @@ def _batches(steps: int) -> int:
 
 
 def _figures(data: RunData) -> dict[str, FirstAndLast]:
-    sides = [_read_values(files) for files in _rollout_files(data.folder)]
+    files = files_by_step(data.folder)
+    batches = _batches(len(files))
+    sides = [_read_values(sum(side, [])) for side in (files[:batches], files[-batches:])] if batches else []
     figures = {}
     for name, (metric, _) in _FIGURES.items():
         by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
@@ -160,16 +163,6 @@ def _over_steps(points: Sequence[tuple[float, float]]) -> list[Estimate]:
         return []
     sides = (points[:batches], points[-batches:])
     return [mean_with_ci({str(step): [value] for step, value in side}) for side in sides]
-
-
-def _rollout_files(folder: Path) -> list[list[Path]]:
-    """Return the rollout files of the first and of the last batches; [] with fewer than two batches."""
-    by_step: dict[str, list[Path]] = {}
-    for path in sorted((folder / "rollouts").glob("step_*.parquet")):
-        by_step.setdefault(path.stem.partition("-")[0], []).append(path)
-    batches = _batches(len(by_step))
-    files = list(by_step.values())
-    return [sum(side, []) for side in (files[:batches], files[-batches:])] if batches else []
 
 
 def _read_values(files: Sequence[Path]) -> dict[str, ByLesson]:

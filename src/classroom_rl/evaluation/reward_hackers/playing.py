@@ -224,18 +224,8 @@ def _shipped(*files: str, template: str) -> Callable[[], list[Problem]]:
     return lambda: load_problems(sources)
 
 
-def _ask_small(meaning: str) -> str:
-    """A task in the words of the small tutor's template."""
-    return f"Tell me, {meaning}?"
-
-
-def _ask_moment(meaning: str) -> str:
-    """A task in the words of the language tutor."""
-    return f'You would like to say "{meaning}" now. What do you say?'
-
-
-def _plan_view(ask: Callable[[str], str]) -> Callable[[str], View]:
-    return lambda problem: lambda messages: view_of_plan(read_plan(problem), messages, ask)
+def _plan_view(task: str) -> Callable[[str], View]:
+    return lambda problem: lambda messages: view_of_plan(read_plan(problem), messages, task)
 
 
 ROOMS: dict[str, Room] = {
@@ -256,14 +246,14 @@ ROOMS: dict[str, Room] = {
                 "data/english_lessons/test.jsonl",
                 template="prompt_templates/small_tutor/lesson.txt",
             ),
-            _plan_view(_ask_small),
+            _plan_view("Tell me, {meaning}?"),
             lambda problem: student_of_plan(read_plan(problem), speaks_french=True),
         ),
         Room(
             "language_tutor",
             "rules",
             _shipped("data/lesson_plans/test.jsonl", template="prompt_templates/lesson_plan.txt"),
-            _plan_view(_ask_moment),
+            _plan_view('You would like to say "{meaning}" now. What do you say?'),
             lambda problem: student_of_plan(read_plan(problem)),
         ),
     )
