@@ -314,11 +314,8 @@ def decided(
     encode: Callable[[str], list[int]],
 ) -> list[Correction]:
     """Apply people's decisions: leave out the rejected corrections, and replace the supervisor's text by edited ones. A
-    decision about another text at the same position (the conversation was played again) does not count.
-
-    Args:
-        encode: returns the ids of a text and of the end of a message.
-    """
+    decision about another text at the same position (the conversation was played again) does not count. `encode`
+    returns the ids of a text and of the end of a message."""
     results = (
         _apply_decision(correction, decision_about(decisions, place, correction.target_text), encode)
         for correction in corrections

@@ -307,11 +307,8 @@ def _permutation_p(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequ
 
 
 def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, LearningEvidence]:
-    """Return the conclusion about a run folder, and its evidence.
-
-    Args:
-        movement: how far the parameters moved; if None, what the trainer wrote to `learning.json`.
-    """
+    """Return the conclusion about a run folder, and its evidence. Without `movement`, how far the parameters moved is
+    what the trainer wrote to `learning.json`."""
     if movement is None:
         known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
         movement = Movement(**known) if known else None

@@ -53,10 +53,7 @@ def nested_columns(record: type[Trajectory]) -> list[str]:
 
 def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory], attempt: int = 0) -> Path:
     """Write the conversations that a rank played in a step. An earlier file of the same step and attempt is replaced.
-
-    Args:
-        attempt: 0 for the batch; more for further problems, played to replace groups without variance.
-    """
+    The attempt is 0 for the batch; more for further problems, played to replace groups without variance."""
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"step_{step:06d}-{rank}-{attempt}.parquet" if attempt else f"step_{step:06d}-{rank}.parquet")

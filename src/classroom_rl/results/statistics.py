@@ -117,11 +117,8 @@ def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
 
 
 def differences(by_tutor: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Difference]:
-    """Compute the difference of each pair of tutors, the later one minus the earlier one.
-
-    Args:
-        by_tutor: tutor → lesson → the values of one figure.
-    """
+    """Compute the difference of each pair of tutors, the later one minus the earlier one, in a figure: tutor → lesson →
+    its values."""
     names = list(by_tutor)
     pairs = [(tutor, against) for index, against in enumerate(names) for tutor in names[index + 1 :]]
     estimates = [paired_change(by_tutor[against], by_tutor[tutor]) for tutor, against in pairs]

@@ -98,13 +98,8 @@ def figures_by_lesson(
     readers: MessageReaders | None = None,
     level: LevelRules | None = None,
 ) -> tuple[ByLesson, dict]:
-    """A language tutor's values of all figures that it has, and the fidelity of its simulated student.
-
-    Args:
-        labels: as in `conversation_figures`.
-        readers: trained move classifiers, which add the figures `read/…`.
-        level: how levels are measured, which adds the figures `level/…`.
-    """
+    """A language tutor's values of all figures that it has, and the fidelity of its simulated student. `labels` as in
+    `conversation_figures`; trained move classifiers (`readers`) add the figures `read/…`, `level` adds `level/…`."""
     language, fidelity = tutor_figures(records, labels)
     figures: ByLesson = judged_by_lesson(records) | language
     if readers is not None:

@@ -221,12 +221,8 @@ def _add_message_figures(
     error: bool | None,
     unknown: bool,
 ) -> None:
-    """Add the figures of one teacher message.
-
-    Args:
-        student_texts: the student's messages before it.
-        error: whether the student's last message holds an error; None for a first message, and if `unknown`.
-    """
+    """Add the figures of one teacher message after the student's messages `student_texts`; `error` says whether the
+    last of these holds an error, and is None for a first message and if that is `unknown`."""
     message = read_message(text)
     figures.add("teacher_words", message.words)
     figures.add("tasks_per_message", len(message.tasks))

@@ -61,11 +61,9 @@ class TeacherTurn:
     """A turn of the teacher that answers the student.
 
     Attributes:
-        dialogue: names the dialogue.
         number: its index among the turns of the dialogue, from 0.
         student_solution: the student's attempt at the problem, before the dialogue.
         before: the turns before it, as {"role": "teacher" or "student", "content"}.
-        text: what the teacher said.
         move: one of `MOVES`.
         exchange: the teacher's turn with its context, as input of a move classifier.
     """

@@ -119,10 +119,8 @@ class LabelledReply:
     """A tutor's reply with people's labels.
 
     Attributes:
-        id: names the reply.
         history: the conversation before it, as one text, which also names the dialogue.
         solution: the problem's solution; "" if unknown.
-        text: the reply.
         labels: people's answer in each of `DIMENSIONS`; of V3, in each of `TRACKS`, or {} in its blind test set.
         exchange: the reply with its context, as input of a move classifier.
     """

@@ -93,11 +93,8 @@ class _MathsStudent(ScriptedRole):
 
 
 def maths_config(judged: bool) -> TrainRLConfig:
-    """The configuration `maths_small` with thinking, without which thoughts are not rewarded.
-
-    Args:
-        judged: whether the judge `rules` decides whether the answer was given away; otherwise there is no judge.
-    """
+    """The configuration `maths_small` with thinking, without which thoughts are not rewarded; if `judged`, with the
+    judge `rules`, which decides whether the answer was given away, and otherwise without a judge."""
     judge = [
         f"judge_model.model_name_or_path={RULES}",
         f"generation.judges_rules_prompts_paths={{{LEAK_RULE}: prompt_templates/judges/{LEAK_RULE}.txt}}",

@@ -119,12 +119,8 @@ def student_of_lesson(lesson: Lesson) -> Reply:
 
 def student_of_plan(plan: ParsedPlan, speaks_french: bool = False) -> Reply:
     """A student that says the phrase that the teacher's message asks for, or else the first one that it shows. If the
-    message only asks to try again, the student says the phrase of the earlier task.
-
-    Args:
-        speaks_french: whether an error is an answer in French, as in the small tutor's lessons; otherwise it is a
-            phrase with a doubled letter.
-    """
+    message only asks to try again, the student says the phrase of the earlier task. An error is a phrase with a doubled
+    letter or, if it `speaks_french` as in the small tutor's lessons, an answer in French."""
 
     def reply(persona: str, messages: Sequence[Message]) -> str:
         phrase = _understood(plan, messages)
