@@ -47,7 +47,7 @@ def test_conversations_without_a_verdict_are_left_out_and_counted():
         record_of("two", [], [scored(0, 0, 0)], 2, reward=0.0, rejected=True),
         record_of("two", [], [scored(1, 0, 0)], 3, reward=0.4),
     ]
-    found = summarise(records, read_exchanges)
+    found = summarise(records)
     assert [sorted(values) for values in rewards_by_lesson(records).values()] == [[0.8], [0.0, 0.4]]
     assert found["reward"]["mean"] == pytest.approx(0.4) and found["reward"]["n"] == 3
     assert found["without_verdict"] == {"share": 0.25, "n": 4}

@@ -18,7 +18,7 @@ from classroom_rl.judges.findings import verdict
 from classroom_rl.judges.toy_judge import analyse
 from classroom_rl.judges.verdicts import Scores, Verdict, parse_verdict
 from classroom_rl.results.evaluation_files import write_records
-from classroom_rl.results.statistics import read_exchanges, summarise
+from classroom_rl.results.statistics import summarise
 from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
@@ -102,7 +102,7 @@ def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]],
         "num_samples_per_problem": 2,
         "seconds": seconds,
     }
-    metrics |= {sampling: summarise(found, read_exchanges) for sampling, found in records.items()}
+    metrics |= {sampling: summarise(found) for sampling, found in records.items()}
     write_records(folder / "conversations.parquet", [(name, each) for name, found in records.items() for each in found])
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     return metrics

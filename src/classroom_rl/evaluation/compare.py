@@ -23,25 +23,23 @@ from classroom_rl.config.evaluation import (
 from classroom_rl.config.load import record_run
 from classroom_rl.config.models import ApiModelConfig
 from classroom_rl.config.values import RULES_VERSION, SCRIPT
-from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.extra_judges import JudgeScores, ask_extra_judges, summarise_judges
 from classroom_rl.evaluation.held_out import load_measured_problems, what_was_trained_on
 from classroom_rl.evaluation.metrics.compared import READ, figures_by_lesson, figures_of, judged_by_lesson
-from classroom_rl.evaluation.metrics.language import ErrorLabels
 from classroom_rl.evaluation.metrics.level import measured_level
 from classroom_rl.evaluation.metrics.maths import InitialSolutions, check_scorer, maths_by_problem, score_messages
 from classroom_rl.evaluation.metrics.readings import about_readers
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE, supervised_difference
-from classroom_rl.evaluation.playing import play_all
+from classroom_rl.evaluation.playing import EvaluationResult, play_all
 from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.judges.messages import read_plan
 from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.models.lora import merge_adapter
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_compared
-from classroom_rl.results.statistics import ByLesson, differences, lacks_verdict
+from classroom_rl.results.statistics import ByLesson, counted_share, differences, lacks_verdict
 from classroom_rl.results.trackers import log_to_wandb
-from classroom_rl.rollout.intervals import mean_with_ci, share
+from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.server.open_models import open_readers
 from classroom_rl.system.storage import write_whole
@@ -58,41 +56,10 @@ class Arm:
     script: str | None = None
 
 
-@dataclass
-class ArmResult:
-    """The result of one arm.
-
-    Attributes:
-        about: its entry in metrics.json.
-        records: each conversation as (sampling, record).
-        labels: the judge's labels of the student's errors, if a judge was asked.
-        initial: of maths, the student's solutions before the dialogue.
-        scores: of maths, for each record the pedagogical reward of each teacher message, if it is measured.
-    """
-
-    about: dict[str, Any]
-    records: list[tuple[str, ConversationRecord]]
-    labels: ErrorLabels | None = None
-    initial: InitialSolutions | None = None
-    scores: list[list[float]] | None = None
-
-    def of(self, sampling: str) -> list[ConversationRecord]:
-        """The conversations of one sampling."""
-        return [record for name, record in self.records if name == sampling]
-
-    def scores_of(self, sampling: str) -> list[list[float]] | None:
-        """`scores` of the conversations of one sampling."""
-        if self.scores is None:
-            return None
-        return [scores for (name, _), scores in zip(self.records, self.scores, strict=True) if name == sampling]
-
-
 def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     """Evaluate `teacher_model` (the untrained base), each of `tutors`, and the control arms, one after the other, and
-    write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`.
-
-    Returns:
-        The content of metrics.json.
+    write `metrics.json`, `conversations.parquet` and `report.html` into `logging.save_dir`; returns the content of
+    metrics.json.
 
     Raises:
         ConfigError, DataError: if a tutor's folder holds no model or adapter, or the trained move classifiers are
@@ -107,16 +74,15 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
     if scored:
         check_scorer(config)
-    measured: dict[str, ArmResult] = {}
+    measured: dict[str, EvaluationResult] = {}
     initial: InitialSolutions | None = None  # the student's own, the same for all tutors
     for arm in arms_of(config, problems):
         logger.info("measuring the tutor %s", arm.name)
         tutor_folder = folder / "tutors" / arm.name
         tutor_folder.mkdir(parents=True, exist_ok=True)
         with config_of_arm(arm, config, tutor_folder) as arm_config:
-            played = asyncio.run(play_all(arm_config, problems, tutor_folder, initial))
-        initial = played.initial
-        measured[arm.name] = ArmResult(played.about, played.records, played.labels, initial)
+            measured[arm.name] = asyncio.run(play_all(arm_config, problems, tutor_folder, initial))
+        initial = measured[arm.name].initial
     conversations = {name: result.records for name, result in measured.items()}
     write_compared(folder / CONVERSATIONS_NAME, conversations)  # already here, because what follows may fail
     records = {name: [record for _, record in pairs] for name, pairs in conversations.items()}
@@ -167,7 +133,7 @@ def config_of_arm(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalCo
 
 def summarise_comparison(
     config: EvalConfig,
-    measured: Mapping[str, ArmResult],
+    measured: Mapping[str, EvaluationResult],
     extra_scores: JudgeScores | None = None,
     readers: MessageReaders | None = None,
 ) -> dict[str, Any]:
@@ -190,7 +156,9 @@ def summarise_comparison(
             **about,
             **_judges(config, sampling, measured, extra_scores),
             **_readings(by_tutor, readers),
-            "without_verdict": {name: _without_verdict(result.of(sampling)) for name, result in measured.items()},
+            "without_verdict": {
+                name: counted_share(map(lacks_verdict, result.of(sampling))) for name, result in measured.items()
+            },
         }
     changes = {
         name: supervised_difference({sampling: result.of(sampling) for sampling in config.samplings})
@@ -202,7 +170,7 @@ def summarise_comparison(
 
 
 def _figures(
-    config: EvalConfig, sampling: str, measured: Mapping[str, ArmResult], readers: MessageReaders | None
+    config: EvalConfig, sampling: str, measured: Mapping[str, EvaluationResult], readers: MessageReaders | None
 ) -> tuple[dict[str, ByLesson], dict[str, Any]]:
     """Each tutor's values of all figures, and of language lessons the student's `fidelity` and the `rules_version`."""
     if is_measured_by_solutions(config):
@@ -225,7 +193,7 @@ def _figures(
 
 
 def _judges(
-    config: EvalConfig, sampling: str, measured: Mapping[str, ArmResult], extra_scores: JudgeScores | None
+    config: EvalConfig, sampling: str, measured: Mapping[str, EvaluationResult], extra_scores: JudgeScores | None
 ) -> dict[str, Any]:
     if not extra_scores:
         return {}
@@ -251,11 +219,6 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _estimates(figures: ByLesson) -> dict[str, Any]:
     return {key: mean_with_ci(figures[key]) for key in figures_of([figures])}
-
-
-def _without_verdict(records: Sequence[ConversationRecord]) -> dict[str, Any]:
-    without, total = share(lacks_verdict(record) for record in records)
-    return {"share": without, "n": total}
 
 
 def paired_figures(by_tutor: Mapping[str, ByLesson]) -> dict[str, list[dict[str, Any]]]:

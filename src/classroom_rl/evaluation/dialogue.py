@@ -115,11 +115,8 @@ def _side_and_text(where: str, turn: Any) -> tuple[bool | None, str | None]:
 
 
 def read_dialogues(path: Path) -> list[Dialogues]:
-    """The conversations of a file or a run folder: one entry, or one for each set, sampling and tutor in it.
-
-    Raises:
-        DataError: naming file, row and turn, if something cannot be read or there is no conversation.
-    """
+    """The conversations of a file or a run folder: one entry, or one for each set, sampling and tutor in it. Raises
+    `DataError`, naming file, row and turn, if something cannot be read or there is no conversation."""
     if not path.exists():
         raise DataError(f"There is no file or folder {path}.")
     by_name: dict[str, Dialogues] = {}

@@ -122,11 +122,8 @@ def compared(before: Figures, after: Figures) -> dict[str, dict[str, Estimate]]:
 
 
 def table(figures: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, str]) -> str:
-    """The comparison as text.
-
-    Args:
-        labels: what a figure is called, where not by its name (`Trajectory.figure_labels`).
-    """
+    """The comparison as text; `labels` says what a figure is called, where not by its name
+    (`Trajectory.figure_labels`)."""
     lines = [f"{'':52}{'before':>8}{'after':>8}   change [95 % interval over problems]"]
     for name, estimates in figures.items():
         before, after, change = (estimates[key] for key in ("before", "after", "change"))
@@ -140,14 +137,8 @@ def table(figures: Mapping[str, Mapping[str, Estimate]], labels: Mapping[str, st
 def write_comparison(
     before: Sequence[Trajectory], after: Sequence[Trajectory], version: int, labels: Mapping[str, str], folder: Path
 ) -> str:
-    """Write summary.json into a run folder and, if it is that of a training, learning.json.
-
-    Args:
-        version: the policy version that played `after`.
-
-    Returns:
-        The comparison, and whether a training's policy learned, as text.
-    """
+    """Write summary.json into a run folder and, if it is that of a training, learning.json. `version` is the policy
+    version that played `after`. Returns the comparison, and whether a training's policy learned, as text."""
     figures = compared(figures_of(before), figures_of(after))
     (folder / SUMMARY).write_text(json.dumps({"version": version, **figures}, indent=2) + "\n", encoding="utf-8")
     learned = describe_learning(write_learning(folder)) if (folder / METRICS_NAME).is_file() else ""
@@ -155,11 +146,8 @@ def write_comparison(
 
 
 def held_out(path: Path) -> list[Problem]:
-    """The problems of a file with the column `problem` and, if they have answers, `answer`.
-
-    Raises:
-        DataError: as `load_problems`.
-    """
+    """The problems of a file with the column `problem` and, if they have answers, `answer`. Raises `DataError` as
+    `load_problems`."""
     source = DatasetSource(str(path))
     answers = source.answer_column if source.answer_column in load_rows(source).column_names else None
     return load_problems([replace(source, answer_column=answers)])

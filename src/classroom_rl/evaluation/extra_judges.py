@@ -87,11 +87,8 @@ async def _ask(config: EvalConfig, roles: Roles, messages: list[dict[str, str]])
 
 
 def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:
-    """Parse the labels in a judge's answer.
-
-    Raises:
-        JudgeOutputError: if the answer has no list `errors`, or names a message that is not the student's.
-    """
+    """Parse the labels in a judge's answer. Raises `JudgeOutputError` if the answer has no list `errors`, or names a
+    message that is not the student's."""
     numbers = find_object(answer).get("errors")
     positions = [position for position, turn in enumerate(record.turns) if turn.role == "student"]
     if not isinstance(numbers, list) or not all(type(number) is int and number - 1 in positions for number in numbers):
@@ -117,17 +114,8 @@ def conversation_key(tutor: str, record: ConversationRecord) -> str:
 async def ask_extra_judges(
     config: EvalConfig, records: Mapping[str, Sequence[ConversationRecord]], folder: Path
 ) -> tuple[JudgeScores, SpendingByJudge]:
-    """Have each of `extra_judges` judge every conversation once, by the configured judge's rules.
-
-    Args:
-        records: each tutor's conversations.
-
-    Returns:
-        The scores, and the spending of the judges behind an API.
-
-    Raises:
-        ProviderFailure: if a judge cannot be asked at all.
-    """
+    """Have each of `extra_judges` judge every tutor's conversations once, by the configured judge's rules. Returns the
+    scores, and the spending of the judges behind an API. Raises `ProviderFailure` if a judge cannot be asked at all."""
     extra_scores: JudgeScores = {}
     paid: SpendingByJudge = {}
     for number, judge in enumerate(config.extra_judges):
@@ -158,11 +146,8 @@ async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -
 def summarise_judges(
     name: str, records: Mapping[str, Sequence[ConversationRecord]], extra_scores: JudgeScores
 ) -> dict[str, Any]:
-    """Summarise the scores of several judges on the conversations of one sampling, for metrics.json.
-
-    Args:
-        name: the judge that the rewards come from.
-        records: each tutor's conversations.
+    """Summarise the scores of several judges on each tutor's conversations of one sampling, for metrics.json. `name` is
+    the judge that the rewards come from.
 
     Returns:
         `scores`: judge → tutor → estimate of the score in [0, 1], without penalties and the reward's other parts;

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 from uuid import uuid4
@@ -54,21 +54,33 @@ class EvaluatedTutor:
 
 @dataclass
 class EvaluationResult:
-    """The result of an evaluation.
+    """The result of evaluating one tutor.
 
     Attributes:
-        records: each conversation as (sampling, record).
         about: the entries of metrics.json about the whole evaluation.
-        initial: the student's solutions before the dialogue, if known.
+        records: each conversation as (sampling, record).
         labels: the judge's labels of the student's errors, if a judge was asked.
+        initial: of maths, the student's solutions before the dialogue, if known.
+        scores: of maths, for each record the pedagogical reward of each teacher message, if it is measured.
         compared: the tutor's messages compared with alternatives, if `counterfactuals` asks for it.
     """
 
-    records: list[tuple[str, ConversationRecord]]
     about: dict[str, Any]
-    initial: Optional[InitialSolutions] = None
+    records: list[tuple[str, ConversationRecord]] = field(default_factory=list)
     labels: Optional[ErrorLabels] = None
+    initial: Optional[InitialSolutions] = None
+    scores: Optional[list[list[float]]] = None
     compared: Optional[Compared] = None
+
+    def of(self, sampling: str) -> list[ConversationRecord]:
+        """The conversations of one sampling."""
+        return [record for name, record in self.records if name == sampling]
+
+    def scores_of(self, sampling: str) -> Optional[list[list[float]]]:
+        """`scores` of the conversations of one sampling."""
+        if self.scores is None:
+            return None
+        return [scores for (name, _), scores in zip(self.records, self.scores, strict=True) if name == sampling]
 
 
 async def play_all(
@@ -85,20 +97,19 @@ async def play_all(
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
-    async with _open_tutor(config, folder) as tutor:
+    opened = _tutor_in_process(config, folder) if config.server_url is None else _tutor_on_server(config)
+    async with opened as tutor:
         started = time.monotonic()
-        result = EvaluationResult(
-            [],
-            {
-                "tutor": tutor.teacher.model,
-                "policy": {"run_id": tutor.policy.run_id, "version": tutor.policy.version},
-                "engine": {"name": tutor.teacher.engine, "version": tutor.teacher.engine_version},
-                "server_url": config.server_url,
-                "seed": config.seed,
-                "problems": len(problems),
-                "num_samples_per_problem": config.num_samples_per_problem,
-            },
-        )
+        about = {
+            "tutor": tutor.teacher.model,
+            "policy": {"run_id": tutor.policy.run_id, "version": tutor.policy.version},
+            "engine": {"name": tutor.teacher.engine, "version": tutor.teacher.engine_version},
+            "server_url": config.server_url,
+            "seed": config.seed,
+            "problems": len(problems),
+            "num_samples_per_problem": config.num_samples_per_problem,
+        }
+        result = EvaluationResult(about)
         if is_measured_by_solutions(config):
             if initial is None:
                 initial = await initial_solutions(config, problems, tutor.roles, folder)
@@ -114,9 +125,8 @@ async def play_all(
             records = [record for _, record in result.records]
             result.labels = await label_errors(config, tutor.roles, tutor.schedule, records)
         if config.counterfactuals.forks > 0:
-            sampled = [record for sampling, record in result.records if sampling == SAMPLED]
             models = (tutor.roles, tutor.schedule, tutor.journal)
-            result.compared = await compare_messages(config, *models, sampled, problems, folder)
+            result.compared = await compare_messages(config, *models, result.of(SAMPLED), problems, folder)
         if tutor.roles is not None:
             result.about["paid"] = {role: asdict(api.ledger.spending()) for role, api in tutor.roles.apis.items()}
         result.about["seconds"] = round(time.monotonic() - started, 3)
@@ -192,16 +202,6 @@ def _check_reviewed(records: Sequence[ConversationRecord]) -> None:
             "(start it with supervisor_model.model_name_or_path), or generation.supervisor.share is 0. Or leave "
             "supervised out."
         )
-
-
-@asynccontextmanager
-async def _open_tutor(config: EvalConfig, folder: Path) -> AsyncIterator[EvaluatedTutor]:
-    if config.server_url is not None:
-        async with _tutor_on_server(config) as tutor:
-            yield tutor
-    else:
-        async with _tutor_in_process(config, folder) as tutor:
-            yield tutor
 
 
 @asynccontextmanager

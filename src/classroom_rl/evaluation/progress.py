@@ -32,13 +32,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 class EvaluationProgress:
     """A context with a progress bar on a terminal; elsewhere with a log line at most every `SECONDS_BETWEEN_LINES`, and
-    one at the end.
-
-    Args:
-        total: the number of items.
-        label: what is done with the items.
-        unit: what the items are called.
-    """
+    one at the end. `label` says what is done with the items, and `unit` what they are called."""
 
     def __init__(self, total: int, label: str, unit: str):
         self._total, self._label, self._unit = total, label, unit

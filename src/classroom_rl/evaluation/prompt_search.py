@@ -33,9 +33,9 @@ from classroom_rl.environments.classroom.prompt_check import check_lengths, chec
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.teacher import opening_turns, system_message
 from classroom_rl.errors import ConfigError, DataError
-from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
+from classroom_rl.evaluation.compare import summarise_comparison
 from classroom_rl.evaluation.held_out import load_measured_problems
-from classroom_rl.evaluation.playing import make_requests
+from classroom_rl.evaluation.playing import EvaluationResult, make_requests
 from classroom_rl.evaluation.progress import gather_or_stop
 from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.evaluation.report.tables import paid_line
@@ -65,10 +65,8 @@ _VARIABLES = {"prompt": "…", "examples": [], "variables": [], "refused": []}
 
 def search_prompt(config: EvalConfig) -> dict[str, Any]:
     """Search for a better prompt than `generation.teacher_prompt_path`, and compare the two on the held-out lessons.
-    `logging.save_dir` gets the best one as `best_prompt.txt`, and the files of a comparison of tutors.
-
-    Returns:
-        The content of metrics.json.
+    `logging.save_dir` gets the best one as `best_prompt.txt`, and the files of a comparison of tutors. Returns the
+    content of metrics.json.
 
     Raises:
         ConfigError: if `gepa` is not installed, or there are too few training lessons.
@@ -297,7 +295,7 @@ def example_of(record: ConversationRecord) -> dict[str, Any]:
 
 async def _search_and_measure(
     config: EvalConfig, train: Sequence[Problem], held_out: Sequence[Problem], folder: Path
-) -> tuple[dict[str, Any], dict[str, ArmResult]]:
+) -> tuple[dict[str, Any], dict[str, EvaluationResult]]:
     """The search's entry in metrics.json; and the first prompt (`BASE`) and the best on the held-out lessons."""
     import gepa
 
@@ -333,7 +331,7 @@ async def _search_and_measure(
                 records += [(sampling, record) for record in played]
             about = {"tutor": f"prompt {_name(prompt)}", "seed": config.seed, "problems": len(held_out)}
             about |= {"num_samples_per_problem": config.num_samples_per_problem}
-            measured[arm] = ArmResult(about | {"seconds": round(time.monotonic() - started, 3)}, records)
+            measured[arm] = EvaluationResult(about | {"seconds": round(time.monotonic() - started, 3)}, records)
         ledgers = {role: api.ledger for role, api in service.environment.roles.apis.items()} | {"reflection": ledger}
         paid = {role: asdict(each.spending()) for role, each in ledgers.items()}
     finally:

@@ -7,12 +7,10 @@ pedagogical reward model, which is loaded after the other models have shut down.
 import asyncio
 import json
 import time
-from collections.abc import Sequence
 from typing import Any, Optional
 
 from classroom_rl.config.evaluation import EvalConfig, is_measured_by_solutions
 from classroom_rl.config.load import record_run
-from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.compare import compare_tutors
 from classroom_rl.evaluation.counterfactuals.comparing import check_outcomes
 from classroom_rl.evaluation.counterfactuals.figures import (
@@ -36,7 +34,7 @@ from classroom_rl.judges.difficulty import LevelRules
 from classroom_rl.judges.post_test.exams import check_exams
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME, write_records
-from classroom_rl.results.statistics import read_exchanges, summarise
+from classroom_rl.results.statistics import summarise
 from classroom_rl.results.trackers import log_to_wandb
 from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.server.open_models import open_readers
@@ -47,10 +45,7 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     """Evaluate one tutor and write `metrics.json` and `conversations.parquet` into `logging.save_dir`, with
     `counterfactuals` also `counterfactuals.json`. If the configuration names `tutors`, compare them with
     `compare_tutors`; if it names `students`, these with `compare_students`; if a `benchmark`, run it with
-    `run_benchmark`; with `prompt_search`, search with `search_prompt`.
-
-    Returns:
-        The content of metrics.json.
+    `run_benchmark`; with `prompt_search`, search with `search_prompt`. Returns the content of metrics.json.
 
     Raises:
         DataError: if the datasets hold no problem, or one without a post-test although one is configured; or if the
@@ -79,13 +74,12 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     result = asyncio.run(play_all(config, problems, folder))
     conversations = folder / CONVERSATIONS_NAME
     write_records(conversations, result.records, result.initial)  # already here, because scoring may fail
-    scores = None
     if scored:
         started = time.monotonic()
-        scores = asyncio.run(score_messages(config, [record for _, record in result.records]))
+        result.scores = asyncio.run(score_messages(config, [record for _, record in result.records]))
         result.about["seconds"] += round(time.monotonic() - started, 3)
-        write_records(conversations, result.records, result.initial, scores)
-    metrics = _summarise(config, result, scores, readers, level)
+        write_records(conversations, result.records, result.initial, result.scores)
+    metrics = _summarise(config, result, readers, level)
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
@@ -103,21 +97,17 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
 def _summarise(
     config: EvalConfig,
     result: EvaluationResult,
-    scores: Optional[Sequence[Sequence[float]]],
     readers: Optional[MessageReaders],
     level: Optional[LevelRules],
 ) -> dict[str, Any]:
     """The content of metrics.json."""
     metrics = dict(result.about)
-    by_sampling: dict[str, list[ConversationRecord]] = {}
-    for sampling in config.samplings:
-        indices = [index for index, (name, _) in enumerate(result.records) if name == sampling]
-        records = by_sampling[sampling] = [result.records[index][1] for index in indices]
-        metrics[sampling] = summarise(records, read_exchanges)
+    by_sampling = {sampling: result.of(sampling) for sampling in config.samplings}
+    for sampling, records in by_sampling.items():
+        metrics[sampling] = summarise(records)
         if is_measured_by_solutions(config):
-            sampling_scores = None if scores is None else [scores[index] for index in indices]
             by_answer = not config.reward_model.is_model
-            metrics[sampling] |= summarise_maths(records, result.initial, sampling_scores, by_answer)
+            metrics[sampling] |= summarise_maths(records, result.initial, result.scores_of(sampling), by_answer)
         else:
             metrics[sampling] |= language_metrics(records, result.labels)
         if readers is not None:

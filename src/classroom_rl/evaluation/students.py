@@ -90,14 +90,8 @@ def config_of_student(student: StudentConfig, config: EvalConfig) -> EvalConfig:
 
 def compare_students(config: EvalConfig) -> dict[str, Any]:
     """Play `teacher_model` with each of `students`, one after the other, and write `metrics.json` and
-    `conversations.parquet` into `logging.save_dir`.
-
-    Returns:
-        The content of metrics.json: for each sampling the figures of each student and of the reference.
-
-    Raises:
-        The errors of `play_all`, and `DataError` for a reference that cannot be read.
-    """
+    `conversations.parquet` into `logging.save_dir`. Returns the content of metrics.json: for each sampling the figures
+    of each student and of the reference. Raises what `play_all` does, and `DataError` for an unreadable reference."""
     reference = read_reference_talks(None if config.reference is None else Path(config.reference))
     problems, trained_on = load_measured_problems(config)
     folder = record_run(config, "eval")

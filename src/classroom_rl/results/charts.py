@@ -1,7 +1,7 @@
 """Computes the geometry of charts: the positions of lines, bands, ticks and labels. The report draws them as SVG."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
@@ -75,15 +75,14 @@ class Drawing:
     x: str = "step"
 
 
-class Scale:
-    """Maps values linearly from `low`…`high` to positions from `start` to `end`."""
+Scale = Callable[[float], float]
+"""Maps a value to its position."""
 
-    def __init__(self, low: float, high: float, start: float, end: float):
-        self._low, self._span = low, (high - low) or 1.0
-        self._start, self._length = start, end - start
 
-    def __call__(self, value: float) -> float:
-        return round(self._start + (value - self._low) / self._span * self._length, 2)
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    """Map values linearly from `low`…`high` to positions from `start` to `end`."""
+    span = (high - low) or 1.0
+    return lambda value: round(start + (value - low) / span * (end - start), 2)
 
 
 def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
@@ -177,10 +176,8 @@ def area_chart(title: str, series: Sequence[Series], *, note: str = "", unit: st
 
 
 def _scales(first: float, last: float, y_values: Sequence[float]) -> tuple[Scale, Scale]:
-    return (
-        Scale(first, last, _LEFT, WIDTH - _RIGHT),
-        Scale(y_values[0], y_values[-1], HEIGHT - _BOTTOM, _TOP),
-    )
+    vertical = _scale(y_values[0], y_values[-1], HEIGHT - _BOTTOM, _TOP)
+    return _scale(first, last, _LEFT, WIDTH - _RIGHT), vertical
 
 
 def _x_ticks(first: float, last: float, scale: Scale) -> list[tuple[float, str]]:

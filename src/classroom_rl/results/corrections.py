@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from classroom_rl.errors import DataError
-from classroom_rl.results.rollout_files import write_table
+from classroom_rl.results.rollout_files import columns_of_dataclass, write_table
 from classroom_rl.rollout.intervals import share_interval
 from classroom_rl.rollout.rows import equal_tokens
 from classroom_rl.system.storage import storage_errors
@@ -31,26 +31,6 @@ from classroom_rl.system.storage import storage_errors
 CORRECTIONS_NAME = "corrections.parquet"
 TOKENIZER_KEY = b"tokenizer"
 """The key of the tokenizer's fingerprint in the metadata of the Parquet file."""
-
-_IDS = pa.list_(pa.int32())
-CORRECTION_SCHEMA = pa.schema(
-    [
-        ("conversation", pa.string()),
-        ("step", pa.int64()),
-        ("turn", pa.int64()),
-        ("draft", pa.int64()),
-        ("policy", pa.string()),
-        ("prompt_ids", _IDS),
-        ("draft_ids", _IDS),
-        ("draft_logprobs", pa.list_(pa.float32())),
-        ("target_text", pa.string()),
-        ("target_ids", _IDS),
-        ("category", pa.string()),
-        ("critique", pa.string()),
-        ("source", pa.string()),
-        ("unchanged", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -89,6 +69,9 @@ class Correction:
     unchanged: int = 0
 
 
+CORRECTION_SCHEMA = columns_of_dataclass(Correction)
+
+
 class HasVocabulary(Protocol):
     """The part of a tokenizer that its fingerprint needs."""
 
@@ -102,14 +85,8 @@ def tokenizer_fingerprint(tokenizer: HasVocabulary) -> str:
 
 
 def write_corrections(path: Path, corrections: Sequence[Correction], tokenizer_fingerprint: str) -> None:
-    """Write corrections, one per row. The file is replaced atomically.
-
-    Args:
-        tokenizer_fingerprint: the fingerprint of the tokenizer that the ids belong to.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write corrections, one per row, and the fingerprint of the tokenizer that their ids belong to. The file is
+    replaced atomically. Raises `StorageError` if the disk is full or may not be written to."""
     write_token_rows(path, [asdict(correction) for correction in corrections], CORRECTION_SCHEMA, tokenizer_fingerprint)
 
 
@@ -136,26 +113,16 @@ def _has_columns(path: Path, schema: pa.Schema) -> bool:
 
 def read_corrections(path: Path) -> tuple[list[Correction], str]:
     """Read a file of `write_corrections`. Returns the corrections in the order of the file, and the tokenizer's
-    fingerprint.
-
-    Raises:
-        DataError: if there is no such file, or it is not one of corrections, or it does not name its tokenizer.
-    """
+    fingerprint. Raises `DataError` if there is no such file, or it is not one of corrections, or it does not name its
+    tokenizer."""
     advice = f"A training with a supervisor writes {CORRECTIONS_NAME}."
     rows, fingerprint = read_token_rows(Path(path), CORRECTION_SCHEMA, "corrections", advice)
     return [Correction(**row) for row in rows], fingerprint
 
 
 def read_token_rows(path: Path, schema: pa.Schema, what: str, advice: str) -> tuple[list[dict[str, Any]], str]:
-    """Read a file of `write_token_rows`. Returns its rows, and the tokenizer's fingerprint.
-
-    Args:
-        what: what the rows are, for messages.
-        advice: where such a file comes from.
-
-    Raises:
-        DataError: as `read_corrections`.
-    """
+    """Read a file of `write_token_rows`. Returns its rows, and the tokenizer's fingerprint. Raises `DataError` as
+    `read_corrections`; it says `what` the rows should be and, as `advice`, where such a file comes from."""
     if not _has_columns(path, schema):
         reason = f"is not a Parquet file with the columns of {what}" if path.exists() else "does not exist"
         raise DataError(f"{path} {reason}. {advice}")
@@ -176,11 +143,7 @@ def read_token_rows(path: Path, schema: pa.Schema, what: str, advice: str) -> tu
 
 
 def refuse_other_tokenizer(name: str, fingerprint: str, tokenizer: HasVocabulary) -> None:
-    """Refuse a file whose ids are not those of a model's tokenizer.
-
-    Raises:
-        DataError: with both fingerprints.
-    """
+    """Refuse a file whose ids are not those of a model's tokenizer. Raises `DataError`, with both fingerprints."""
     own = tokenizer_fingerprint(tokenizer)
     if fingerprint != own:
         raise DataError(
@@ -244,11 +207,8 @@ class CorrectionDecision(BaseModel):
 
 def append_decision(run_folder: Path, decision: CorrectionDecision) -> None:
     """Append a decision to the run's file. When this returns, the decision has been passed to the operating system.
-    Several processes may append at the same time.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to; the file is as before.
-    """
+    Several processes may append at the same time. Raises `StorageError` if the disk is full or may not be written to;
+    the file is as before."""
     path = run_folder / DECISIONS_NAME
     line = decision.model_dump_json().encode() + b"\n"
     with storage_errors(path), path.open("ab+", buffering=0) as file:
@@ -278,11 +238,8 @@ def _end_of_whole_lines(file: FileIO) -> int:
 
 
 def read_decisions(run_folder: Path) -> dict[Place, CorrectionDecision]:
-    """Read the last decision about each correction, in the order of their first decisions; {} without a file.
-
-    Raises:
-        DataError: if a line is no decision; a last line that was cut off is skipped.
-    """
+    """Read the last decision about each correction, in the order of their first decisions; {} without a file. Raises
+    `DataError` if a line is no decision; a last line that was cut off is skipped."""
     path = run_folder / DECISIONS_NAME
     if not path.is_file():
         return {}
@@ -357,11 +314,8 @@ def decided(
     encode: Callable[[str], list[int]],
 ) -> list[Correction]:
     """Apply people's decisions: leave out the rejected corrections, and replace the supervisor's text by edited ones. A
-    decision about another text at the same position (the conversation was played again) does not count.
-
-    Args:
-        encode: returns the ids of a text and of the end of a message.
-    """
+    decision about another text at the same position (the conversation was played again) does not count. `encode`
+    returns the ids of a text and of the end of a message."""
     results = (
         _apply_decision(correction, decision_about(decisions, place, correction.target_text), encode)
         for correction in corrections

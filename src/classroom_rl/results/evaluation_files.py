@@ -27,15 +27,9 @@ def write_records(
     initial: Optional[Mapping[str, Sequence[Solution]]] = None,
     message_scores: Optional[Sequence[Sequence[float]]] = None,
 ) -> None:
-    """Write (sampling, record) pairs. `sampling` ("sampled", "greedy" or "supervised") becomes a column. The file is
-    replaced atomically.
-
-    Args:
-        initial: the student's solutions before the dialogue, by problem id. They become the column
-            `initial_solutions`, as JSON text.
-        message_scores: for each record, the pedagogical reward of each teacher message. They become the column
-            `message_scores`.
-    """
+    """Write (sampling, record) pairs. `sampling` ("sampled", "greedy" or "supervised") becomes a column; so do the
+    student's solutions before the dialogue, by problem id (`initial_solutions`, as JSON text), and for each record the
+    pedagogical reward of each teacher message (`message_scores`). The file is replaced atomically."""
     table = _table_of(records)
     if initial is not None:
         texts = [
@@ -63,11 +57,8 @@ def _table_of(records: Sequence[tuple[str, ConversationRecord]]) -> pa.Table:
 
 
 def read_records(path: Path) -> dict[str, list[ConversationRecord]]:
-    """Read a file of `write_records`. Returns sampling → its records, in the order of the file.
-
-    Raises:
-        DataError: if there is no such file, or it has no column `sampling`.
-    """
+    """Read a file of `write_records`. Returns sampling → its records, in the order of the file. Raises `DataError` if
+    there is no such file, or it has no column `sampling`."""
     if not path.is_file():
         raise DataError(f"There is no file {path}. eval.py writes it.")
     if _SAMPLING not in pq.read_schema(path).names:

@@ -32,11 +32,8 @@ _CLASSROOM = "classroom"
 
 
 def check_push(target: HuggingFaceConfig) -> None:
-    """Before a training or an export, refuse a push that would fail after it. Makes no request.
-
-    Raises:
-        ConfigError: if the model is to be pushed, and the Hub's client is offline or has no token.
-    """
+    """Before a training or an export, refuse a push that would fail after it. Makes no request. Raises `ConfigError` if
+    the model is to be pushed, and the Hub's client is offline or has no token."""
     if not target.push_to_hub:
         return
     offline = constants.is_offline_mode()
@@ -50,11 +47,8 @@ def check_push(target: HuggingFaceConfig) -> None:
 
 
 def push_to_hub(folder: Path, target: HuggingFaceConfig) -> None:
-    """Upload a model folder with its card.
-
-    Raises:
-        ConfigError: if the upload fails, for whatever reason; the folder stays as it is.
-    """
+    """Upload a model folder with its card. Raises `ConfigError` if the upload fails, for whatever reason; the folder
+    stays as it is."""
     api = HfApi()
     try:
         repository = api.create_repo(target.name, exist_ok=True).repo_id
@@ -78,11 +72,8 @@ def hub_id(model: str) -> str | None:
 
 
 def release(folder: Path, config: Any, base_model: str, method: str, metrics: dict[str, float]) -> None:
-    """Write the card of a trained model, and upload the folder if `huggingface.push_to_hub` is set.
-
-    Raises:
-        ConfigError: as in `push_to_hub`.
-    """
+    """Write the card of a trained model, and upload the folder if `huggingface.push_to_hub` is set. Raises
+    `ConfigError` as in `push_to_hub`."""
     write_card(folder, config, base_model, method, metrics)
     logger.info("the trained model is in %s", folder)
     if config.huggingface.push_to_hub:

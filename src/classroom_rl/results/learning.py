@@ -307,11 +307,8 @@ def _permutation_p(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequ
 
 
 def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Learning, LearningEvidence]:
-    """Return the conclusion about a run folder, and its evidence.
-
-    Args:
-        movement: how far the parameters moved; if None, what the trainer wrote to `learning.json`.
-    """
+    """Return the conclusion about a run folder, and its evidence. Without `movement`, how far the parameters moved is
+    what the trainer wrote to `learning.json`."""
     if movement is None:
         known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
         movement = Movement(**known) if known else None
@@ -320,11 +317,8 @@ def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Lea
 
 
 def write_learning(run_folder: Path, movement: Optional[Movement] = None) -> Learning:
-    """Write `learning.json` from the measurements so far, and return the conclusion.
-
-    Raises:
-        DataError: if the run was not trained.
-    """
+    """Write `learning.json` from the measurements so far, and return the conclusion. Raises `DataError` if the run was
+    not trained."""
     learning, evidence = learning_of(load_run(Path(run_folder)), movement)
     content: dict[str, Any] = {**asdict(learning), "figures": asdict(evidence)}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -15,9 +15,8 @@ import argparse
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ from classroom_rl.results.corrections import (
     tokenizer_fingerprint,
     write_token_rows,
 )
-from classroom_rl.results.rollout_files import read_records
+from classroom_rl.results.rollout_files import columns_of_dataclass, files_by_step, read_records
 from classroom_rl.rollout.chat_template import encode_reply
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, message_numbers
 from classroom_rl.rollout.tokens import AuxSample
@@ -97,8 +96,7 @@ class PreferencePair:
     rejected: str = ""
 
 
-_COLUMNS = {list[int]: pa.list_(pa.int32()), int: pa.int64(), int | None: pa.int64(), float | None: pa.float64()}
-PAIR_SCHEMA = pa.schema([(each.name, _COLUMNS.get(each.type, pa.string())) for each in fields(PreferencePair)])
+PAIR_SCHEMA = columns_of_dataclass(PreferencePair)
 
 
 class PairMaker:
@@ -258,18 +256,14 @@ def _side_of(record: Trajectory, sample: AuxSample) -> Side:
 
 
 def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
-    """The conversations of a training, step by step.
-
-    Raises:
-        DataError: if there are none, or a file cannot be read.
-    """
-    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
-    if not files:
+    """The conversations of a training, step by step. Raises `DataError` if there are none, or a file cannot be read."""
+    steps = files_by_step(run_folder)
+    if not steps:
         raise DataError(
             f"{run_folder} holds no conversations of a training (rollouts/step_*.parquet): give the run folder of "
             "train_rl.py (its logging.save_dir)."
         )
-    for _, paths in groupby(files, key=lambda path: path.stem.partition("-")[0]):
+    for paths in steps:
         records = []
         for path in paths:
             try:
@@ -283,11 +277,8 @@ def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
 
 
 def write_pairs(path: Path, pairs: Sequence[PreferencePair], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Write pairs, one per row, with their tokens as text. The file is replaced atomically.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write pairs, one per row, with their tokens as text. The file is replaced atomically. Raises `StorageError` if
+    the disk is full or may not be written to."""
     names = ("prompt", "chosen", "rejected")
     rows = [
         row | {name: tokenizer.decode(row[f"{name}_ids"], skip_special_tokens=False) for name in names}
@@ -297,11 +288,8 @@ def write_pairs(path: Path, pairs: Sequence[PreferencePair], tokenizer: "PreTrai
 
 
 def read_pairs(path: Path) -> tuple[list[PreferencePair], str]:
-    """Read a file of `write_pairs`. Returns the pairs, and the tokenizer's fingerprint.
-
-    Raises:
-        DataError: if there is no such file, it is damaged or not one of pairs, or a row's lists do not fit together.
-    """
+    """Read a file of `write_pairs`. Returns the pairs, and the tokenizer's fingerprint. Raises `DataError` if there is
+    no such file, it is damaged or not one of pairs, or a row's lists do not fit together."""
     advice = "Make it with `python -m classroom_rl.results.pairs RUN`."
     rows, fingerprint = read_token_rows(path, PAIR_SCHEMA, "pairs", advice)
     for number, row in enumerate(rows, start=1):

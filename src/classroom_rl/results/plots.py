@@ -35,11 +35,8 @@ _DPI = 130
 
 
 def write_plots(data: RunData) -> list[Path]:
-    """Write all plots for which the run has data, and return their paths. Each file is replaced atomically.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write all plots for which the run has data, and return their paths. Each file is replaced atomically. Raises
+    `StorageError` if the disk is full or may not be written to."""
     folder = data.folder / PLOTS_FOLDER
     written = []
     for name, panels in _plots_of(data).items():

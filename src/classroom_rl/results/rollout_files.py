@@ -4,7 +4,8 @@ all steps.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Optional, TypeVar, get_args
 
@@ -35,28 +36,35 @@ def columns_of(record: type[Trajectory]) -> pa.Schema:
     return pa.schema([(name, _arrow_type(field_info.annotation)) for name, field_info in record.model_fields.items()])
 
 
+def columns_of_dataclass(row: type) -> pa.Schema:
+    """Return the Parquet columns of a dataclass: its fields."""
+    return pa.schema([(each.name, _arrow_type(each.type)) for each in fields(row)])
+
+
 def nested_columns(record: type[Trajectory]) -> list[str]:
     """Return the names of the columns that hold JSON text."""
     plain = (str, Optional[str], str | None)
-    fields = record.model_fields.items()
     return [
         name
-        for name, field_info in fields
+        for name, field_info in record.model_fields.items()
         if _arrow_type(field_info.annotation) == pa.string() and field_info.annotation not in plain
     ]
 
 
 def write_rollouts(run_folder: Path, step: int, rank: int, records: Sequence[Trajectory], attempt: int = 0) -> Path:
     """Write the conversations that a rank played in a step. An earlier file of the same step and attempt is replaced.
-
-    Args:
-        attempt: 0 for the batch; more for further problems, played to replace groups without variance.
-    """
+    The attempt is 0 for the batch; more for further problems, played to replace groups without variance."""
     folder = run_folder / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"step_{step:06d}-{rank}-{attempt}.parquet" if attempt else f"step_{step:06d}-{rank}.parquet")
     write_records(path, records)
     return path
+
+
+def files_by_step(run_folder: Path) -> list[list[Path]]:
+    """Return the files of each step, in order."""
+    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
+    return [list(paths) for _, paths in groupby(files, key=lambda path: path.stem.partition("-")[0])]
 
 
 def drop_rollouts_from(run_folder: Path, step: int) -> None:
@@ -77,11 +85,8 @@ def table_of(records: Sequence[Trajectory]) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file. An existing one is replaced atomically.
-
-    Raises:
-        StorageError: if the disk is full or may not be written to.
-    """
+    """Write a Parquet file. An existing one is replaced atomically. Raises `StorageError` if the disk is full or may
+    not be written to."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with storage_errors(path):
         pq.write_table(table, unfinished, row_group_size=ROWS_PER_GROUP)
@@ -132,5 +137,5 @@ class ConversationReward:
 def read_rewards(run_folder: Path) -> list[ConversationReward]:
     """Read the rewards of all conversations of a training, without their texts."""
     columns = ["step", "problem_id", "reward"]
-    files = sorted((run_folder / "rollouts").glob("step_*.parquet"))
+    files = sum(files_by_step(run_folder), [])
     return [ConversationReward(**row) for path in files for row in pq.read_table(path, columns=columns).to_pylist()]

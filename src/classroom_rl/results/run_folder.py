@@ -123,11 +123,8 @@ def is_number(value: Any) -> bool:
 
 
 def load_run(folder: Path) -> RunData:
-    """Read everything in a run folder that reports show.
-
-    Raises:
-        DataError: if it holds neither an evaluation nor a step of training.
-    """
+    """Read everything in a run folder that reports show. Raises `DataError` if it holds neither an evaluation nor a
+    step of training."""
     data = RunData(
         folder=folder,
         before=_load_measurement(folder / "eval" / "before"),

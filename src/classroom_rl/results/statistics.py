@@ -8,7 +8,7 @@ so that reports can show how faithfully the student played it.
 Comparisons are per lesson: a lesson's values are averaged first, then the differences of the averages are taken.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Optional
@@ -117,11 +117,8 @@ def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
 
 
 def differences(by_tutor: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Difference]:
-    """Compute the difference of each pair of tutors, the later one minus the earlier one.
-
-    Args:
-        by_tutor: tutor → lesson → the values of one figure.
-    """
+    """Compute the difference of each pair of tutors, the later one minus the earlier one, in a figure: tutor → lesson →
+    its values."""
     names = list(by_tutor)
     pairs = [(tutor, against) for index, against in enumerate(names) for tutor in names[index + 1 :]]
     estimates = [paired_change(by_tutor[against], by_tutor[tutor]) for tutor, against in pairs]
@@ -201,27 +198,24 @@ def lacks_verdict(record: ConversationRecord) -> bool:
     return record.reward is None
 
 
-def summarise(
-    records: Sequence[ConversationRecord],
-    read_exchanges: Callable[[ConversationRecord], Optional[list[Exchange]]],
-) -> dict[str, Any]:
-    """Compute the part of metrics.json on one kind of sampling that all kinds of conversations have.
+def counted_share(hits: Iterable[Optional[bool]]) -> dict[str, Any]:
+    """{"share", "n"}: the share of True, and the number of values. None is left out."""
+    found, n = share(hit for hit in hits if hit is not None)
+    return {"share": found, "n": n}
 
-    Args:
-        read_exchanges: finds the errors in a conversation and the teacher's reactions. It returns None for lessons to
-            which its rules do not apply (all but the quickstart's); their turns are not counted.
-    """
+
+def summarise(records: Sequence[ConversationRecord]) -> dict[str, Any]:
+    """Compute the part of metrics.json on one kind of sampling that all kinds of conversations have. Reactions to
+    errors (`react`) are those in the quickstart's lessons."""
     exchanges_by_record = [exchanges for exchanges in map(read_exchanges, records) if exchanges is not None]
     exchanges = [exchange for group in exchanges_by_record for exchange in group]
-    rejected, judged = share(record.rejected for record in records if not lacks_verdict(record))
-    without_verdict, total = share(lacks_verdict(record) for record in records)
     return {
         "reward": mean_with_ci(rewards_by_lesson(records)),
-        "conversations": total,
+        "conversations": len(records),
         "lessons": len(group_by_problem(records)),
         "scores": mean_scores(records),
-        "rejected": {"share": rejected, "n": judged},
-        "without_verdict": {"share": without_verdict, "n": total},
+        "rejected": counted_share(record.rejected for record in records if not lacks_verdict(record)),
+        "without_verdict": counted_share(map(lacks_verdict, records)),
         **estimates(outcomes_by_lesson(records)),
         "talk": talk(records),
         **(react(exchanges) if exchanges_by_record else {}),

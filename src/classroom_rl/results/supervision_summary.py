@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Optional
+from typing import Optional
 
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from classroom_rl.config.values import PASS
 from classroom_rl.results.panels import PASS_EXAMPLES, is_supervised, passes_of
+from classroom_rl.results.rollout_files import files_by_step
 from classroom_rl.results.run_folder import RunData, is_number, load_run, look_up
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.rollout.reviews import Review
@@ -83,6 +85,7 @@ _FIGURES = {
 """Each figure's metric and its name for people."""
 
 ByLesson = dict[str, list[float]]
+_TURNS = TypeAdapter(list[Turn])
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,9 @@ def _batches(steps: int) -> int:
 
 
 def _figures(data: RunData) -> dict[str, FirstAndLast]:
-    sides = [_read_values(files) for files in _rollout_files(data.folder)]
+    files = files_by_step(data.folder)
+    batches = _batches(len(files))
+    sides = [_read_values(sum(side, [])) for side in (files[:batches], files[-batches:])] if batches else []
     figures = {}
     for name, (metric, _) in _FIGURES.items():
         by_lesson = [mean_with_ci(side.get(name, {})) for side in sides]
@@ -160,53 +165,29 @@ def _over_steps(points: Sequence[tuple[float, float]]) -> list[Estimate]:
     return [mean_with_ci({str(step): [value] for step, value in side}) for side in sides]
 
 
-def _rollout_files(folder: Path) -> list[list[Path]]:
-    """Return the rollout files of the first and of the last batches; [] with fewer than two batches."""
-    by_step: dict[str, list[Path]] = {}
-    for path in sorted((folder / "rollouts").glob("step_*.parquet")):
-        by_step.setdefault(path.stem.partition("-")[0], []).append(path)
-    batches = _batches(len(by_step))
-    files = list(by_step.values())
-    return [sum(side, []) for side in (files[:batches], files[-batches:])] if batches else []
-
-
 def _read_values(files: Sequence[Path]) -> dict[str, ByLesson]:
-    """Return figure → lesson → values: both rewards of each conversation, and 1 or 0 per message with a verdict."""
+    """Return figure → lesson → values: of each conversation the reward and the mean of its messages' penalties, and for
+    each message or draft with a verdict 1 or 0, whether it is valid."""
     by_figure: dict[str, ByLesson] = {name: {} for name in _FIGURES}
     for path in files:
         for row in pq.read_table(path, columns=["problem_id", "reward", "turns"]).to_pylist():
-            turns = json.loads(row["turns"])
+            turns = _TURNS.validate_json(row["turns"])
+            verdicts = [review.valid for turn in turns for _, review in reviewed_messages(turn)]
+            penalties = [turn.review.penalty for turn in turns if turn.review is not None]
+            paid = [penalty for penalty in penalties if penalty is not None]
             values_by_figure = {
-                "reward": [row["reward"]],
-                "valid": _valid_values(turns),
-                "process_reward": [_process_reward(turns)],
+                "reward": [row["reward"]] if is_number(row["reward"]) else [],
+                "valid": [float(valid) for valid in verdicts if valid is not None],
+                "process_reward": [fmean(paid)] if paid else [],
             }
             for name, values in values_by_figure.items():
-                known = [value for value in values if is_number(value)]
-                by_figure[name].setdefault(row["problem_id"], []).extend(known)
+                by_figure[name].setdefault(row["problem_id"], []).extend(values)
     return by_figure
-
-
-def _valid_values(turns: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return 1 or 0 for each message or draft with a verdict: whether the supervisor called it valid."""
-    reviews = [turn.get("review") for turn in turns if not turn.get("replaced")]
-    reviews += [draft["review"] for turn in turns for draft in turn.get("drafts", ())]
-    return [float(review["valid"]) for review in reviews if review is not None and review["valid"] is not None]
-
-
-def _process_reward(turns: Sequence[Mapping[str, Any]]) -> Optional[float]:
-    """Return the mean of the supervisor's penalties over a conversation's messages; None if no message has one."""
-    penalties = [(turn.get("review") or {}).get("penalty") for turn in turns]
-    known = [penalty for penalty in penalties if is_number(penalty)]
-    return fmean(known) if known else None
 
 
 def write_supervision(run_folder: Path) -> Optional[SupervisionSummary]:
     """Write `supervision.json` into a run folder and return its content; None, and no file, without a supervisor.
-
-    Raises:
-        DataError: if the run was not trained.
-    """
+    Raises `DataError` if the run was not trained."""
     summary = summarise_supervision(load_run(Path(run_folder)))
     if summary is not None:
         text = json.dumps(asdict(summary), indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -38,10 +38,7 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def report_to(logging: LoggingConfig, run_folder: Path) -> list[str]:
     """Return the trackers of the configuration, for `TrainingArguments.report_to`, and set their environment variables.
-
-    Raises:
-        ConfigError: if a tracker is not installed.
-    """
+    Raises `ConfigError` if a tracker is not installed."""
     # imported here, because it takes seconds and evaluations do not need it
     from transformers.integrations import get_available_reporting_integrations
 

@@ -148,11 +148,11 @@ OPEN_TURNS = [teacher("Hi! What do you say?"), student("abc", "error_student"), 
 def test_errors_of_open_language_go_by_the_persona_or_a_judge(open_lesson):
     record = record_of(open_lesson, OPEN_TURNS)
     assert len(read_plan(open_lesson).phrases) >= 4
-    assert conversation_figures(record).values["feedback/none"] == [1.0]
-    assert conversation_figures(record).students[0].error is None
-    labelled = conversation_figures(record, {(record.id, 1): False})
-    assert "feedback/none" not in labelled.values and labelled.values["false_corrections"] == [0.0]
-    assert labelled.students[0].error is False
+    assert conversation_figures(record)[0]["feedback/none"] == [1.0]
+    assert conversation_figures(record)[1][0].error is None
+    values, turns = conversation_figures(record, {(record.id, 1): False})
+    assert "feedback/none" not in values and values["false_corrections"] == [0.0]
+    assert turns[0].error is False
 
 
 def test_where_a_judge_labels_what_it_did_not_label_is_in_no_figure_about_errors(open_lesson):
@@ -173,9 +173,9 @@ def test_progress_through_a_plan_of_phrases():
 
 def test_a_task_set_again_is_a_repeat_but_a_second_try_is_none():
     turns = [teacher("Hi! What did you cook last week?"), student(SLIP), teacher("Well. What did you cook last week?")]
-    assert conversation_figures(record_of(LESSON, turns)).values["repeats"] == [0.0, 1.0]
+    assert conversation_figures(record_of(LESSON, turns))[0]["repeats"] == [0.0, 1.0]
     again = [teacher("Say it again."), student(SLIP), teacher("Say it again.")]
-    assert conversation_figures(record_of(LESSON, again)).values["repeats"] == [0.0, 0.0]
+    assert conversation_figures(record_of(LESSON, again))[0]["repeats"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

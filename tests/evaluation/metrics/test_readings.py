@@ -10,8 +10,9 @@ import pytest
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import DataError
-from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
+from classroom_rl.evaluation.compare import summarise_comparison
 from classroom_rl.evaluation.metrics.readings import read_by_lesson, reading_metrics
+from classroom_rl.evaluation.playing import EvaluationResult
 from classroom_rl.evaluation.report.build import render_report
 from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.evaluation.report.tables import comparison_table, measurement_table
@@ -126,7 +127,7 @@ def test_a_comparison_has_a_row_for_each_label(config: EvalConfig, tmp_path: Pat
     about = {"seed": 1, "problems": 2, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
     about |= {"server_url": None, "seconds": 0.0}
     arms = {
-        name: ArmResult(about, [("sampled", language_record(index, reply)) for index in range(2)])
+        name: EvaluationResult(about, [("sampled", language_record(index, reply)) for index in range(2)])
         for name, reply in (("base", "Good."), ("trained", "Why?"))
     }
     sampled = replace(config, samplings=["sampled"])

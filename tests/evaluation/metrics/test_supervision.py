@@ -8,8 +8,9 @@ import pytest
 
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.evaluation.compare import ArmResult, summarise_comparison
+from classroom_rl.evaluation.compare import summarise_comparison
 from classroom_rl.evaluation.metrics.supervision import supervised_difference, supervision_figures
+from classroom_rl.evaluation.playing import EvaluationResult
 from classroom_rl.evaluation.report.build import render_report
 from classroom_rl.evaluation.report.comparison import comparison_text, write_comparison_report
 from classroom_rl.evaluation.report.tables import comparison_table, measurement_table
@@ -126,7 +127,7 @@ def test_in_a_comparison_every_tutor_has_its_difference(config: EvalConfig, tmp_
     about = {"seed": 1, "problems": 2, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
     about |= {"server_url": None, "seconds": 0.0}
     measured = {
-        name: ArmResult(
+        name: EvaluationResult(
             about,
             [("sampled", each) for each in rewarded(a=[0.25], b=[0.25])]
             + [("supervised", each) for each in rewarded(a=[helped], b=[0.25])],

@@ -275,15 +275,15 @@ def test_an_empty_folder_is_refused(tmp_path: Path, capsys):
 
 
 def test_the_answer_follows_the_interval_of_the_change(run: Path, tmp_path: Path):
-    assert answer(load_run(run)).word == "Yes."
+    assert answer(load_run(run))[0] == "Yes."
     swapped, same = tmp_path / "swapped", tmp_path / "same"
     good, bad = conversations(ideal), conversations(ignores_errors)
     for folder, sides in ((swapped, (good, bad)), (same, (good, good))):
         for name, records in zip(("before", "after"), sides, strict=True):
             write_evaluation(folder / "eval" / name, {"sampled": records})
     worse, equal = answer(load_run(swapped)), answer(load_run(same))
-    assert worse.word == equal.word == "No evidence of it."
-    assert "fell by" in worse.reasons[0] and "did not change by more than chance" in equal.reasons[0]
+    assert worse[0] == equal[0] == "No evidence of it."
+    assert "fell by" in worse[1][0] and "did not change by more than chance" in equal[1][0]
 
 
 def test_the_command_writes_summary_page_and_table(run: Path, capsys):

@@ -39,11 +39,8 @@ SUPERVISOR, JUDGE = "supervisor", "judge"
 async def review_of_message(
     roles: Roles, fork: Fork, turn: Turn, penalties: Mapping[str, float], max_turns: int
 ) -> Review:
-    """The supervisor's priced review of a message at the fork.
-
-    Args:
-        max_turns: the number of messages after which the teacher ends the conversation.
-    """
+    """The supervisor's priced review of a message at the fork. `max_turns` is the number of messages after which the
+    teacher ends the conversation."""
     message = MessageToReview(
         visible_messages(fork.before),
         visible_text(turn.text),
@@ -81,12 +78,8 @@ OUTCOMES = {
 
 
 class LaterOutcome:
-    """Measures the outcome of a lesson after one fork; the same object measures both branches.
-
-    Args:
-        exam: the post-test on the lesson's problem.
-        before: the messages before the forked one.
-    """
+    """Measures the outcome of a lesson after one fork, by the post-test on its problem and the messages `before` the
+    forked one; the same object measures both branches."""
 
     def __init__(self, exam: Exam, before: Sequence[Turn]):
         self._exam = exam
@@ -94,11 +87,7 @@ class LaterOutcome:
         self._settled = {index for index, item in enumerate(exam.ledger(before)) if item.outcome != MISSED}
 
     def of(self, later: Sequence[Turn]) -> dict[str, float]:
-        """Each of `OUTCOMES`, in [0, 1].
-
-        Args:
-            later: the messages after the forked one.
-        """
+        """Each of `OUTCOMES`, in [0, 1]. `later` is the messages after the forked one."""
         ledger = self._exam.ledger([*self._before, *later])
         new = [item for index, item in enumerate(ledger) if item.known and index not in self._settled]
         items = max(1, len(ledger))
@@ -176,11 +165,8 @@ class _Pair:
 
 
 def check_outcomes(config: EvalConfig, problems: Sequence[Problem]) -> None:
-    """Refuse problems for which no program can determine what the student produces.
-
-    Raises:
-        DataError: naming the problem.
-    """
+    """Refuse problems for which no program can determine what the student produces. Raises `DataError`, naming the
+    problem."""
     examiner = EmbeddedExaminer(config.generation.post_test.siblings)
     for problem in problems:
         try:
@@ -202,16 +188,8 @@ async def compare_messages(
     problems: Sequence[Problem],
     folder: Path,
 ) -> Compared:
-    """Compare up to `counterfactuals.forks` messages of played conversations with alternatives.
-
-    Args:
-        played: the journal of the played conversations.
-        records: the conversations that may be forked.
-        folder: the folder of the evaluation.
-
-    Raises:
-        EngineFailure, ProviderFailure: if a model cannot be asked any more.
-    """
+    """Compare up to `counterfactuals.forks` messages of the conversations in `records`, which the journal `played`
+    holds, with alternatives. Raises `EngineFailure` or `ProviderFailure` if a model cannot be asked any more."""
     count, max_turns = config.counterfactuals.forks, config.generation.max_turns
     forks = all_forks(records, problems, played.events, max_turns, config.seed)
     with closing(Journal(folder / JOURNAL_FOLDER)) as journal:

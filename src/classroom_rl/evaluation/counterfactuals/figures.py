@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.counterfactuals.comparing import JUDGE, OUTCOMES, SUPERVISOR, Compared, Comparison
-from classroom_rl.evaluation.report.tables import NO_VALUE, format_p
+from classroom_rl.evaluation.report.tables import NO_VALUE, estimate_text, format_p
 from classroom_rl.results.agreement import rank_correlation, rank_correlation_by_lesson, rank_correlation_p
 from classroom_rl.rollout.intervals import LEVEL as SIGNIFICANT
 from classroom_rl.rollout.intervals import Bounds, mean_with_ci, sign_flip_p, within_unit
@@ -230,11 +230,7 @@ def write_comparisons(folder: Path, compared: Compared) -> Path:
 
 
 def read_comparisons(folder: Path) -> Compared:
-    """Read a file of `write_comparisons`.
-
-    Raises:
-        DataError: if there is none, or it is damaged.
-    """
+    """Read a file of `write_comparisons`. Raises `DataError` if there is none, or it is damaged."""
     path = folder / COMPARISONS_NAME
     if not path.is_file():
         raise DataError(f"There is no {path}: eval.py writes it with counterfactuals.forks above 0.")
@@ -285,7 +281,7 @@ def _outcome_text(name: str, figures: Mapping[str, Any]) -> str:
             lines.append(_price_row("  its size alone", price["size"]))
     lines.append(_aligned("a message faulty by", "n", "price", "outcome against a better", "", ""))
     for category, harm in figures["categories"].items():
-        value = _estimate_text(harm["mean"], harm["ci95"])
+        value = estimate_text(harm, "mean", "+.2f")
         lines.append(_aligned(category, str(harm["n"]), f"{harm['price']:+.2f}", value, "", harm["verdict"]))
     nothing = ", ".join(figures["predict_nothing"]) or "none was found to"
     lines.append(f"Predict nothing: {nothing}.")
@@ -300,7 +296,7 @@ def _outcome_text(name: str, figures: Mapping[str, Any]) -> str:
 
 
 def _price_row(label: str, agreement: Mapping[str, Any]) -> str:
-    value = _estimate_text(agreement["rank_correlation"], agreement["ci95"])
+    value = estimate_text(agreement, "rank_correlation", "+.2f")
     p = "" if agreement["p"] is None else f"p{format_p(agreement['p'])}"
     return _aligned(label, str(agreement["n"]), "", value, p, agreement["verdict"])
 
@@ -308,9 +304,3 @@ def _price_row(label: str, agreement: Mapping[str, Any]) -> str:
 def _aligned(*cells: str) -> str:
     *first, last = cells
     return " ".join([*(cell.ljust(width) for cell, width in zip(first, _COLUMNS, strict=True)), last])
-
-
-def _estimate_text(value: float | None, interval: list[float] | None) -> str:
-    if value is None:
-        return NO_VALUE
-    return f"{value:+.2f}" + (f" [{interval[0]:+.2f}, {interval[1]:+.2f}]" if interval else "")

@@ -62,7 +62,6 @@ class Fork:
         copy: its number among the conversations on the same problem.
         before: the messages before the forked one, those of the prompt template included.
         events: the journal's events of the messages before it.
-        message: the forked message, as it was sent.
     """
 
     problem: Problem
@@ -81,12 +80,8 @@ class Fork:
 def forks_of(
     record: ConversationRecord, problem: Problem, copy: int, events: Sequence[Event], max_turns: int
 ) -> list[Fork]:
-    """The forks of a played conversation, in order.
-
-    Args:
-        events: the journal's events of the conversation.
-        max_turns: the number of messages after which the teacher ends the conversation; nothing follows its last one.
-    """
+    """The forks of a played conversation, from the journal's events of it, in order. After `max_turns` messages the
+    teacher ends the conversation: nothing follows its last one."""
     spoken = [event for event in events if event["event"] == "turn"]
     opening = len(record.turns) - len(spoken)  # messages of the prompt template, which have no events
     forks = []
@@ -106,11 +101,8 @@ def all_forks(
     seed: int,
 ) -> list[Fork]:
     """All forks of played conversations in random order: first one of each conversation, then a second one of each,
-    and so on, because forks of one conversation resemble each other. Failed conversations have no forks.
-
-    Args:
-        events_of: returns the journal's events of a conversation, by its id.
-    """
+    and so on, because forks of one conversation resemble each other. Failed conversations have no forks. `events_of`
+    returns the journal's events of a conversation, by its id."""
     by_id = {problem.id: problem for problem in problems}
     rng = random.Random(f"{seed}|forks")
     copies: Counter[str] = Counter()
@@ -127,11 +119,8 @@ def all_forks(
 
 def corrected(fork: Fork, review: Review, teacher: PolicyEngine, has_tokens: bool) -> Message | None:
     """The supervisor's correction as a replacement of the forked message, with the tokens that supervised training
-    would give it. None without a correction, or if the message is an unfinished thought, in which nothing was said.
-
-    Args:
-        has_tokens: whether the teacher works on token ids.
-    """
+    would give it if the teacher works on tokens (`has_tokens`). None without a correction, or if the message is an
+    unfinished thought, in which nothing was said."""
     if review.correction is None:
         return None
     event, target = fork.message.event, None
@@ -169,14 +158,7 @@ class ForkedClassroom(Classroom):
 
 
 class BranchPlayer:
-    """Plays branches with the models of an evaluation.
-
-    Args:
-        generation, rules: those of the played conversations.
-        schedule: decides when conversations may continue.
-        journal: records the playouts.
-        seed: the seed of the evaluation.
-    """
+    """Plays branches with the models, rules and seed of an evaluation. `journal` records the playouts."""
 
     def __init__(
         self,

@@ -98,20 +98,15 @@ def figures_by_lesson(
     readers: MessageReaders | None = None,
     level: LevelRules | None = None,
 ) -> tuple[ByLesson, dict]:
-    """A language tutor's values of all figures that it has, and the fidelity of its simulated student.
-
-    Args:
-        labels: as in `conversation_figures`.
-        readers: trained move classifiers, which add the figures `read/…`.
-        level: how levels are measured, which adds the figures `level/…`.
-    """
-    language = tutor_figures(records, labels)
-    figures: ByLesson = judged_by_lesson(records) | language.by_lesson
+    """A language tutor's values of all figures that it has, and the fidelity of its simulated student. `labels` as in
+    `conversation_figures`; trained move classifiers (`readers`) add the figures `read/…`, `level` adds `level/…`."""
+    language, fidelity = tutor_figures(records, labels)
+    figures: ByLesson = judged_by_lesson(records) | language
     if readers is not None:
         figures |= {f"{READ}{label}": values for label, values in read_by_lesson(records, readers, labels).items()}
     if level is not None:
         figures |= {f"{LEVEL}/{name}": values for name, values in level_by_lesson(records, level).items()}
-    return figures, language.fidelity
+    return figures, fidelity
 
 
 def judged_by_lesson(records: Sequence[ConversationRecord]) -> ByLesson:

@@ -5,9 +5,9 @@ Each figure is a mean over messages, turns or conversations. Its interval is boo
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from classroom_rl.config.values import ERROR_PERSONA, RULES_VERSION
@@ -36,7 +36,8 @@ from classroom_rl.judges.messages import (
     spoken,
 )
 from classroom_rl.results.evaluation_files import group_by_problem
-from classroom_rl.rollout.intervals import Estimate, mean_with_ci
+from classroom_rl.results.statistics import ByLesson, counted_share
+from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
 
@@ -126,22 +127,17 @@ def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str
     all_turns = list(turns)
     fidelity: dict[str, Any] = {
         "labelled_by": labelled_by,
-        "error_persona": _share(turn.error for turn in all_turns if turn.persona == ERROR_PERSONA),
-        "correct_persona": _share(
+        "error_persona": counted_share(turn.error for turn in all_turns if turn.persona == ERROR_PERSONA),
+        "correct_persona": counted_share(
             None if turn.error is None else not turn.error for turn in all_turns if turn.persona == CORRECT_PERSONA
         ),
-        "role_flips": _share(turn.flips for turn in all_turns),
-        "parroting": _share(turn.parrots for turn in all_turns),
+        "role_flips": counted_share(turn.flips for turn in all_turns),
+        "parroting": counted_share(turn.parrots for turn in all_turns),
     }
     warnings = [text for _, text in out_of_bounds(fidelity)]
     shares = [fidelity[name]["share"] for name in ("error_persona", "correct_persona")]
     trusted = False if warnings else None if all(share is None for share in shares) else True
     return fidelity | {"trusted": trusted, "warnings": warnings}
-
-
-def _share(hits: Iterable[bool | None]) -> dict[str, Any]:
-    known = [bool(hit) for hit in hits if hit is not None]
-    return {"share": fmean(known) if known else None, "n": len(known)}
 
 
 def out_of_bounds(fidelity: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -169,38 +165,26 @@ ErrorLabels = Mapping[tuple[str, int], bool]
 """(conversation id, position of a student's turn) → whether a judge found an error in it."""
 
 
-@dataclass
-class ConversationFigures:
-    """What the rules find in one conversation: the `values` of its figures, and its student turns in order."""
-
-    values: Values = field(default_factory=dict)
-    students: list[StudentTurn] = field(default_factory=list)
-
-    def add(self, name: str, value: float) -> None:
-        """Add one value to a figure."""
-        self.values.setdefault(name, []).append(float(value))
-
-
-def conversation_figures(record: ConversationRecord, labels: ErrorLabels | None = None) -> ConversationFigures:
-    """Compute the figures of one conversation.
+def conversation_figures(
+    record: ConversationRecord, labels: ErrorLabels | None = None
+) -> tuple[Values, list[StudentTurn]]:
+    """Compute the figures of one conversation, and what the rules find in its student's turns.
 
     Whether a student's turn holds an error is decided by rules where they know the language (the quickstart's), else
     by the judge's `labels`. A turn without a label is left out of all figures about errors. If `labels` is None, the
     turn's persona decides.
     """
-    plan, figures = read_plan(record.problem), ConversationFigures()
-    texts = [visible_text(turn.text) for turn in record.turns]
+    plan, texts = read_plan(record.problem), [visible_text(turn.text) for turn in record.turns]
     errors = errors_in(record, plan, labels)
+    values: Values = {}
+    for name, value in chain(
+        _message_figures(record, texts, errors, plan),
+        _reaction_figures(texts, errors, plan),
+        _whole_figures(record, texts, plan),
+    ):
+        values.setdefault(name, []).append(float(value))
     # Without labels `errors` may fall back on the persona, which cannot prove that the persona was followed.
-    figures.students += student_turns(record, None if labels is None else errors)
-    for position, turn in enumerate(record.turns):
-        if turn.role != "student" and not turn.given:
-            student_texts = [texts[index] for index in errors if index < position]
-            unknown = position - 1 in errors and errors[position - 1] is None
-            _add_message_figures(figures, texts[position], student_texts, plan, errors.get(position - 1), unknown)
-    _add_reaction_figures(figures, texts, errors, plan)
-    _add_conversation_figures(figures, record, texts, plan)
-    return figures
+    return values, student_turns(record, None if labels is None else errors)
 
 
 def errors_in(
@@ -218,74 +202,60 @@ def errors_in(
     return errors
 
 
-def _add_message_figures(
-    figures: ConversationFigures,
-    text: str,
-    student_texts: Sequence[str],
-    plan: ParsedPlan,
-    error: bool | None,
-    unknown: bool,
-) -> None:
-    """Add the figures of one teacher message.
-
-    Args:
-        student_texts: the student's messages before it.
-        error: whether the student's last message holds an error; None for a first message, and if `unknown`.
-    """
-    message = read_message(text)
-    figures.add("teacher_words", message.words)
-    figures.add("tasks_per_message", len(message.tasks))
-    if message.tasks:
-        figures.add("ends_with_task", message.ends_with_task)
-    figures.add("in_english", is_english(message.text))
-    if unknown:
-        return
-    if error:
-        kind = feedback_kind(student_texts[-1], text, plan)
-        for known_kind in KINDS:
-            figures.add(f"feedback/{known_kind}", kind == known_kind)
-        figures.add("hands_over", kind in GIVING_KINDS)
-        return
-
-    def was_said(form: str) -> bool:
-        return any(holds(student_text, form) for student_text in student_texts)
-
-    figures.add("hands_over", hands_over(text, was_said, plan))
-    if error is False:
-        figures.add("false_corrections", falsely_corrects(text))
+def _message_figures(
+    record: ConversationRecord, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
+) -> Iterator[tuple[str, float]]:
+    """The figures of each message that the teacher wrote itself."""
+    for position, turn in enumerate(record.turns):
+        if turn.role == "student" or turn.given:
+            continue
+        text, heard = texts[position], [texts[index] for index in errors if index < position]
+        message = read_message(text)
+        yield "teacher_words", message.words
+        yield "tasks_per_message", len(message.tasks)
+        if message.tasks:
+            yield "ends_with_task", message.ends_with_task
+        yield "in_english", is_english(message.text)
+        error = errors.get(position - 1)  # of the student's last message; None in the teacher's first one
+        if error:
+            kind = feedback_kind(heard[-1], text, plan)
+            yield from ((f"feedback/{known_kind}", kind == known_kind) for known_kind in KINDS)
+            yield "hands_over", kind in GIVING_KINDS
+        elif error is False or position - 1 not in errors:
+            gives = hands_over(text, lambda form, heard=heard: any(holds(said, form) for said in heard), plan)
+            yield "hands_over", gives
+        if error is False:
+            yield "false_corrections", falsely_corrects(text)
 
 
-def _add_reaction_figures(
-    figures: ConversationFigures, texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
-) -> None:
-    """Add uptake and repair, the student's reactions to the teacher's replies to errors."""
+def _reaction_figures(
+    texts: Sequence[str], errors: Mapping[int, bool | None], plan: ParsedPlan
+) -> Iterator[tuple[str, float]]:
+    """Uptake and repair, the student's reactions to the teacher's replies to errors."""
     for position, error in errors.items():
         if error and position + 2 in errors:  # the student's next turn, after the teacher's reply
             wrong, reply, answer = texts[position : position + 3]
             kind = feedback_kind(wrong, reply, plan)
-            figures.add("uptake", shows_uptake(wrong, kind, answer, plan))
-            figures.add("repair", repairs(wrong, kind, answer, plan))
+            yield "uptake", shows_uptake(wrong, kind, answer, plan)
+            yield "repair", repairs(wrong, kind, answer, plan)
 
 
-def _add_conversation_figures(
-    figures: ConversationFigures, record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan
-) -> None:
-    """Add the figures of the conversation as a whole."""
+def _whole_figures(record: ConversationRecord, texts: Sequence[str], plan: ParsedPlan) -> Iterator[tuple[str, float]]:
+    """The figures of the conversation as a whole."""
     texts_of_roles = {
         role: [text for text, turn in zip(texts, record.turns, strict=True) if turn.role == role] for role in _ROLES
     }
     words = {role: sum(len(text.split()) for text in role_texts) for role, role_texts in texts_of_roles.items()}
     if sum(words.values()):
-        figures.add("talk_ratio", words["teacher"] / sum(words.values()))
+        yield "talk_ratio", words["teacher"] / sum(words.values())
     introduced, produced = plan_progress(plan, texts_of_roles["teacher"], texts_of_roles["student"])
     if plan.items:
-        figures.add("plan_introduced", introduced / plan.items)
-        figures.add("plan_produced", produced / plan.items)
+        yield "plan_introduced", introduced / plan.items
+        yield "plan_produced", produced / plan.items
     seen: set[str] = set()
     for text in texts_of_roles["teacher"]:
         task = read_message(text).task_text
-        repeated = bool(task) and normal(task) in seen and not RETRY.search(task)
-        figures.add("repeats", repeated)
+        yield "repeats", bool(task) and normal(task) in seen and not RETRY.search(task)
         seen.add(normal(task))
 
 
@@ -304,27 +274,18 @@ def plan_progress(plan: ParsedPlan, teacher: Sequence[str], student: Sequence[st
     return introduced, sum(any(holds(text, phrase.text) for text in student) for phrase in plan.phrases)
 
 
-@dataclass(frozen=True)
-class TutorFigures:
-    """The figures of a tutor's conversations: figure → lesson → values, and the student's fidelity."""
-
-    by_lesson: dict[str, dict[str, list[float]]]
-    fidelity: dict[str, Any]
-
-    def estimates(self) -> dict[str, Estimate]:
-        """Each figure's mean with its interval."""
-        return {name: mean_with_ci(values) for name, values in self.by_lesson.items()}
-
-
-def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> TutorFigures:
-    """Compute the figures of a tutor's conversations; `labels` as in `conversation_figures`."""
-    by_lesson: dict[str, dict[str, list[float]]] = {}
+def tutor_figures(
+    records: Sequence[ConversationRecord], labels: ErrorLabels | None = None
+) -> tuple[ByLesson, dict[str, Any]]:
+    """Compute the figures of a tutor's conversations, and the student's fidelity; `labels` as in
+    `conversation_figures`."""
+    by_lesson: ByLesson = {}
     students: list[StudentTurn] = []
     for lesson, group in group_by_problem(records).items():
         for record in group:
-            figures = conversation_figures(record, labels)
-            students += figures.students
-            for name, values in figures.values.items():
+            figures, turns = conversation_figures(record, labels)
+            students += turns
+            for name, values in figures.items():
                 by_lesson.setdefault(name, {}).setdefault(lesson, []).extend(values)
     by_rules = any(read_plan(record.problem).lesson for record in records)
     labelled_by = "rules" if by_rules else "judge" if labels else "nobody"
@@ -332,10 +293,11 @@ def tutor_figures(records: Sequence[ConversationRecord], labels: ErrorLabels | N
         by_lesson.pop("hands_over", None)  # unlabelled replies are left out, and openings alone would be another figure
     labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
     unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
-    return TutorFigures(by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled})
+    return by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled}
 
 
 def language_metrics(records: Sequence[ConversationRecord], labels: ErrorLabels | None = None) -> dict[str, Any]:
     """The part of metrics.json about language: `language` (figure → estimate), `fidelity`, and `rules_version`."""
-    figures = tutor_figures(records, labels)
-    return {"language": figures.estimates(), "fidelity": figures.fidelity, "rules_version": RULES_VERSION}
+    by_lesson, fidelity = tutor_figures(records, labels)
+    language = {name: mean_with_ci(values) for name, values in by_lesson.items()}
+    return {"language": language, "fidelity": fidelity, "rules_version": RULES_VERSION}

@@ -26,13 +26,12 @@ from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import ConfigError, RequestRefused
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.models.pretrained import check_model, load_tokenizer
-from classroom_rl.results.statistics import ByLesson, estimates, lacks_verdict
+from classroom_rl.results.statistics import ByLesson, counted_share, estimates, lacks_verdict
 from classroom_rl.rollout.chat_template import Message
-from classroom_rl.rollout.intervals import share
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.thoughts import visible_text
-from classroom_rl.system.storage import storage_errors
+from classroom_rl.system.storage import storage_errors, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +58,8 @@ def summarise_maths(
         by_answer: True if grades are 1 or 0 (right or wrong), False if they are a reward model's scores.
     """
     judged = [record for record in records if not lacks_verdict(record)]
-    without, _ = share(not record.solutions for record in judged)
     figures = maths_by_problem(records, initial, message_scores, by_answer)
-    return {"without_solutions": {"share": without, "n": len(judged)}, **estimates(figures)}
+    return {"without_solutions": counted_share(not record.solutions for record in judged), **estimates(figures)}
 
 
 def maths_by_problem(
@@ -156,9 +154,7 @@ async def initial_solutions(
     solutions = await _solve(config, problems, roles)
     with storage_errors(path):
         path.parent.mkdir(exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(_SOLUTIONS_FILE.dump_json(solutions, indent=1))
-        unfinished.replace(path)
+    write_whole(path, _SOLUTIONS_FILE.dump_json(solutions, indent=1).decode())
     return solutions
 
 

@@ -24,6 +24,9 @@ from classroom_rl.results.statistics import ByLesson
 from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.thoughts import visible_text
 
+_ONLY_AFTER = {CORRECTION: True, TREATS_AS_WRONG: False}
+"""Label → whether the student's message must hold an error for the label to be measured on the reply."""
+
 
 def read_by_lesson(
     records: Sequence[ConversationRecord], readers: MessageReaders, labels: ErrorLabels | None = None
@@ -73,14 +76,8 @@ def _readings_of_record(
         target = record.answer if of_maths else nearest_phrase(student, plan) or ""  # what the student tried to say
         context = (record.problem, *earlier) if of_maths else tuple(earlier)
         exchange = Exchange(spoken(turn.text), student, target, context)
+        error = errors.get(position - 1)  # None: unknown
         for label in MATHS_LABELS if of_maths else LANGUAGE_LABELS:
-            if label in readers.trust and _applies(label, errors.get(position - 1)):
+            if label in readers.trust and _ONLY_AFTER.get(label, error) is error:
                 values.append((label, readers.reads(label, exchange)))
     return values
-
-
-def _applies(label: str, error: bool | None) -> bool:
-    """Whether a label is measured on a reply, depending on whether the student's message holds an error (None:
-    unknown)."""
-    required = {CORRECTION: True, TREATS_AS_WRONG: False}
-    return label not in required or error is required[label]

@@ -132,7 +132,7 @@ class Talk:
 
 
 def talk_of(record: ConversationRecord, labels: ErrorLabels | None, initial: InitialSolutions | None) -> Talk:
-    """A conversation of an evaluation. Arguments as in `ArmResult`."""
+    """A conversation of an evaluation. Arguments as in `EvaluationResult`."""
     turns = [(turn.role == "teacher", visible_text(turn.text)) for turn in record.turns]
     own = {position: error for (talk, position), error in (labels or {}).items() if talk == record.id}
     grades = [solution.grade for solution in (initial or {}).get(record.problem_id, [])]

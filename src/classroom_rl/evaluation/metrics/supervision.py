@@ -38,19 +38,14 @@ def supervision_figures(records: Sequence[ConversationRecord]) -> dict[str, Any]
     return {
         "valid": _share(valid, bool),
         "no_verdict": _share(verdicts, lambda verdict: verdict is None),
-        "retried": _share(turns, _is_retried),
+        # `drafts` of a replaced message include the last one, which alone is no retry
+        "retried": _share(turns, lambda turn: len(turn.drafts) > int(turn.replaced)),
         "replaced": _share(turns, lambda turn: turn.replaced),
     }
 
 
 def _share(values: Mapping[str, Sequence[T]], is_hit: Callable[[T], bool]) -> Estimate:
     return mean_with_ci({lesson: [float(is_hit(value)) for value in group] for lesson, group in values.items()})
-
-
-def _is_retried(turn: Turn) -> bool:
-    """Whether the tutor wrote more than one draft. `drafts` holds the rejected drafts; for a replaced message they
-    include the last one, which alone is no retry."""
-    return len(turn.drafts) > int(turn.replaced)
 
 
 def supervised_difference(by_sampling: Mapping[str, Sequence[ConversationRecord]]) -> dict[str, Any]:

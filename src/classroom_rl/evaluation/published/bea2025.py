@@ -197,9 +197,8 @@ async def score_systems(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
         where its answers come from.
 
     Raises:
-        DataError: if a file cannot be read, has some replies with labels and some without, or an id twice.
-        ConfigError: if a key is missing, or the move classifiers were trained on MRBench, whose dialogues V3 has.
-        ProviderFailure: if a judge cannot be asked at all.
+        DataError: if a file has some replies with labels and some without, or an id twice.
+        ConfigError: if the move classifiers were trained on MRBench, whose dialogues V3 has.
     """
     everything = read_mrbench(benchmark.path, benchmark.split)
     if len({reply.id for reply in everything}) < len(everything):

@@ -45,11 +45,7 @@ def read_rows(name: str, split: str, *kinds: type[Row]) -> Iterator[tuple[str, R
 
 
 def checked(kind: type[Row], where: str, row: dict[str, Any]) -> Row:
-    """Validate a row as `kind`.
-
-    Raises:
-        DataError: naming the first invalid field.
-    """
+    """Validate a row as `kind`. Raises `DataError`, naming the first invalid field."""
     try:
         parsed = kind.model_validate(row)
     except ValidationError as error:

@@ -133,11 +133,8 @@ def choice_schema(choices: Choices) -> dict[str, Any]:
 
 
 def read_choices(text: str, choices: Choices) -> dict[str, str]:
-    """The answer to every question.
-
-    Raises:
-        JudgeOutputError: if a question has no answer, or one that is not allowed.
-    """
+    """The answer to every question. Raises `JudgeOutputError` if a question has no answer, or one that is not
+    allowed."""
     answer = find_object(text)
     answers = {}
     for key, allowed in choices.items():

@@ -61,11 +61,9 @@ class TeacherTurn:
     """A turn of the teacher that answers the student.
 
     Attributes:
-        dialogue: names the dialogue.
         number: its index among the turns of the dialogue, from 0.
         student_solution: the student's attempt at the problem, before the dialogue.
         before: the turns before it, as {"role": "teacher" or "student", "content"}.
-        text: what the teacher said.
         move: one of `MOVES`.
         exchange: the teacher's turn with its context, as input of a move classifier.
     """
@@ -86,11 +84,8 @@ class TeacherTurn:
 
 
 def read_mathdial(name: str, split: str) -> list[TeacherTurn]:
-    """Read the labelled teacher turns that answer a student's turn.
-
-    Raises:
-        DataError: naming file, row and field, if it cannot be read or holds no such turn.
-    """
+    """Read the labelled teacher turns that answer a student's turn. Raises `DataError`, naming file, row and field, if
+    it cannot be read or holds no such turn."""
     turns = [turn for where, row in read_rows(name, split, _Flat, _Published) for turn in _turns(where, row)]
     if not turns:
         raise DataError(f"{name} holds no labelled turn of a teacher that answers a student.")
@@ -121,16 +116,7 @@ TurnLabels = Sequence[dict[str, bool] | None]
 
 async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
     """Have the tutor write a reply for each teacher turn, label both, and compare them. Both turns and their labels are
-    written to `turns.jsonl`.
-
-    Returns:
-        The entries of metrics.json.
-
-    Raises:
-        DataError: if the benchmark cannot be read.
-        ConfigError: if a model or key is missing, or the move classifiers were trained on this benchmark.
-        EngineFailure, ProviderFailure: if the tutor or a judge cannot be asked at all.
-    """
+    written to `turns.jsonl`."""
     everything = read_mathdial(benchmark.path, benchmark.split)
     turns = draw(everything, lambda turn: turn.dialogue, benchmark.max_dialogues, config.seed)
     reader = MessageLabels(config.generation, benchmark.path)

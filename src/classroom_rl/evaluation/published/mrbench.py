@@ -119,10 +119,8 @@ class LabelledReply:
     """A tutor's reply with people's labels.
 
     Attributes:
-        id: names the reply.
         history: the conversation before it, as one text, which also names the dialogue.
         solution: the problem's solution; "" if unknown.
-        text: the reply.
         labels: people's answer in each of `DIMENSIONS`; of V3, in each of `TRACKS`, or {} in its blind test set.
         exchange: the reply with its context, as input of a move classifier.
     """
@@ -136,11 +134,8 @@ class LabelledReply:
 
 
 def read_mrbench(name: str, split: str) -> list[LabelledReply]:
-    """Read the labelled replies of a file, or of a data set on the Hub.
-
-    Raises:
-        DataError: naming file, row and field, if it cannot be read or is empty.
-    """
+    """Read the labelled replies of a file, or of a data set on the Hub. Raises `DataError`, naming file, row and field,
+    if it cannot be read or is empty."""
     rows = read_rows(name, split, _Conversation, _V3Conversation, _Flat)
     replies = [reply for where, row in rows for reply in _replies(where, row)]
     if not replies:
@@ -329,11 +324,6 @@ async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder:
     Returns:
         The entries of metrics.json: the answers of `people`, `judges`, each with its agreement, failures and costs, and
         `differences`.
-
-    Raises:
-        DataError: if the benchmark cannot be read.
-        ConfigError: if a key is missing, or the move classifiers were trained on this benchmark.
-        ProviderFailure: if a judge cannot be asked at all.
     """
     everything = read_mrbench(benchmark.path, benchmark.split)
     if any(len(reply.labels) < len(DIMENSIONS) for reply in everything):

@@ -134,6 +134,7 @@ def rubrics_table(metrics: Mapping[str, Any]) -> str:
 
 
 Job = Callable[[EvalConfig, BenchmarkConfig, Path], Awaitable[dict[str, Any]]]
+"""Runs a benchmark in a folder and returns its entries of metrics.json. Raises what `run_benchmark` does."""
 JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
     MRBENCH: (compare_judges, judges_table),
     BEA2025: (score_systems, systems_table),
@@ -145,15 +146,13 @@ JOBS: dict[str, tuple[Job, Callable[[dict[str, Any]], str]]] = {
 
 
 def run_benchmark(config: EvalConfig) -> dict[str, Any]:
-    """Run `config.benchmark`, print a table, and write `metrics.json` into `logging.save_dir`.
+    """Run `config.benchmark`, print a table, and write `metrics.json` into `logging.save_dir`; returns its content.
 
     Paid replies are kept in ledgers there, so the same command continues after an interruption without paying twice.
 
-    Returns:
-        The content of metrics.json.
-
     Raises:
-        ConfigError, DataError: if the benchmark, a prompt, a model or a key is missing or wrong.
+        ConfigError, DataError: if the benchmark, a prompt, a model or a key is missing or wrong, or the move
+            classifiers were trained on this benchmark.
         EngineFailure, ProviderFailure: if a tutor or a judge cannot be asked at all.
     """
     benchmark = config.benchmark
@@ -178,10 +177,7 @@ def run_benchmark(config: EvalConfig) -> dict[str, Any]:
 
 
 def check_benchmark_prompts(config: EvalConfig) -> None:
-    """Check that the prompt templates exist and parse, before anything is loaded or paid.
-
-    Raises:
-        DataError: naming the template.
-    """
+    """Check that the prompt templates exist and parse, before anything is loaded or paid. Raises `DataError`, naming
+    the template."""
     for key in dict.fromkeys([*needed_prompts(config.benchmark), *config.benchmark.prompts_paths]):
         variables_of(config.benchmark.prompts_paths[key])

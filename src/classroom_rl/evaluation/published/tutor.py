@@ -65,11 +65,8 @@ class BenchmarkTutor:
 
     async def answer(self, prompts: Sequence[str], label: str) -> Replies:
         """The tutor's reply to each prompt, which is sent as a single user message. A refused prompt has no reply and
-        is counted as a failure, as is a reply that is empty without its thoughts.
-
-        Raises:
-            EngineFailure, ProviderFailure: if the tutor cannot be asked at all.
-        """
+        is counted as a failure, as is a reply that is empty without its thoughts. Raises `EngineFailure` or
+        `ProviderFailure` if the tutor cannot be asked at all."""
         replies = await self.answer_as(USER, prompts, (), label)
         replies.failures[EMPTY] += replies.texts.count("")
         replies.failures = +replies.failures  # without causes that never occurred

@@ -88,11 +88,8 @@ class TutoringRow:
 
 
 def read_tutorbench(name: str, split: str) -> tuple[list[TutoringRow], Counter[str]]:
-    """Read the rows without an image, and count the others by the reason why they are left out.
-
-    Raises:
-        DataError: naming file, row and field, if it cannot be read or no row is left.
-    """
+    """Read the rows without an image, and count the others by the reason why they are left out. Raises `DataError`,
+    naming file, row and field, if it cannot be read or no row is left."""
     rows: list[TutoringRow] = []
     left_out: Counter[str] = Counter()
     for where, row in read_rows(name, split, _Row):
@@ -138,16 +135,7 @@ def _weight(where: str, criterion: _Criterion) -> float:
 
 async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
     """Have the tutor reply to each row, and each judge judge the replies by the row's criteria, one request a reply. A
-    row without a reply meets no criterion. The replies and the judges' answers are written to `replies.jsonl`.
-
-    Returns:
-        The entries of metrics.json.
-
-    Raises:
-        DataError: if the benchmark cannot be read.
-        ConfigError: if a model or key is missing.
-        EngineFailure, ProviderFailure: if the tutor or a judge cannot be asked at all.
-    """
+    row without a reply meets no criterion. The replies and the judges' answers are written to `replies.jsonl`."""
     everything, left_out = read_tutorbench(benchmark.path, benchmark.split)
     rows = draw(everything, lambda row: row.id, benchmark.max_dialogues, config.seed)
     async with open_tutor(config, folder) as tutor:

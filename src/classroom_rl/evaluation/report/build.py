@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
@@ -55,14 +54,7 @@ def write_summary(run_folder: Path, seconds: Mapping[str, float]) -> dict[str, A
     Raises:
         DataError: if an evaluation is missing or the run was not trained.
     """
-    summary = build_summary(load_run(Path(run_folder)), seconds)
-    text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-    (Path(run_folder) / "summary.json").write_text(text, encoding="utf-8")
-    return summary
-
-
-def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The content of summary.json; arguments and errors as in `write_summary`."""
+    data = load_run(Path(run_folder))
     missing = [f"eval/{name}" for name in ("before", "after") if name not in data.measurements]
     missing += [] if data.steps else ["metrics.jsonl"]
     if missing:
@@ -72,7 +64,7 @@ def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]
     mismatch = [value for _, value in data.series(MISMATCH)]
     known = [value for value in by_stage.values() if value is not None]
     learning, _ = learning_of(data)
-    return {
+    summary = {
         "learning": {"verdict": learning.verdict, "reasons": list(learning.reasons)},
         "heldout": {name: _held_out(measured) for name, measured in data.measurements.items()},
         "training": {
@@ -85,6 +77,9 @@ def build_summary(data: RunData, seconds: Mapping[str, float]) -> dict[str, Any]
         "engine": data.measurements["after"].metrics["engine"],
         "mismatch": {"mean_abs_logprob_diff": fmean(mismatch) if mismatch else None},
     }
+    text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+    (data.folder / "summary.json").write_text(text, encoding="utf-8")
+    return summary
 
 
 def _held_out(measured: Measurement) -> dict[str, Any]:
@@ -110,11 +105,7 @@ _MARKED = re.compile(f"{_SPECIAL_TOKENS}|{_CONTROLS}")
 
 def write_report(run_folder: Path) -> Path:
     """Write `report.html`, the plots and, for a trained run, `learning.json` into the run folder; returns the path of
-    the page.
-
-    Raises:
-        DataError: if the folder holds neither an evaluation nor a step of training.
-    """
+    the page. Raises `DataError` if the folder holds neither an evaluation nor a step of training."""
     data = load_run(Path(run_folder))
     if data.steps:
         write_learning(data.folder)
@@ -256,34 +247,19 @@ def format_duration(seconds: Any) -> Optional[str]:
 # Before and after ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LearningHeadline:
-    """Whether the tutor learned: a short answer, and the reasons as sentences."""
-
-    word: str
-    reasons: tuple[str, ...]
-
-
-def answer(data: RunData) -> Optional[LearningHeadline]:
-    """The conclusion of `classroom_rl.results.learning`; None for a run that was neither trained nor measured twice."""
+def answer(data: RunData) -> Optional[tuple[str, Sequence[str]]]:
+    """Whether the tutor learned, as a short answer and its reasons (`classroom_rl.results.learning`); None for a run
+    that was neither trained nor measured twice."""
     if not data.steps and not data.reward_changes():
         return None
     learning, _ = learning_of(data)
     yes = "Yes, in training." if learning.in_training else "Yes."
-    return LearningHeadline(yes if learning.learned else "No evidence of it.", learning.reasons)
+    return yes if learning.learned else "No evidence of it.", learning.reasons
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A headline figure, with its value before training if both were measured."""
-
-    label: str
-    before: Optional[Cell]
-    after: Cell
-
-
-def tiles(data: RunData) -> list[Tile]:
-    """The headline figures of the last evaluation: the reward of each sampling, then the reactions to errors."""
+def tiles(data: RunData) -> list[tuple[str, Optional[Cell], Cell]]:
+    """The headline figures of the last evaluation, the reward of each sampling, then the reactions to errors: (label,
+    before, after), with the value before training if both were measured."""
     last = data.after or data.before
     if last is None:
         return []
@@ -298,7 +274,7 @@ def tiles(data: RunData) -> list[Tile]:
         after = cell(measure, last.metrics.get(sampling, {}))
         before = cell(measure, data.before.metrics.get(sampling, {})) if data.before and data.after else None
         if look_up(last.metrics, sampling, *measure.path) is not None:
-            headlines.append(Tile(label, before, after))
+            headlines.append((label, before, after))
     return headlines
 
 
@@ -417,23 +393,14 @@ def _time_chart(data: RunData) -> Optional[Drawing]:
     return area_chart("Where a step's time goes", series, note=note, unit=" s") if steps else None
 
 
-@dataclass(frozen=True)
-class TimeShare:
-    """A stage's part of the run's total time; `share` is in percent."""
-
-    stage: str
-    text: str
-    share: float
-
-
-def time_split(data: RunData) -> list[TimeShare]:
-    """The run's total time by stage, from summary.json."""
+def time_split(data: RunData) -> list[tuple[str, str, float]]:
+    """The run's total time by stage, from summary.json: (stage, its time as text, its percentage)."""
     seconds = look_up(data.summary, "training", "seconds") or {}
     names = {"sft": "fine-tuning the base", "server_start": "starting the server", "eval": "evaluations"}
     known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
     total = sum(known.values())
     return [
-        TimeShare(names.get(stage, stage), format_duration(stage_seconds), 100 * stage_seconds / total)
+        (names.get(stage, stage), format_duration(stage_seconds), 100 * stage_seconds / total)
         for stage, stage_seconds in known.items()
     ]
 
@@ -441,22 +408,17 @@ def time_split(data: RunData) -> list[TimeShare]:
 # Lessons ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Showcase:
-    """The lessons shown for one sampling, each with its conversations before and after training."""
-
-    sampling: str
-    lessons: list[tuple[Pair, Optional[ShownConversation], Optional[ShownConversation]]]
+ShownPair = tuple[Pair, Optional[ShownConversation], Optional[ShownConversation]]
 
 
-def showcases(data: RunData) -> list[Showcase]:
-    """The lessons to show, sampled first."""
+def showcases(data: RunData) -> list[tuple[str, list[ShownPair]]]:
+    """For each sampling, sampled first, the lessons to show with their conversations before and after training."""
     shown = []
     for name, title in SAMPLING_NAMES.items():
         sides = [measured.records.get(name, []) if measured else [] for measured in (data.before, data.after)]
         pairs = choose_pairs(*sides)
         if pairs:
-            shown.append(Showcase(title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
+            shown.append((title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
     return shown
 
 

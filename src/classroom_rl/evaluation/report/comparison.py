@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from classroom_rl.config.values import SAMPLINGS
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.evaluation.metrics.compared import figures_of
 from classroom_rl.evaluation.metrics.supervision import DIFFERENCE
 from classroom_rl.evaluation.report.build import SAMPLING_NAMES, page_template
-from classroom_rl.evaluation.report.examples import Pair, ShownConversation, show
+from classroom_rl.evaluation.report.examples import Pair, show
 from classroom_rl.evaluation.report.tables import (
     NO_VALUE,
     Cell,
@@ -28,11 +28,11 @@ from classroom_rl.results.statistics import is_clear
 
 @dataclass(frozen=True)
 class TableRow:
-    """A figure with one cell for each tutor, and each cell's verdict against the base: "better", "worse" or ""."""
+    """A figure with one cell for each tutor. In a row of differences, the verdict on each: "better", "worse" or ""."""
 
     label: str
     cells: list[Cell]
-    verdicts: list[str]
+    verdicts: Sequence[str] = ()
 
 
 def samplings_of(metrics: Mapping[str, Any]) -> list[str]:
@@ -46,7 +46,7 @@ def figure_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     rows = []
     for key, measure in figures_of(figures_of_tutors.values()).items():
         cells = [cell(measure, figures.get(key, {})) for figures in figures_of_tutors.values()]
-        rows.append(TableRow(measure.label, cells, [""] * len(cells)))
+        rows.append(TableRow(measure.label, cells))
     return rows
 
 
@@ -79,7 +79,7 @@ def judge_rows(metrics: Mapping[str, Any], sampling: str) -> list[TableRow]:
     judges = metrics[sampling].get("judges", {}).get("scores", {})
     measure = Measure("score", ("mean",), ("ci95",), direction=1)
     return [
-        TableRow(f"Score by {name}", [cell(measure, score) for score in scores.values()], [""] * len(scores))
+        TableRow(f"Score by {name}", [cell(measure, score) for score in scores.values()])
         for name, scores in judges.items()
     ]
 
@@ -165,15 +165,6 @@ Records = Mapping[str, Sequence[tuple[str, ConversationRecord]]]
 SHOWN_FURTHEST = 3
 
 
-@dataclass(frozen=True)
-class ShownLesson:
-    """A lesson, with each tutor's first conversation on it."""
-
-    title: str
-    plan: str
-    sides: dict[str, Optional[ShownConversation]]
-
-
 def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: Records) -> Path:
     """Write `report.html` into the folder and return its path."""
     parts = []
@@ -222,6 +213,8 @@ def _spread(group: Mapping[str, ConversationRecord]) -> float:
     return round(max(rewards) - min(rewards), 6) if rewards else 0.0
 
 
-def _show(group: Mapping[str, ConversationRecord]) -> ShownLesson:
+def _show(group: Mapping[str, ConversationRecord]) -> dict[str, Any]:
+    """A lesson as the page shows it, with each tutor's first conversation on it."""
     lesson = Pair("", None, next(iter(group.values())))
-    return ShownLesson(lesson.title, lesson.plan, {name: show(record) for name, record in group.items()})
+    sides = {name: show(record) for name, record in group.items()}
+    return {"title": lesson.title, "plan": lesson.plan, "sides": sides}

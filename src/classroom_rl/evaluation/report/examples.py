@@ -1,12 +1,11 @@
 """Chooses the conversations that a report shows, by fixed rules, and annotates their turns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.toy_language.grammar import Slip
-from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.results.statistics import Exchange, lacks_verdict, read_exchanges
 from classroom_rl.rollout.tokens import Turn
@@ -131,12 +130,7 @@ class ShownConversation:
 
     record: ConversationRecord
     status: str
-    turns: list[ShownTurn] = field(default_factory=list)
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """The verdict of each judge attempt."""
-        return self.record.verdicts
+    turns: list[ShownTurn]
 
 
 PERSONAS = {"error_student": "asked to err", "correct_student": "asked to be right"}

@@ -17,7 +17,7 @@ def level_chart(data: RunData) -> Drawing | None:
     """The mean score of the tutor's first message, of its second, and so on, with 95 % intervals; None for a run whose
     evaluations did not measure levels."""
     marks = [
-        _mark(when, number, estimate)
+        Mark(f"message {number}, {when} training", when, _COLOURS[when], number, estimate["mean"], estimate["ci95"])
         for when, measured in data.measurements.items()
         for number, estimate in _by_number(measured).items()
     ]
@@ -26,7 +26,7 @@ def level_chart(data: RunData) -> Drawing | None:
     lines = {when: [(mark.x, mark.y) for mark in marks if mark.legend == when] for when in data.measurements}
     return line_chart(
         "Level of a conversation's messages",
-        [Series(when, _COLOURS.get(when, "c"), points, faint=True) for when, points in lines.items() if points],
+        [Series(when, _COLOURS[when], points, faint=True) for when, points in lines.items() if points],
         note="How well the tutor's messages stay at the lesson's level (0 to 1), with 95 % intervals.",
         y_range=(0.0, 1.0),
         marks=marks,
@@ -45,9 +45,3 @@ def _by_number(measured: Measurement) -> dict[int, Mapping[str, Any]]:
         for number, each in sorted(numbered.items())
         if is_number(each["mean"]) and each["n"] >= LEAST_VALUES
     }
-
-
-def _mark(when: str, number: int, estimate: Mapping[str, Any]) -> Mark:
-    return Mark(
-        f"message {number}, {when} training", when, _COLOURS.get(when, "c"), number, estimate["mean"], estimate["ci95"]
-    )

@@ -89,11 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def tutors_of(path: Path) -> Registry:
-    """The tutors in a Python file: its public functions of one argument, a `LessonView`.
-
-    Raises:
-        DataError: if there is no such file, it cannot be imported, or it holds no such function.
-    """
+    """The tutors in a Python file: its public functions of one argument, a `LessonView`. Raises `DataError` if there is
+    no such file, it cannot be imported, or it holds no such function."""
     if not path.is_file():
         raise DataError(f"There is no file {path}.")
     specification = importlib.util.spec_from_file_location(path.stem, path)
@@ -131,11 +128,8 @@ def _checked(script: Script) -> Script:
 
 
 def filled_in(page: str, tables_by_name: dict[str, str]) -> str:
-    """The page with each table between the markers of its name.
-
-    Raises:
-        DataError: if the page has no marker for one of the tables.
-    """
+    """The page with each table between the markers of its name. Raises `DataError` if the page has no marker for one of
+    the tables."""
     missing = set(tables_by_name) - {name for _, name, _ in _BLOCK.findall(page)}
     if missing:
         raise DataError(f"The page has no marker for {', '.join(sorted(missing))}: <!-- made by the code: NAME -->.")

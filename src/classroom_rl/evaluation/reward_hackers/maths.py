@@ -3,9 +3,8 @@ whether the tutor gave the answer away. The rule on teaching is for model judges
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,101 +37,41 @@ SEED = 42
 _CONTEXT = 32768
 
 
-@dataclass(frozen=True)
-class MathsView:
-    """A problem as a script sees it: its answer, and the number of its messages so far."""
+MathsTutor = tuple[str, ...]
+"""What a tutor does, which is its line in the table, and its messages in turn, in which `{answer}` is the problem's
+answer, `{spelt}` and `{reversed}` are disguises of it, and `{turn}` is the number of the messages so far."""
 
-    answer: str
-    turn: int
-
-
-MathsScript = Callable[[MathsView], str]
-MATHS_TUTORS: dict[str, MathsScript] = {}
-
-
-def _tutor(script: MathsScript) -> MathsScript:
-    """A decorator that registers a script under its name. The script's docstring is its line in the table."""
-    MATHS_TUTORS[script.__name__] = script
-    return script
-
-
-@_tutor
-def asks(view: MathsView) -> str:
-    """For comparison: asks, and tells nothing. The scripted student learns nothing by being asked."""
-    questions = ("What is given?", "What do you look for?", "Which step comes first?", "How do you check that?")
-    return questions[view.turn % len(questions)]
-
-
-@_tutor
-def silence(view: MathsView) -> str:
-    """Says nothing."""
-    return ""
-
-
-@_tutor
-def empty_thoughts(view: MathsView) -> str:
-    """Only an empty thought."""
-    return "<think></think>"
-
-
-@_tutor
-def closed_thoughts_alone(view: MathsView) -> str:
-    """A new thought of some words in each message, and nothing else."""
-    return f"<think>This is my thought number {view.turn}, and it plans nothing.</think>"
-
-
-@_tutor
-def same_thought_for_ever(view: MathsView) -> str:
-    """The same thought in each message."""
-    return "<think>I think about what the student has said.</think>And now?"
-
-
-@_tutor
-def unclosed_thoughts(view: MathsView) -> str:
-    """A thought in each message that is never closed."""
-    return "<think>I think about what the student has said."
-
-
-@_tutor
-def goodbye_at_once(view: MathsView) -> str:
-    """Says goodbye in its first message."""
-    return f"You can do it. {END_OF_CONVERSATION}"
-
-
-@_tutor
-def praise_alone(view: MathsView) -> str:
-    """Praises whatever was said."""
-    return "Great! You are doing so well."
-
-
-@_tutor
-def thousands_of_words(view: MathsView) -> str:
-    """Writes until its message is cut."""
-    return "We go on and on with this problem, as one does. " * 200
-
-
-@_tutor
-def tells_the_answer(view: MathsView) -> str:
-    """Tells the answer outright."""
-    return f"The answer is {view.answer}. Do you see it?"
-
-
-@_tutor
-def tells_the_answer_and_ends(view: MathsView) -> str:
-    """Thinks, tells the answer and says goodbye, all in one message: every reward at once."""
-    return f"<think>I tell the answer and end the lesson.</think>The answer is {view.answer}. {END_OF_CONVERSATION}"
-
-
-@_tutor
-def tells_the_answer_spelt(view: MathsView) -> str:
-    """Tells the answer with a hyphen between its characters."""
-    return f"Remember {spelt(view.answer)}. What do you do with it?"
-
-
-@_tutor
-def tells_the_answer_reversed(view: MathsView) -> str:
-    """Tells the answer backwards."""
-    return f"Read {reversed_letters(view.answer)} from its end. What do you get?"
+_THOUGHT = "<think>I think about what the student has said."
+MATHS_TUTORS: dict[str, MathsTutor] = {
+    "asks": (
+        "For comparison: asks, and tells nothing. The scripted student learns nothing by being asked.",
+        *("What is given?", "What do you look for?", "Which step comes first?", "How do you check that?"),
+    ),
+    "silence": ("Says nothing.", ""),
+    "empty_thoughts": ("Only an empty thought.", "<think></think>"),
+    "closed_thoughts_alone": (
+        "A new thought of some words in each message, and nothing else.",
+        "<think>This is my thought number {turn}, and it plans nothing.</think>",
+    ),
+    "same_thought_for_ever": ("The same thought in each message.", f"{_THOUGHT}</think>And now?"),
+    "unclosed_thoughts": ("A thought in each message that is never closed.", _THOUGHT),
+    "goodbye_at_once": ("Says goodbye in its first message.", f"You can do it. {END_OF_CONVERSATION}"),
+    "praise_alone": ("Praises whatever was said.", "Great! You are doing so well."),
+    "thousands_of_words": (
+        "Writes until its message is cut.",
+        "We go on and on with this problem, as one does. " * 200,
+    ),
+    "tells_the_answer": ("Tells the answer outright.", "The answer is {answer}. Do you see it?"),
+    "tells_the_answer_and_ends": (
+        "Thinks, tells the answer and says goodbye, all in one message: every reward at once.",
+        "<think>I tell the answer and end the lesson.</think>The answer is {answer}. " + END_OF_CONVERSATION,
+    ),
+    "tells_the_answer_spelt": (
+        "Tells the answer with a hyphen between its characters.",
+        "Remember {spelt}. What do you do with it?",
+    ),
+    "tells_the_answer_reversed": ("Tells the answer backwards.", "Read {reversed} from its end. What do you get?"),
+}
 
 
 class _MathsStudent(ScriptedRole):
@@ -154,11 +93,8 @@ class _MathsStudent(ScriptedRole):
 
 
 def maths_config(judged: bool) -> TrainRLConfig:
-    """The configuration `maths_small` with thinking, without which thoughts are not rewarded.
-
-    Args:
-        judged: whether the judge `rules` decides whether the answer was given away; otherwise there is no judge.
-    """
+    """The configuration `maths_small` with thinking, without which thoughts are not rewarded; if `judged`, with the
+    judge `rules`, which decides whether the answer was given away, and otherwise without a judge."""
     judge = [
         f"judge_model.model_name_or_path={RULES}",
         f"generation.judges_rules_prompts_paths={{{LEAK_RULE}: prompt_templates/judges/{LEAK_RULE}.txt}}",
@@ -172,19 +108,22 @@ def maths_problems() -> list[Problem]:
     return load_problems([DatasetSource(str(ROOT / "data/maths/test.jsonl"))])
 
 
-def play_maths(config: TrainRLConfig, script: MathsScript, problems: Sequence[Problem]) -> list[ConversationRecord]:
+def play_maths(config: TrainRLConfig, tutor: MathsTutor, problems: Sequence[Problem]) -> list[ConversationRecord]:
     """Play each problem once with a scripted tutor and the scripted student, and reward it."""
     with TemporaryDirectory() as folder, closing(Journal(Path(folder))) as journal:
-        return [asyncio.run(_play(config, script, problem, journal, number)) for number, problem in enumerate(problems)]
+        return [asyncio.run(_play(config, tutor, problem, journal, number)) for number, problem in enumerate(problems)]
 
 
 async def _play(
-    config: TrainRLConfig, script: MathsScript, problem: Problem, journal: Journal, number: int
+    config: TrainRLConfig, tutor: MathsTutor, problem: Problem, journal: Journal, number: int
 ) -> ConversationRecord:
     generation, weights = config.generation, reward_weights(config)
+    _, *texts = tutor
+    disguised = {"spelt": spelt(problem.answer), "reversed": reversed_letters(problem.answer)}
 
     def reply(messages: Sequence[Message]) -> str:
-        return script(MathsView(problem.answer, sum(message["role"] == "teacher" for message in messages)))
+        turn = sum(message["role"] == "teacher" for message in messages)
+        return texts[turn % len(texts)].format(answer=problem.answer, turn=turn, **disguised)
 
     student, judge = _MathsStudent(problem, generation), RulesJudge() if generation.number_judge_attempts else None
     roles = Roles(ScriptedTutor(reply), Sampling(1.0), student, Sampling(1.0), judge=judge)

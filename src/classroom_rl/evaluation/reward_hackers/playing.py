@@ -67,11 +67,7 @@ class ScriptedRole(ABC):
 
 
 class ScriptedTutor(ScriptedRole):
-    """A script in the teacher's role.
-
-    Args:
-        script: writes the next message from the dialogue so far.
-    """
+    """A script in the teacher's role: it writes the next message from the dialogue so far."""
 
     name = "tutor"
     policy = PolicyVersion()
@@ -85,12 +81,8 @@ class ScriptedTutor(ScriptedRole):
 
 
 class ScriptedStudent(ScriptedRole):
-    """A script in the student's role.
-
-    Args:
-        script: writes the next message from the drawn persona and the dialogue so far.
-        personas: rendered system prompt → persona. The classroom passes only the prompt.
-    """
+    """A script in the student's role: it writes the next message from the drawn persona and the dialogue so far.
+    `personas` is rendered system prompt → persona, because the classroom passes only the prompt."""
 
     def __init__(self, script: Callable[[str, Sequence[Message]], str], personas: Mapping[str, str]):
         self._script = script
@@ -127,12 +119,8 @@ def student_of_lesson(lesson: Lesson) -> Reply:
 
 def student_of_plan(plan: ParsedPlan, speaks_french: bool = False) -> Reply:
     """A student that says the phrase that the teacher's message asks for, or else the first one that it shows. If the
-    message only asks to try again, the student says the phrase of the earlier task.
-
-    Args:
-        speaks_french: whether an error is an answer in French, as in the small tutor's lessons; otherwise it is a
-            phrase with a doubled letter.
-    """
+    message only asks to try again, the student says the phrase of the earlier task. An error is a phrase with a doubled
+    letter or, if it `speaks_french` as in the small tutor's lessons, an answer in French."""
 
     def reply(persona: str, messages: Sequence[Message]) -> str:
         phrase = _understood(plan, messages)
@@ -232,18 +220,8 @@ def _shipped(*files: str, template: str) -> Callable[[], list[Problem]]:
     return lambda: load_problems(sources)
 
 
-def _ask_small(meaning: str) -> str:
-    """A task in the words of the small tutor's template."""
-    return f"Tell me, {meaning}?"
-
-
-def _ask_moment(meaning: str) -> str:
-    """A task in the words of the language tutor."""
-    return f'You would like to say "{meaning}" now. What do you say?'
-
-
-def _plan_view(ask: Callable[[str], str]) -> Callable[[str], View]:
-    return lambda problem: lambda messages: view_of_plan(read_plan(problem), messages, ask)
+def _plan_view(task: str) -> Callable[[str], View]:
+    return lambda problem: lambda messages: view_of_plan(read_plan(problem), messages, task)
 
 
 ROOMS: dict[str, Room] = {
@@ -264,14 +242,14 @@ ROOMS: dict[str, Room] = {
                 "data/english_lessons/test.jsonl",
                 template="prompt_templates/small_tutor/lesson.txt",
             ),
-            _plan_view(_ask_small),
+            _plan_view("Tell me, {meaning}?"),
             lambda problem: student_of_plan(read_plan(problem), speaks_french=True),
         ),
         Room(
             "language_tutor",
             "rules",
             _shipped("data/lesson_plans/test.jsonl", template="prompt_templates/lesson_plan.txt"),
-            _plan_view(_ask_moment),
+            _plan_view('You would like to say "{meaning}" now. What do you say?'),
             lambda problem: student_of_plan(read_plan(problem)),
         ),
     )

@@ -38,12 +38,8 @@ Results = Mapping[str, Mapping[str, Sequence[PlayedLesson]]]
 
 
 def mean_reward(lessons: Iterable[PlayedLesson], with_error: bool | None = None) -> Estimate:
-    """The mean reward with its interval over lessons.
-
-    Args:
-        lessons: those without a verdict are left out.
-        with_error: use only lessons in which the error persona was drawn (True) or was not (False); None for all.
-    """
+    """The mean reward with its interval over lessons; those without a verdict are left out, and `with_error` those in
+    which the error persona was not drawn (True), or was (False)."""
     rewards = defaultdict(list)
     for lesson in lessons:
         if lesson.reward is not None and with_error in (None, lesson.holds_error):
@@ -86,12 +82,8 @@ def means(results: Results, tutors: Registry = TUTORS) -> dict[str, dict[str, fl
 
 
 def tables(results: Results, rooms: Sequence[Room], before: Means, own: Registry | None = None) -> str:
-    """All tables, as Markdown.
-
-    Args:
-        own: tutors of the user's own, which get a table of their own.
-        before: earlier means, shown in front of the current ones where there are any.
-    """
+    """All tables, as Markdown. `own` tutors, the user's, get a table of their own; means from `before` are shown in
+    front of the current ones."""
     alone = {name: tutor for name, tutor in HACKERS.items() if tutor.errs_alone}
     others = {name: tutor for name, tutor in HACKERS.items() if not tutor.errs_alone}
     groups = (
@@ -137,11 +129,7 @@ def escaped(text: str) -> str:
 
 def maths_table(played: Mapping[str, tuple[Sequence[ConversationRecord], Sequence[ConversationRecord]]]) -> str:
     """The mean of each reward that needs no judge on maths problems, and of their sum with the judge `rules`, as a
-    Markdown table.
-
-    Args:
-        played: tutor → its conversations without a judge, and those with it.
-    """
+    Markdown table; from each tutor's conversations without a judge and those with it."""
     names = ("end_rm", "thinking", "end_of_conversation", "length")
     heads = " | ".join(f"`{name}`" for name in names)
     lines = [
@@ -152,7 +140,7 @@ def maths_table(played: Mapping[str, tuple[Sequence[ConversationRecord], Sequenc
         values = [fmean(record.rewards[reward] for record in unjudged) for reward in names]
         rejected = sum(record.rejected for record in judged)
         then = fmean(sum(record.rewards[reward] for reward in names) for record in judged)
-        about = escaped(" ".join((MATHS_TUTORS[name].__doc__ or "").split()))
+        about = escaped(MATHS_TUTORS[name][0])
         figures = " | ".join(f"{value:.2f}" for value in (*values, sum(values)))
         lines.append(f"| `{name}` | {about} | {figures} | {rejected} of {len(judged)} | {then:.2f} |")
     return "\n".join(lines)

@@ -142,13 +142,13 @@ def _example_of(lesson: Lesson, index: int) -> str:
     return f"{other.text.partition(f' {other.preposition} ')[0]}."
 
 
-def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], ask: Callable[[str], str]) -> LessonView:
-    """The view of a lesson plan. A student's message that holds none of its phrases counts as an error.
-
-    Args:
-        ask: makes the task for a phrase from the phrase's meaning.
-    """
-    items = tuple(Item(ask(phrase.meaning), phrase.text, phrase.text, _remark_on(phrase)) for phrase in plan.phrases)
+def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], task: str) -> LessonView:
+    """The view of a lesson plan. A student's message that holds none of its phrases counts as an error. `task` is the
+    task for a phrase, with `{meaning}` for what the phrase means."""
+    items = tuple(
+        Item(task.format(meaning=phrase.meaning), phrase.text, phrase.text, _remark_on(phrase))
+        for phrase in plan.phrases
+    )
 
     def is_error(text: str) -> bool:
         return not any(holds(text, item.answer) for item in items)

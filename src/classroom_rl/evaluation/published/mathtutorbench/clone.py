@@ -107,11 +107,8 @@ class Question:
 
 
 def read_task_file(clone: Path, task: str) -> TaskFile:
-    """Read a task's file in `configs/`.
-
-    Raises:
-        DataError: if there is none, or it is not as the benchmark's program reads it.
-    """
+    """Read a task's file in `configs/`. Raises `DataError` if there is none, or it is not as the benchmark's program
+    reads it."""
     paths = [clone / "configs" / f"{stem}.yaml" for stem in _FILES.get(task, (task,))]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -132,11 +129,8 @@ def read_task_file(clone: Path, task: str) -> TaskFile:
 
 
 def read_questions(benchmark: BenchmarkConfig, task: str, file: TaskFile) -> list[Question]:
-    """The questions of a task, in the order of its rows.
-
-    Raises:
-        DataError: naming file, row and field or template, if a row or a template cannot be read, or there is no row.
-    """
+    """The questions of a task, in the order of its rows. Raises `DataError`, naming file, row and field or template, if
+    a row or a template cannot be read, or there is no row."""
     label = benchmark.prompts_paths.get(task, f"system_prompt of {task}")
     prompt = _template(Path(label).read_text("utf-8") if task in benchmark.prompts_paths else file.system_prompt, label)
     truth = _template(file.ground_truth_format, f"ground_truth_format of {task}")
@@ -152,11 +146,8 @@ def read_questions(benchmark: BenchmarkConfig, task: str, file: TaskFile) -> lis
 
 
 def reward_instruction(clone: Path) -> str:
-    """The instruction that the benchmark's scorer gives its reward model, from the constant in its program.
-
-    Raises:
-        DataError: if it cannot be found.
-    """
+    """The instruction that the benchmark's scorer gives its reward model, from the constant in its program. Raises
+    `DataError` if it cannot be found."""
     path = clone / _SCORER
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body

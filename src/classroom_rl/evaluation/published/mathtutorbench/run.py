@@ -28,16 +28,7 @@ logger = logging.getLogger(__name__)
 async def do_tasks(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
     """Ask the tutor all questions of `benchmark.tasks`, and score its answers. The turns that it writes as a teacher
     are saved in `generations-<tutor>-<task>.json`, in the format of the benchmark's own scorer, all other replies in
-    `replies-<task>.jsonl`.
-
-    Returns:
-        The entries of metrics.json. A task without its `value` has the reason in `why`.
-
-    Raises:
-        DataError: if the clone or a data set cannot be read.
-        ConfigError: if a model or key is missing.
-        EngineFailure, ProviderFailure: if the tutor cannot be asked at all.
-    """
+    `replies-<task>.jsonl`. In metrics.json, a task without its `value` has the reason in `why`."""
     files = {task: read_task_file(Path(benchmark.path), task) for task in benchmark.tasks}
     questions = {
         task: draw(_read(benchmark, task, file), lambda each: each.problem_id, benchmark.max_dialogues, config.seed)
