@@ -34,6 +34,8 @@ BATCHES = (
     *("generation.max_turns=5", "generation.server_port=8765", "train.number_of_problems_per_batch=2"),
     *("train.num_samples_per_problem=2", "train.per_device_train_batch_size=4", "train.max_steps=2"),
 )
+OF_THEN = ("train.lr_scheduler_type=constant", "student_model.vllm.temperature=1")
+"""What the quickstart had then, and has no longer."""
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_the_report_is_written(folder: Path) -> None:
 
 def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
     assert configured(folder).environment == "classroom" and configured(folder).generation.max_turns == 5
-    then = ["--config-name", "quickstart", f"logging.save_dir={folder}", "logging.save_steps=1", *BATCHES]
+    then = ["--config-name", "quickstart", f"logging.save_dir={folder}", "logging.save_steps=1", *BATCHES, *OF_THEN]
     longer = training(*then, "train.max_steps=5")
     assert check_resume(folder, longer) == [
         "train.max_steps changes from 2 to 5 after step 2",
