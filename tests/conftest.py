@@ -178,6 +178,8 @@ def quickstart_overrides(run_folder: Path, model: Path, world: Path, port: int) 
         "train.number_of_problems_per_batch=4",
         "train.num_samples_per_problem=4",
         "train.per_device_train_batch_size=8",
+        "train.lr_scheduler_type=constant",  # tests stop at other steps
+        "student_model.vllm.temperature=1",
     ]
 
 
