@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl.trainer.utils import add_fused_lm_head
 
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
@@ -18,7 +19,7 @@ from classroom_rl.rollout.chat_template import encode_chat
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.rows import TrainingRow, rows_of
-from classroom_rl.trainer import distributions
+from classroom_rl.trainer import distributions, model_loading
 from classroom_rl.trainer.losses import LossOptions, clipped
 from tests.support.configs import training
 from tests.support.offline_trainer import conversation, offline_trainer, save_tiny_model
@@ -229,6 +230,30 @@ def test_a_model_that_is_distilled_into_itself_learns_nothing(trainer_of: Any, s
     assert all(each.abs().max() <= most for each in found.values())
 
 
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        {"model_type": "gemma2", "final_logit_softcapping": 0.5, "head_dim": 8, "num_key_value_heads": 2},
+        {"model_type": "cohere", "logit_scale": 0.3, "pad_token_id": 0},
+        {"model_type": "granite", "logits_scaling": 4.0},
+    ],
+    ids=lambda scaled: scaled["model_type"],
+)
+def test_a_shared_head_gives_the_log_probs_of_trls_fused_one(scaled: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model(**scaled, **sizes, vocab_size=40)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
+    move(model)
+    add_fused_lm_head(model, temperature=TEMPERATURE)
+    distributions.share_head(model, TEMPERATURE)
+    ids = torch.arange(1, 13).view(2, 6)
+    output = model(
+        input_ids=ids, labels=ids, fused_lm_head=True, beside=lambda head, hidden: head.logits(hidden).log_softmax(-1)
+    )
+    own = output.beside.gather(1, ids[:, 1:].reshape(-1, 1)).view(2, 5)
+    assert (own - output.log_probs).abs().max() < 1e-5 < own.std()
+
+
 # What the strong tutor is told ----------------------------------------------------------------------------------------
 
 
@@ -308,3 +333,12 @@ def test_more_tokens_than_there_are_and_heads_of_other_sizes_are_refused(
     trainer = trainer_of(*distilled, "train.distillation.top_k=5", *ALONE, play=unrewarded)
     loss, _ = trainer.loss_and_gradients(trainer.batch())
     assert loss == pytest.approx(trainer._figures["distillation/kl"][0], rel=1e-4) and loss > 1e-3
+
+
+@pytest.mark.parametrize("split", ["is_deepspeed_zero3_enabled", "is_fsdp_enabled"])
+def test_distributions_are_not_compared_where_the_output_layer_is_split(
+    trainer_of: Any, strong: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setattr(model_loading, split, lambda: True)
+    with pytest.raises(ConfigError, match=r"kl=jsd with top_k=None compares .* ZeRO-3 and FSDP split it: start with"):
+        trainer_of(f"train.distillation.model={strong}", "train.distillation.kl=jsd")

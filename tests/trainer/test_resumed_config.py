@@ -449,6 +449,7 @@ def test_a_grpo_run_goes_on_with_another_learning_rate(
         "train.number_of_problems_per_batch=1",
         "train.num_samples_per_problem=2",
         "train.per_device_train_batch_size=2",
+        "train.lr_scheduler_type=constant",
         "guards.judge_check_every_n_steps=0",
         "logging.save_steps=1",
         "generation.colocate=false",

@@ -91,8 +91,7 @@ class TurnCreditConfig:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weights of the turn rewards; the supervisor's penalties alone if none is named, and nothing without turn
-        credit."""
+        """The weights of the turn rewards; if none is named, the supervisor's penalties; empty without turn credit."""
         return {} if self.mode == NO_CREDIT else dict(self.rewards) or {SUPERVISOR_REWARD: 1.0}
 
 
@@ -126,8 +125,7 @@ class CorrectionsConfig:
     pass_batch_size: Count | None = None
     """The corrections in one step of a pass, on each rank; null: `train.per_device_train_batch_size`."""
     targets: CorrectionTargets = WHOLE
-    """`whole` trains on every token of a corrected message; `changed` begins at its first token that the policy did not
-    write itself."""
+    """`whole` trains on every token of a corrected message; `changed` on those from the first that it did not write."""
 
 
 @config_group
@@ -146,11 +144,9 @@ class PPOConfig:
     whiten_advantages: Flag = True
     """Gives the advantages mean 0 and standard deviation 1 over the batch."""
     bootstrap_truncated: Flag = True
-    """A conversation that was cut because a context was full has the critic's value before its last step in place of
-    its reward."""
+    """A conversation that a full context cut has the critic's value before its last step in place of its reward."""
     head: ValueHeadKind = "linear"
-    """The critic: a linear function of the model's last hidden state, or an MLP on it with one layer of twice the
-    model's width."""
+    """The critic: linear on the model's last hidden state, or an MLP with one layer of twice the model's width."""
     value_learning_rate: LearningRate = 1e-4
     """Of the critic's head. It follows `lr_scheduler_type`."""
     value_weight: Weight = 0.5
@@ -166,8 +162,7 @@ class PPOConfig:
     entropy_weight: Weight = 0.0
     """Weight of a reward for entropy, per nat."""
     target_kl: Positive | None = None
-    """Stops the updates on a batch once the policy has moved by so much, in nats per token; null: never. Needs `mu` of
-    2 or more."""
+    """Stops the updates on a batch once the policy has moved by so many nats per token; null: never. Needs `mu` ≥ 2."""
 
 
 @config_group
@@ -257,8 +252,7 @@ class TrainConfig:
     importance_sampling_level: ImportanceSamplingLevel = "token"
     """By TRL's name: the ratio π/π_old is that of each token, or of the whole sample (GSPO)."""
     scale_rewards: RewardScale = "group"
-    """What the advantages are divided by: the standard deviation of the group's rewards, that of the batch's, or
-    nothing."""
+    """The advantages are divided by the standard deviation of the group's or of the batch's rewards, or not at all."""
     normalise_per_criterion: Flag = False
     """Compares a group's conversations by each reward alone, in the classroom by each criterion of the judge's scores,
     and adds up these advantages by the rewards' weights, scaled over the batch (GDPO): a criterion whose scores lie
@@ -275,8 +269,7 @@ class TrainConfig:
     dtype: TrainingDtype = "bfloat16"
     """Of the trained weights and arithmetic."""
     attn_implementation: Text | None = None
-    """How attention is computed, by transformers' name, such as `sdpa`, `eager` or `flash_attention_2`; null: as
-    transformers chooses."""
+    """How attention is computed, by transformers' name, such as `sdpa` or `flash_attention_2`; null: its own choice."""
     padding_free: Flag = False
     """By TRL's name: the rows of a micro-batch stand in one row without padding, and each attends to itself alone. The
     result is the same; uneven rows take less time and memory. Needs `sdpa` or flash attention, and layers that attend

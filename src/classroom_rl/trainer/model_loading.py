@@ -151,14 +151,15 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     Raises:
         ConfigError: if there is no such model, it has no such `train.attn_implementation`, or it cannot be trained
             without padding, which `train.padding_free` wants, or with Liger, or in 4 bits; if the strong tutor has
-            other tokens.
+            other tokens, or is to be compared by distributions while the output layer is split.
     """
     key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
     check_model(key, name)
     tokenizer = load_tokenizer(key, name, padding_side="left")
     if config.teacher_model.adapter is not None:
         lora = peft_config(config.teacher_model.lora)
-    has_reference, strong_name = config.train.has_reference, config.train.distillation.model
+    distillation = config.train.distillation
+    has_reference, strong_name = config.train.has_reference, distillation.model
     if strong_name is not None:
         check_model("train.distillation.model", strong_name)
         check_strong_tutor(config, strong_name)
@@ -168,6 +169,12 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
         raise ConfigError(
             "teacher_model.load_in_4bit is true, which is for one process without DeepSpeed's ZeRO-3: start one, as "
             "with --config_file config/deepspeed/1GPU.yaml, or set it to false."
+        )
+    if distillation.compares_distributions and (is_deepspeed_zero3_enabled() or is_fsdp_enabled()):
+        raise ConfigError(
+            f"train.distillation.kl={distillation.kl} with top_k={distillation.top_k} compares distributions, which "
+            "needs the whole output layer on each process, and ZeRO-3 and FSDP split it: start with "
+            "config/deepspeed/zero2_4GPU.yaml, or take kl=reverse without top_k."
         )
     model = _load(config, name, dtype, ("log_probs", "entropy"), in_4bit)
     text_config = model.config.get_text_config()
@@ -185,7 +192,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     reference = _load(config, name, dtype, ("log_probs",)) if has_reference and lora is None else None
     strong = None if strong_name is None else _load(config, strong_name, config.train.dtype, ("log_probs",))
     if strong is not None:
-        _check_distributions(config, text_config.vocab_size, strong.config.get_text_config().vocab_size)
+        _check_vocabularies(config, text_config.vocab_size, strong.config.get_text_config().vocab_size)
     return Policy(model, tokenizer, reference, has_reference, strong, aux_loss_weight)
 
 
@@ -224,17 +231,9 @@ def _load(
     return model
 
 
-def _check_distributions(config: TrainRLConfig, own: int, strong: int) -> None:
+def _check_vocabularies(config: TrainRLConfig, own: int, strong: int) -> None:
     distillation = config.train.distillation
-    if not distillation.compares_distributions:
-        return
-    if is_deepspeed_zero3_enabled() or is_fsdp_enabled():
-        raise ConfigError(
-            f"train.distillation.kl={distillation.kl} with top_k={distillation.top_k} compares distributions, which "
-            "needs the whole output layer on each process, and ZeRO-3 and FSDP split it: start with "
-            "config/deepspeed/zero2_4GPU.yaml, or take kl=reverse without top_k."
-        )
-    if distillation.top_k is None and own != strong:
+    if distillation.compares_distributions and distillation.top_k is None and own != strong:
         raise ConfigError(
             f"train.distillation.model is {distillation.model}, whose vocab_size is {strong}, and that of "
             f"{config.teacher_model.model_name_or_path} is {own}: with train.distillation.kl={distillation.kl} all "
