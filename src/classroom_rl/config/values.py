@@ -239,7 +239,7 @@ LEAK_RULE, PEDAGOGY_RULE = "does_not_leak_answer", "follows_pedagogical_values"
 first."""
 
 
-RULES_VERSION = "7"
+RULES_VERSION = "8"
 """Recorded with every figure that comes from the rules on messages; increased whenever one of them changes."""
 
 

@@ -73,18 +73,6 @@ _CHOICE = re.compile(r"\b(?:which|choose|pick|fits?|or)\b", re.IGNORECASE)
 _STOPWORDS = frozenset(
     "a an the i you he she it we they me my your to of in on at for is are do does what how if".split()
 )
-_POINTS_AT = re.compile(r"\b(?:look(?: again| closely)? at|check|mind|watch|fix|change)(?: \w+){0,3} (?-i:Q\b)", re.I)
-_IN_RELATION = re.compile(
-    r"\b(?:after|before|behind|beside|between|follow\w*|for|next to|to|with|agree\w*|gender|masculine|feminine|neuter|"
-    r"singular|plural|articles?|case|who|number)\b",
-    re.IGNORECASE,
-)
-"""A hint with one of these may point at a word that is right for what belongs to it."""
-
-_LEAVES_OUT = re.compile(r"\b(?:leave|take|drop|remove|delete)\b(?!.*\bletters?\b)[^.?!]*\bwords?\b", re.IGNORECASE)
-_NEGATES = re.compile(r"\b(?:no|not|never)\b|n['’]t\b", re.IGNORECASE)
-_ENDS = re.compile(r"\b(?:ends?|endings?)\b", re.IGNORECASE)
-_NAMED_ENDING = re.compile(r"(?<!\w)[-–]([a-z]{1,5})\b(?! (?:verbs?|words?|form)\b)", re.IGNORECASE)
 _OPENINGS = frozenset("so and ah oh okay ok well hmm hm".split())
 _SHORT_SENTENCE = 8  # words
 _LONGEST_ATTEMPT = 300
@@ -136,34 +124,6 @@ def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
         len(text.split()) <= 2 and text not in said and any(_is_similar(text, word, ALIKE) for word in said)
         for text in quotations
     )
-
-
-def find_false_hint(error: str, reply: str, plan: ParsedPlan) -> str:
-    """What is false in a hint; "" if nothing is known to be. Found are an ending that no word of the lesson has, an
-    order to leave out a word where none is too many, and a quoted word to look at that is right, with right words
-    beside it. Nothing is found in questions, in negations, and in scripts without spaces."""
-    target = nearest_phrase(error, plan)
-    said, right = normal(error).split(), normal(target or "").split()
-    known = {word for phrase in plan.phrases for word in normal(phrase.text).split()}.union(said)
-    if any(UNSPACED.search(word) for word in known):
-        return ""
-    changes = SequenceMatcher(None, said, right, autojunk=False).get_opcodes()
-    near_error = {i for tag, start, end, *_ in changes if tag != "equal" for i in range(start - 1, end + 1)}
-    right_words = set(said) - {said[i] for i in near_error if 0 <= i < len(said)}
-    for sentence in sentences(spoken(reply)):
-        words = own_words(sentence)
-        if _NEGATES.search(words) or sentence.endswith("?"):
-            continue
-        for ending in _NAMED_ENDING.findall(sentence) if _ENDS.search(words) else ():
-            if not any(word.endswith(normal(ending)) for word in known):
-                return f"names the ending “-{ending}”, which no word has"
-        if _LEAVES_OUT.search(words) and not (target and len(said) > len(right)):
-            return "has a word left out where none is too many"
-        quoted = {normal(quotation) for quotation in quotes(sentence)}
-        points = _POINTS_AT.search(words) and not _IN_RELATION.search(own_words(spoken(reply)))
-        if target and quoted and points and quoted <= right_words:
-            return "points at a word that is right"
-    return ""
 
 
 def _shows_fix(slip: Slip, error: str, reply: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from classroom_rl.judges.known_moves import MOST_BEYOND_RULES
+from classroom_rl.judges.tricks import MOST_WITH_TRICK
 from classroom_rl.judges.verdicts import BEYOND_RULES, CRITERIA
 
 
@@ -30,6 +31,8 @@ class TurnFinding:
         task_reason, forward_reason, momentum_reason: short reasons for the three scores.
         turns_back: whether its question comes before an already asked one in the plan.
         reviews: whether it comes back to an item of before, or asks what one means, as often as a lesson has time for.
+        trick: if it replies to a slip, what is false in it, or that it gives the right form in a code (`tricks.py`); ""
+            if neither.
         unread: its first sentence that no rule can read (`known_moves.find_unread`); "" if there is none.
     """
 
@@ -50,6 +53,7 @@ class TurnFinding:
     momentum_reason: str
     turns_back: bool = False
     reviews: bool = False
+    trick: str = ""
     unread: str = ""
 
     @property
@@ -118,16 +122,18 @@ def steps_forward(steps: int, back: int) -> int:
 def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) -> dict[str, float | str]:
     """The three scores and their reasons, under the six keys of a judge's answer, and under `beyond_rules` the number
     of messages that no rule can read. No score exceeds the covered share of the lesson, nor `MOST_BEYOND_RULES` if
-    there are such messages. Scores of single messages have no such cap: a model that begins to learn asks its first
-    good questions among much that no rule can read."""
+    there are such messages, nor `MOST_WITH_TRICK` if a reply to an error is a trick. Scores of single messages have no
+    such cap: a model that begins to learn asks its first good questions among much that no rule can read."""
     task = _macro_mean(findings, lambda finding: finding.task_score)
     forward = _macro_mean(findings, lambda finding: finding.forward_score)
     momentum = _macro_mean(findings, lambda finding: finding.momentum_score)
     has_task = any(finding.sets_task for finding in findings)
     task_reasons = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
     unread = [finding for finding in findings if finding.unread]
-    most = min(covered.share, MOST_BEYOND_RULES) if unread else covered.share
+    tricks = [finding for finding in findings if finding.trick]
+    most = min(covered.share, MOST_BEYOND_RULES if unread else 1, MOST_WITH_TRICK if tricks else 1)
     why = covered.reason + "".join(f"; turn {each.index + 1}: {BEYOND_RULES} (“{each.unread[:60]}”)" for each in unread)
+    why += "".join(f"; turn {each.index + 1}: {each.trick}" for each in tricks)
     return {
         "task_final_score": round(min(task, most), 4) if has_task else 0.0,
         "task_final_reasoning": task_reasons + why,

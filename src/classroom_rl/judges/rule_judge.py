@@ -18,7 +18,6 @@ from classroom_rl.judges.feedback import (
     begins_again,
     falsely_corrects,
     feedback_kind,
-    find_false_hint,
     gives_right_form,
     hands_over,
     nearest_phrase,
@@ -38,12 +37,12 @@ from classroom_rl.judges.messages import (
     read_plan,
     spoken,
 )
-from classroom_rl.judges.moves.rules import CONTRASTS
 from classroom_rl.judges.plan_progress import PlanProgress, shown_phrases
 from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from classroom_rl.judges.reference_answers import Reference, read_reference
 from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
+from classroom_rl.judges.tricks import calls_right, find_trick
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
@@ -71,15 +70,6 @@ _KINDS_OF_SLIP = re.compile(
     r"informal|case|pronoun|spelling|suffix|prefix|aspect)s?\b",
     re.IGNORECASE,
 )
-_SAYS_RIGHT = re.compile(
-    r"\b(?:it|that|this|all|everything|your (?:answer|sentence|phrase)|what you said)(?: is|'s|’s| was| sounds)"
-    r"(?: (?:all|quite|just|perfectly|completely|already|exactly))? (?:right|correct|perfect|fine|flawless)\b|"
-    r"\b(?:nothing(?: is|'s|’s)?(?: at all)?|there is nothing) (?:wrong|to (?:change|correct|fix))\b|"
-    r"(?:^|\b(?:is|are|see|with) )no (?:mistakes?|errors?) (?:here|in (?:it|that|this))\b|"
-    r"^(?:perfect|flawless|all correct|exactly right)\b",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""Calls all of what was said right."""
 _ASKS_TO_REPAIR = re.compile(
     r"\b(?:which|what|where|how)\b.{0,60}\b(?:form|word|ending|article|tense|particle|preposition|pronoun|case|gender|"
     r"verb|goes|go|say (?:it|that)|put)\b|"
@@ -275,7 +265,9 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
         or ("corrects what was right" if false_correction else "")
         or ("hands the answer over" if gives_answer else "")
     )
-    unscaffolded = (blocked or _why_not_scaffolded(student_text, text, message, lesson)) if is_error else ""
+    trick = find_trick(student_text, text, lesson.plan, lesson.produced) if is_error and not void else ""
+    scaffolding = (student_text, text, message, lesson, trick)
+    unscaffolded = (blocked or _why_not_scaffolded(*scaffolding)) if is_error else ""
     described = _introduced_phrases(message, lesson.plan)
     reviewed = "" if is_error or blocked or ends else lesson.reviews(message, described)
     lesson.reviewed += [reviewed] if reviewed else []
@@ -304,6 +296,7 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
         forward_reason="" if replies_to is None else prefix + (unscaffolded or not_moved or success),
         momentum_reason="" if replies_to is None else prefix + (unscaffolded or stuck or "goes forward"),
         reviews=bool(reviewed),
+        trick=trick,
         unread=find_unread(text, lesson.words | words_in(lesson.said)),
     )
 
@@ -320,7 +313,7 @@ def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: PlanProgre
     return "" if message.text or ends else "says nothing"
 
 
-def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: PlanProgress) -> str:
+def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: PlanProgress, trick: str) -> str:
     """Why a reply to the student's message `error` does not scaffold; "" if it does. Records the reply in
     `lesson.hints`."""
     plan, hint = lesson.plan, normal(text)
@@ -333,11 +326,8 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):
         return "passed over: not scaffolded"
-    unquoted = own_words(message.text)
-    if _SAYS_RIGHT.search(unquoted) and not (CONTRASTS.search(_SAYS_RIGHT.sub("", unquoted)) or "?" in unquoted):
-        return "calls the error right: not scaffolded"
-    if false := find_false_hint(error, text, plan):
-        return f"{false}: not scaffolded"
+    if trick or calls_right(text):
+        return f"{trick or 'calls the error right'}: not scaffolded"
     named = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
     if len(named) > 2:
         return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"
