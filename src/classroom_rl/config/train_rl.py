@@ -181,7 +181,13 @@ class DistillationConfig:
 
     model: ModelPath | None = None
     """The strong tutor, which has the trained model's tokenizer and chat template. It is loaded beside the trained
-    model, in `dtype`. Null: there is none."""
+    model, in `dtype`, unless it has a `base_url`. Null: there is none."""
+    base_url: Text | None = None
+    """The address of a vLLM server (`vllm serve`) with the strong tutor, such as http://gpu2:8000/v1: the trainer sends
+    it token ids and loads no weights of it, but reads its tokenizer. It needs a sampling temperature of 1, and with
+    `forward` and `jsd` a `top_k`, which the server's `--max-logprobs` must allow."""
+    api_key_env: Text | None = None
+    """The environment variable that holds the server's key. Null: it has none."""
     weight: Positive = 1.0
     """Weight of ln(strong tutor / model) of a token in its advantage, whose mean is minus the reverse KL; with another
     `kl`, or with `top_k`, of the divergence in the loss of a token."""
@@ -197,6 +203,11 @@ class DistillationConfig:
     """The strong tutor's own system message, a template as the teacher's, which may also use `answer` and `personas`
     (those of the student's messages, in order): it knows more, so a copy of the model itself can teach it. Null: it
     reads what the model read. In the classroom only."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the strong tutor's weights are loaded beside the trained model."""
+        return self.model is not None and self.base_url is None
 
     @property
     def compares_distributions(self) -> bool:

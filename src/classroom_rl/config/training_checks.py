@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from classroom_rl.config.base import EnvironmentConfig, SupervisionConfig, default_penalties
-from classroom_rl.config.model_checks import check_model
+from classroom_rl.config.model_checks import check_key_variable, check_model
 from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.train_rl import (
     CorrectionsConfig,
@@ -28,10 +28,12 @@ from classroom_rl.config.values import (
     NO_CREDIT,
     ONLINE_DPO,
     PPO,
+    REVERSE,
     RUBRIC,
     RULES,
     SAMPLED,
     SUPERVISOR_REWARD,
+    check_url,
 )
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.chat_template import set_variables, why_other_tokens
@@ -91,13 +93,15 @@ def check_algorithm(config: TrainRLConfig) -> None:
 
 def _check_distillation(config: TrainRLConfig) -> None:
     model, path = config.train.distillation.model, config.train.distillation.prompt_path
-    for key in ("kl", "top_k"):
+    for key in ("kl", "top_k", "base_url", "api_key_env"):
         value = getattr(config.train.distillation, key)
         if model is None and value != getattr(DistillationConfig(), key):
             raise ConfigError(
                 f"train.distillation.{key} is {value}, but there is no strong tutor to compare the model with: set "
                 "train.distillation.model, or leave it out."
             )
+    if config.train.distillation.base_url is not None:
+        _check_strong_tutor_api(config)
     if path is not None and model is None:
         raise ConfigError(
             f"train.distillation.prompt_path is {path}, but there is no strong tutor to read it: set "
@@ -113,6 +117,23 @@ def _check_distillation(config: TrainRLConfig) -> None:
             f"train.groups_without_variance is {config.train.groups_without_variance}, but with "
             "train.distillation.model a group learns from the strong tutor even where all rewards are equal: set "
             f"train.groups_without_variance={KEEP}."
+        )
+
+
+def _check_strong_tutor_api(config: TrainRLConfig) -> None:
+    distillation, temperature = config.train.distillation, config.teacher_model.vllm.temperature
+    check_url("train.distillation.base_url", distillation.base_url)
+    check_key_variable("train.distillation.api_key_env", distillation.api_key_env)
+    if temperature != 1:
+        raise ConfigError(
+            f"teacher_model.vllm.temperature is {temperature}, but the server at train.distillation.base_url gives the "
+            "log-probs of a prompt at temperature 1: set it to 1, or leave base_url out, so that the strong tutor is "
+            "loaded here."
+        )
+    if distillation.kl != REVERSE and distillation.top_k is None:
+        raise ConfigError(
+            f"train.distillation.kl is {distillation.kl}, which compares all tokens, and the server at "
+            "train.distillation.base_url does not send all: set train.distillation.top_k, such as to 20."
         )
 
 

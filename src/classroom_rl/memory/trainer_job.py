@@ -28,7 +28,7 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
         critic=critic_parameters(shape.hidden) if train.algorithm == PPO and train.ppo.head == MLP else 0,
         float32_gradients=train.grad_accum_fp32,
         in_4bit=model.load_in_4bit,
-        strong_tutor=None if train.distillation.model is None else read_shape(train.distillation.model),
+        strong_tutor=read_shape(train.distillation.model) if train.distillation.is_loaded else None,
         distributions=train.distillation.compares_distributions,
     )
 

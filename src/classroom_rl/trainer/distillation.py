@@ -22,10 +22,12 @@ from classroom_rl.rollout.chat_template import set_variables
 from classroom_rl.rollout.environment import module_of
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.batch import Batch, Padding, Sample
+from classroom_rl.trainer.collective import on_every_process
 from classroom_rl.trainer.distributions import Head, most_likely, over_most_likely, over_vocabulary
 from classroom_rl.trainer.log_probs import log_probs, log_probs_of_batch, padding_of
 from classroom_rl.trainer.metrics import means_over_processes
 from classroom_rl.trainer.model_loading import Policy, prepare_frozen
+from classroom_rl.trainer.strong_tutor_api import StrongTutorApi, TokenRequest
 
 
 @dataclass
@@ -33,7 +35,8 @@ class StrongTutor:
     """The model that the policy is distilled from.
 
     Attributes:
-        model: distributed as the policy is.
+        model: distributed as the policy is; None if a server has it.
+        api: the server's client; None if the model is loaded.
         padding: how the padding of its micro-batches is computed, or left out.
         pad_id: what prompts are padded with.
         informed_prompt: gives what it reads in place of an episode's prompt, or None if there is nothing for it; itself
@@ -43,6 +46,7 @@ class StrongTutor:
     """
 
     model: Any
+    api: StrongTutorApi | None
     padding: Padding
     pad_id: int
     informed_prompt: Callable[[Any], list[int] | None] | None
@@ -53,18 +57,23 @@ class StrongTutor:
 
     @classmethod
     def of(cls, config: TrainRLConfig, policy: Policy, accelerator: Accelerator) -> "StrongTutor | None":
-        """The strong tutor that was loaded with the policy; None without one."""
-        model, informed_prompt = policy.strong_tutor, None
-        if model is None:
+        """The strong tutor that was loaded with the policy, or that a server has; None without one."""
+        options, informed_prompt = config.train.distillation, None
+        if options.model is None:
             return None
-        if config.train.distillation.prompt_path is not None:
+        if options.prompt_path is not None:
             tokenizer = deepcopy(policy.tokenizer)  # the policy's own is saved with it
             set_variables(tokenizer, config.teacher_model.vllm.chat_template_kwargs)
             informed_prompt = partial(module_of(config.environment, "config").informed_prompt, config, tokenizer)
-        padding = padding_of(model, config.train.padding_free)
-        vocabulary = min(each.config.get_text_config().vocab_size for each in (policy.model, model))
-        prepared, pad_id = prepare_frozen(model, accelerator), policy.tokenizer.pad_token_id
-        return cls(prepared, padding, pad_id, informed_prompt, config.train.distillation, vocabulary)
+        models = [each for each in (policy.model, policy.strong_tutor) if each is not None]
+        vocabulary = min(each.config.get_text_config().vocab_size for each in models)
+        padding = padding_of(models[-1], config.train.padding_free)
+        model, api = None, None
+        if options.is_loaded:
+            model = prepare_frozen(policy.strong_tutor, accelerator)
+        else:
+            api = StrongTutorApi(options, vocabulary)
+        return cls(model, api, padding, policy.tokenizer.pad_token_id, informed_prompt, options, vocabulary)
 
     def read(
         self,
@@ -88,6 +97,9 @@ class StrongTutor:
             share = sum(one is not other for one, other in zip(informed, samples, strict=True)) / len(samples)
             figures = means_over_processes({"distillation/informed": share})
             read = Batch.of(informed, self.pad_id, accelerator.device)
+        if self.api is not None:
+            found = on_every_process(accelerator, partial(self._ask, read))
+            return replace(batch, **found), figures
         if not self.options.compares_distributions:
             found = log_probs_of_batch(self.model, read, divisions, accelerator, self.padding)
             return replace(batch, strong_logps_BT=found.logps_BT), figures
@@ -99,6 +111,23 @@ class StrongTutor:
         order, places_BT = [row for chosen in divisions for row in chosen], torch.empty_like(batch.completion_ids_BT)
         places_BT[order] = batch.wanted_BT[order].flatten().cumsum(0).view_as(places_BT) - 1
         return replace(batch, strong_places_BT=places_BT), figures
+
+    def _ask(self, read: Batch) -> dict[str, Tensor]:
+        """What the server says of a batch, as tensors of it."""
+        wanted_BT, requests = read.wanted_BT, []
+        for row in range(len(wanted_BT)):
+            prompt = read.prompt_ids_BP[row][read.prompt_mask_BP[row].bool()].tolist()
+            indices = wanted_BT[row].nonzero().flatten().tolist()
+            if indices:
+                ids = prompt + read.completion_ids_BT[row, : indices[-1] + 1].tolist()
+                requests.append(TokenRequest(ids, [len(prompt) + index for index in indices]))
+        if not self.options.compares_distributions:
+            logps_BT = torch.zeros_like(read.sampling_logps_BT)
+            logps_BT[wanted_BT] = self.api.log_probs(requests).to(logps_BT)
+            return {"strong_logps_BT": logps_BT}
+        self._kept = self.api.most_likely(requests, self.options.top_k)
+        places_BT = wanted_BT.flatten().cumsum(0).view_as(wanted_BT) - 1
+        return {"strong_places_BT": places_BT}
 
     def _keep(self, head: Head, hidden_NH: Tensor) -> None:
         self._head, top_k = head, self.options.top_k

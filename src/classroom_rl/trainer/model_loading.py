@@ -101,7 +101,7 @@ class Policy:
         reference: a second copy of the model; None without one, or if an adapter is trained: then it is the model
             without the adapter.
         has_reference: whether the loss compares the model with the reference.
-        strong_tutor: whom the model is distilled from; None without one.
+        strong_tutor: whom the model is distilled from; None without one, or if a server has it.
         aux_loss_weight: the model's own weight of the loss that balances its experts; 0 if it has none.
     """
 
@@ -160,8 +160,9 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
         lora = peft_config(config.teacher_model.lora)
     distillation = config.train.distillation
     has_reference, strong_name = config.train.has_reference, distillation.model
-    if strong_name is not None:
+    if distillation.is_loaded:
         check_model("train.distillation.model", strong_name)
+    if strong_name is not None:
         check_strong_tutor(config, strong_name)
     dtype = weights_dtype(config.train.dtype, lora is not None)
     in_4bit = config.teacher_model.load_in_4bit
@@ -190,7 +191,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
             if is_deepspeed_zero3_enabled():  # PEFT under ZeRO-3 recomputes with other shapes otherwise
                 arguments.gradient_checkpointing_kwargs = {"use_reentrant": True}
     reference = _load(config, name, dtype, ("log_probs",)) if has_reference and lora is None else None
-    strong = None if strong_name is None else _load(config, strong_name, config.train.dtype, ("log_probs",))
+    strong = _load(config, strong_name, config.train.dtype, ("log_probs",)) if distillation.is_loaded else None
     if strong is not None:
         _check_vocabularies(config, text_config.vocab_size, strong.config.get_text_config().vocab_size)
     return Policy(model, tokenizer, reference, has_reference, strong, aux_loss_weight)

@@ -75,7 +75,7 @@ TAKES_EFFECT = frozenset(
         "ppo.gae_over ppo.whiten_advantages ppo.bootstrap_truncated ppo.value_learning_rate ppo.value_weight "
         "ppo.center_values ppo.value_clip ppo.train_trunk ppo.value_warmup_steps ppo.entropy_weight ppo.target_kl "
         "online_dpo.beta distillation.model distillation.weight distillation.kl distillation.top_k "
-        "distillation.prompt_path"
+        "distillation.prompt_path distillation.base_url distillation.api_key_env"
     ).split()
 ) | {"supervisor_model", "dataset.curriculum"}
 """The keys of `train`, of the data, and those at the top, that may change. So may all keys of playing, judging,

@@ -55,7 +55,7 @@ def train(config: TrainRLConfig) -> None:
     """
     adapter, run_folder = config.teacher_model.adapter, Path(config.logging.save_dir).resolve()
     check_precision(config.train.dtype, os.environ)
-    has_second_model = config.train.has_reference and adapter is None or config.train.distillation.model is not None
+    has_second_model = config.train.has_reference and adapter is None or config.train.distillation.is_loaded
     check_fsdp(os.environ, has_second_model)
     if not torch.cuda.is_available():
         prepare_cpu(config.train.dtype)
