@@ -2,6 +2,7 @@
 once. With games of Marooned, and with episodes of an environment without figures of its own."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from classroom_rl.environments.marooned.episode import Decision, GameRecord
 from classroom_rl.environments.marooned.messages import INVALID, REPAIRABLE, VALID
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation import episodes
-from classroom_rl.evaluation.episodes import compared, figures_of, held_out, measure, table, write_comparison
+from classroom_rl.evaluation.episodes import compared, figures_of, held_out, main, measure, table, write_comparison
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.evaluation_files import CONVERSATIONS_NAME
 from classroom_rl.rollout.problem import Problem
@@ -166,3 +167,14 @@ def test_problems_may_have_answers(answer: str | None, tmp_path: Path) -> None:
     row = {"problem": "game 5"} | ({} if answer is None else {"answer": answer})
     path.write_text(json.dumps(row) + "\n")
     assert [(problem.text, problem.answer) for problem in held_out(path)] == [("game 5", answer or "")]
+
+
+def test_a_missing_file_to_compare_with_is_named_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "problems.jsonl").write_text('{"problem": "island 1"}\n')
+    arguments = ["--environment", "marooned", "http://127.0.0.1:9", str(tmp_path / "problems.jsonl")]
+    arguments += [str(tmp_path / "after.parquet"), "--before", str(tmp_path / "befor.parquet")]
+    monkeypatch.setattr(sys, "argv", ["episodes", *arguments])
+    assert main() == 2
+    assert "befor.parquet, which is no file: play it first, without --before" in capsys.readouterr().err

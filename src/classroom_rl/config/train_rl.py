@@ -84,8 +84,8 @@ class TurnCreditConfig:
     gamma: Share = 0.9
     """With `to_go`, the discount per message."""
     rewards: dict[str, Finite] = field(default_factory=dict)
-    """The environment's turn rewards and their weights; in the classroom also functions of your own. Empty means the
-    supervisor's penalties alone."""
+    """The environment's turn rewards, or functions of your own (`package.module:function`), and their weights. Empty
+    means the supervisor's penalties alone."""
     shuffle: Flag = False
     """Permutes the turn rewards over a batch: a control that must teach nothing."""
 

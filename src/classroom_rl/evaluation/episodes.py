@@ -168,14 +168,19 @@ def main() -> int:
     try:
         record = module_of(arguments.environment, "environment").Environment.Record
         client = ClassroomClient(arguments.url, record=record)
-        problems = held_out(arguments.problems)
+        problems, before = held_out(arguments.problems), []
+        if arguments.before is not None:
+            if not arguments.before.is_file():
+                raise DataError(
+                    f"--before names {arguments.before}, which is no file: play it first, without --before."
+                )
+            before = read_records(arguments.before, record)
         client.wait_until_up(EnvironmentConfig.server_start_timeout_s)
         records = measure(
             client, problems, arguments.per_problem, arguments.episodes, record, arguments.name, arguments.untrained
         )
         if arguments.before is not None:
             health = client.health()
-            before = read_records(arguments.before, record)
             folder = Path(health.run_folder)
             print(write_comparison(before, records, health.policy.version, record.figure_labels, folder))
             return 0
