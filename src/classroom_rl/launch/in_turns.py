@@ -104,6 +104,8 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         raise ConfigError("--phases is a number of phases, and --first is teacher or student.")
     split = split_arguments(given)
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
+    if config.dry_run:
+        raise ConfigError("dry_run=true shows one training: give it to ./start_rl_training.sh.")
     plan = Plan(int(options["--phases"]), options["--first"], config, own, _flags_of(split))
     path, text = plan.folder / f"{BASE}.yaml", to_yaml(config)
     if path.is_file() and path.read_text(encoding="utf-8") != text:
