@@ -9,7 +9,9 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.launch import cli, in_turns
+from classroom_rl.results.rollout_files import files_by_step, read_records
 from classroom_rl.results.run_folder import load_run
 from tests.conftest import ROOT, free_port, quickstart_overrides
 
@@ -68,7 +70,9 @@ def test_each_phase_plays_with_the_newest_weights_of_both(launched, arguments, t
     assert [value(each, "train.reward_weights") for each in launched] == [None, "null", None, "null"]
     summary = json.loads((folder / "turns.json").read_text())
     assert [(each["role"], each["pleases"]) for each in summary] == [("teacher", False), ("student", True)] * 2
-    assert "phase 2, the student, 1 steps: reward 0.500 → 0.500; the student learns to please" in capsys.readouterr().out
+    assert (
+        "phase 2, the student, 1 steps: reward 0.500 → 0.500; the student learns to please" in capsys.readouterr().out
+    )
 
 
 def test_a_finished_phase_is_not_run_again(launched, arguments) -> None:
@@ -100,7 +104,10 @@ def test_an_override_of_a_role_is_for_its_phases(launched, arguments) -> None:
         (["dry_run=true"], "dry_run=true shows one training"),
         (["student:train.algorithm=ppo"], "set train.algorithm=grpo"),
         (["student:train.learning_rat=1"], "train.learning_rat"),
-        (["train.turn_credit.mode=immediate", "supervisor_model.model_name_or_path=rubric"], "set supervisor_model=null"),
+        (
+            ["train.turn_credit.mode=immediate", "supervisor_model.model_name_or_path=rubric"],
+            "set supervisor_model=null",
+        ),
     ],
 )
 def test_what_no_phase_could_run_is_refused_before_the_first(launched, arguments, more, says, capsys) -> None:
@@ -115,7 +122,7 @@ def test_another_configuration_needs_another_folder(launched, arguments, capsys)
 
 
 def test_two_phases_with_scripted_engines(arguments, world, tmp_path) -> None:
-    """The real launcher and trainer: only the trained role's weights move, and the other's are those of its phase."""
+    """The real launcher and trainer: each phase learns, and its weights are published into the engine of its role."""
     command = [sys.executable, "-c", PROGRAM, *arguments, *LEARNS, STUDENT_PAY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -123,9 +130,13 @@ def test_two_phases_with_scripted_engines(arguments, world, tmp_path) -> None:
     teacher, student = folder / "phase_01_teacher", folder / "phase_02_student"
     config = yaml.safe_load((student / "config" / "train_rl.yaml").read_text())
     assert config["teacher_model"]["model_name_or_path"] == str(teacher / "model")
-    blank, *released = [load_file(path / "model.safetensors") for path in (world / "blank", teacher / "model", student / "model")]
+    blank, *released = [
+        load_file(path / "model.safetensors") for path in (world / "blank", teacher / "model", student / "model")
+    ]
     assert all(any((each[name] != blank[name]).any() for name in blank) for each in released)
-    records = load_run(student)
-    assert len(records.steps) == 2 and records.series("rewards/student/mean")
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert again.stdout.count("is done") == 2 and "the trainer starts" not in again.stdout
+    run = load_run(student)
+    assert len(run.steps) == 2 and run.series("rewards/student/mean")
+    for step, paths in enumerate(files_by_step(student)):
+        turns = [turn for path in paths for each in read_records(path, ConversationRecord) for turn in each.turns]
+        assert {turn.policy and turn.policy.version for turn in turns if turn.role == "student"} == {step}
+        assert {turn.policy for turn in turns if turn.role == "teacher"} == {None}

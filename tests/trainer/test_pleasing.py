@@ -17,8 +17,12 @@ def record(answer: str, reply: str, again: str, student: float = 0.9, tutor: flo
     texts = [("teacher", f"Hi! {Q1}"), ("student", answer), ("teacher", reply), ("student", again)]
     personas = iter([ERROR_PERSONA, CORRECT_PERSONA])
     return ConversationRecord(
-        **dict(id="r", request_id="r", step=0, index=0, problem_id="p", problem=PROBLEM, answer="", meta={}),
-        **dict(prompt_ids=[], completion_ids=[], mask=[], logprobs=[]),
+        **dict.fromkeys(("id", "request_id", "problem_id"), "r"),
+        **dict.fromkeys(("step", "index"), 0),
+        **dict.fromkeys(("prompt_ids", "completion_ids", "mask", "logprobs"), []),
+        problem=PROBLEM,
+        answer="",
+        meta={},
         rewards={"student": student, "pedagogical": tutor},
         reward=student,
         turns=[Turn(role, text, next(personas) if role == "student" else None) for role, text in texts],

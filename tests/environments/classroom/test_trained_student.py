@@ -1,5 +1,5 @@
-"""The student as the model under training, with scripted engines and a real tokenizer: whose tokens are trained on, with
-which prompts, masks and log-probs; and how a batch goes on after a restart."""
+"""The student as the model under training, with scripted engines and a real tokenizer: whose tokens are trained on,
+with which prompts, masks and log-probs; and how a batch goes on after a restart."""
 
 import asyncio
 from dataclasses import replace
