@@ -135,7 +135,7 @@ def test_two_phases_with_scripted_engines(arguments, world, tmp_path) -> None:
     ]
     assert all(any((each[name] != blank[name]).any() for name in blank) for each in released)
     run = load_run(student)
-    assert len(run.steps) == 2 and run.series("rewards/student/mean")
+    assert len(run.steps) == 2 and run.series("rewards/student/mean") and run.series("guard/student_pleases")
     for step, paths in enumerate(files_by_step(student)):
         turns = [turn for path in paths for each in read_records(path, ConversationRecord) for turn in each.turns]
         assert {turn.policy and turn.policy.version for turn in turns if turn.role == "student"} == {step}

@@ -2,17 +2,24 @@
 with which prompts, masks and log-probs; and how a batch goes on after a restart."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.values import END_OF_CONVERSATION, TRAINS_STUDENT
+from classroom_rl.environments.classroom.conversation import Conversation
+from classroom_rl.environments.classroom.setup import ConversationType, Setup
 from classroom_rl.errors import PolicyMismatch
+from classroom_rl.models.policy_folder import policy_path, write_policy
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.rows import rows_of
 from classroom_rl.rollout.store.journal import JOURNAL_NAME
+from classroom_rl.rollout.tokens import TokenBuffer
 from classroom_rl.rollout.trajectory import NEVER_SPOKE
 from classroom_rl.viewer.journal_tail import JournalTail
 from tests.support.scripted_engine import ScriptedEngine
@@ -111,6 +118,26 @@ def test_a_broken_batch_goes_on_where_it_was(room: Room, trained: GenerationConf
         assert len(room.student.calls) == 2 - kept // 2
 
 
+def test_a_prompt_that_opens_the_lesson_is_restored(room: Room, trained: GenerationConfig, socratic) -> None:
+    """The student speaks before the teacher's first sampled message."""
+    opened = replace(trained, teacher_prompt_path=socratic.teacher_prompt_path)
+    [before] = room.play(opened, **REQUEST)
+    assert [turn.role for turn in before.turns] == ["student", "teacher"] * 2 + ["student", "teacher"]
+    [after] = room.play(opened, **REQUEST)
+    assert rows_of(after) == rows_of(before) and len(rows_of(before)) == 2
+
+
+def test_the_students_context_is_not_the_teachers(room: Room, trained: GenerationConfig) -> None:
+    rules = room.open(trained).environment.rules
+    conversation = Conversation(
+        "c", Problem.of(PROBLEM), Setup(ConversationType.GUIDED, None, ("correct_student",)), rules
+    )
+    conversation.start()
+    conversation.open_estimated(100)
+    conversation.buffer = TokenBuffer(range(700))
+    assert conversation.tokens_left == rules.max_tokens_in_conversation - 100
+
+
 def test_the_page_follows_such_a_lesson(room: Room, trained: GenerationConfig) -> None:
     [record] = room.play(trained, **REQUEST)
     tail = JournalTail(room.folder / JOURNAL_NAME)
@@ -153,7 +180,14 @@ def test_weights_are_loaded_into_the_student(room: Room, trained: GenerationConf
     roles = service.environment.roles
     assert roles.policy is room.student and roles.policy_role == "student"
     assert service.environment.roles.health().keys() >= {"student"}
-    asyncio.run(service.sample(SampleRequest(**{"request_id": "r", "seed": 1, "step": 0} | REQUEST)))
+    folder = policy_path(room.folder, 3)
+    weights = {"w": numpy.zeros(4, numpy.float32)}
+    write_policy(folder, PolicyVersion("run", 3), lambda target: save_file(weights, target / "model.safetensors"))
+    awake = []
+    service.engine_sleep.room_for_loading = lambda role: awake.append(role) or nullcontext()
+    room.student.policy = PolicyVersion()
+    asyncio.run(service.load_policy(folder, PolicyVersion("run", 3), 5.0))
+    assert awake == ["student"] and room.student.policy == PolicyVersion("run", 3) != room.teacher.policy
 
 
 def test_the_students_own_reward_is_the_sum(room: Room, trained: GenerationConfig) -> None:
