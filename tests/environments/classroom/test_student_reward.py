@@ -47,6 +47,10 @@ def test_a_message_is_as_drawn_and_an_answer(said: str, expected: bool) -> None:
     assert faithful((f"Hi! {Q1}", said)) == [expected]
 
 
+def test_the_tutors_words_are_no_answer() -> None:
+    assert faithful((f"Hi! {RIGHT}", RIGHT)) == [False] and faithful((f"Hi! {SISTER}", RIGHT)) == [True]
+
+
 def test_without_a_question_any_sentence_is_an_answer() -> None:
     assert faithful(("Hi!", SISTER)) == [True] and faithful(("Hi!", "Yes.")) == [False]
 
@@ -65,6 +69,7 @@ def test_without_a_question_any_sentence_is_an_answer() -> None:
         (FALSE_HINT, WRONG, True),
         (f"Good! {Q2}", SISTER, True),  # another sentence: as drawn
         (f"Good! {Q2}", f"!{SISTER}", False),
+        (RIGHT, RIGHT, True),  # told the right form, it says it back
     ],
 )
 def test_it_repairs_after_help_alone(reply: str, again: str, expected: bool) -> None:

@@ -19,7 +19,7 @@ from classroom_rl.environments.toy_language.grammar import (
 )
 from classroom_rl.judges.feedback import feedback_kind
 from classroom_rl.judges.messages import ParsedPlan, questions_asked, read_plan
-from classroom_rl.judges.student_messages import flips_role, parrots
+from classroom_rl.judges.student_messages import parrots
 from classroom_rl.judges.tricks import find_false_hint
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
@@ -32,8 +32,9 @@ class StudentMessage:
     Attributes:
         drawn: whether the prompt that asks for an error was drawn.
         errors: the number of its errors.
-        answers: whether it is one sentence of the language, about what the tutor asked last, if anything.
-        strays: whether it speaks as the teacher, or repeats its words.
+        answers: whether it is one sentence of the language, about what the tutor asked last, if anything. One that
+            speaks as the tutor is not.
+        repeats: whether it repeats the tutor's words, other than to repair.
         helped: whether the tutor's reply to the same sentence with an error, in the student's last message, scaffolds;
             None for any other message.
     """
@@ -41,7 +42,7 @@ class StudentMessage:
     drawn: bool
     errors: int
     answers: bool
-    strays: bool
+    repeats: bool
     helped: bool | None
 
     @property
@@ -49,7 +50,7 @@ class StudentMessage:
         """Whether it is as the learner would write it: an answer with exactly one error if an error was drawn, and
         without one if not. A sentence with an error that no reply has scaffolded stays wrong."""
         expected = self.errors > 0 if self.helped is False else self.errors == int(self.drawn)
-        return self.answers and not self.strays and expected
+        return self.answers and not self.repeats and expected
 
 
 def student_messages(problem: str, turns: Sequence[Turn]) -> list[StudentMessage]:
@@ -67,13 +68,14 @@ def _messages(plan: ParsedPlan, turns: Sequence[Turn]) -> Iterator[StudentMessag
             heard, asked = text, questions_asked(text) or asked
             continue
         if turn.persona in (ERROR_PERSONA, CORRECT_PERSONA):
-            sentence, strays = parse_sentence(text), flips_role(text, heard, plan) or parrots(text, heard)
+            sentence = parse_sentence(text)
             about = not asked or sentence is not None and any(_is_about(sentence, question) for question in asked)
             again = bool(find_slips(last)) and _is_again(last, text)
             helped = scaffolds(last, heard, plan) if again else None
-            yield StudentMessage(
-                turn.persona == ERROR_PERSONA, len(find_slips(text)), sentence is not None and about, strays, helped
-            )
+            # Whoever was told the right form says it back.
+            repeats = not helped and parrots(text, heard)
+            drawn, errors = turn.persona == ERROR_PERSONA, len(find_slips(text))
+            yield StudentMessage(drawn, errors, sentence is not None and about, repeats, helped)
         last = text
 
 
