@@ -27,6 +27,7 @@ from huggingface_hub import EvalResult, ModelCard
 
 from classroom_rl.config.base import HuggingFaceConfig
 from classroom_rl.config.load import TEACHER_PROMPT_NAME, read_keys
+from classroom_rl.config.values import TRAINS_STUDENT
 from classroom_rl.errors import ClassroomError, ConfigError
 from classroom_rl.evaluation.report.tables import comparison_table
 from classroom_rl.models.gguf_file import (
@@ -118,7 +119,10 @@ def finished_run(folder: Path) -> FinishedRun:
             f"{folder} holds no model/, which a training writes last: it was stopped, or still runs. Start it again "
             "with the same logging.save_dir; it goes on from its last checkpoint."
         )
-    return FinishedRun(folder, program, yaml.safe_load((folder / "config" / f"{program}.yaml").read_text("utf-8")))
+    config = yaml.safe_load((folder / "config" / f"{program}.yaml").read_text("utf-8"))
+    if look_up(config, "generation", "trained_role") == TRAINS_STUDENT:
+        raise ConfigError(f"{folder} trained the student, and only tutors are exported: take {folder / 'model'}.")
+    return FinishedRun(folder, program, config)
 
 
 def export(arguments: argparse.Namespace) -> tuple[Path, list[str]]:

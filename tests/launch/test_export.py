@@ -209,6 +209,11 @@ def test_what_is_not_finished_or_would_be_lost_is_refused(run: Path, capsys, tmp
     assert "holds no model/, which a training writes last" in refusal(capsys, run, "--to", "gguf")
 
 
+def test_a_trained_student_is_no_tutor_to_export(run: Path, capsys) -> None:
+    write_training(run, [step_line(1, 0.5)], CONFIG | {"generation": {"trained_role": "student"}})
+    assert "trained the student, and only tutors are exported" in refusal(capsys, run, "--to", "merged")
+
+
 def test_a_fine_tuned_model_is_exported_without_a_judge(run: Path) -> None:
     (run / "config/train_rl.yaml").unlink()
     dataset = {"train_datasets": [{"name_or_path": "some/talks", "split": "train", "ratio": 1.0}], "val_datasets": []}

@@ -315,6 +315,14 @@ def test_a_damaged_or_empty_run_is_an_error_that_says_so(run: Path, damage, mess
     assert not (run / "pairs.parquet").exists()
 
 
+def test_a_trained_student_s_messages_make_no_pairs_of_a_tutor(run: Path):
+    record = talk(0, ["eggs", "a"], 0.0)
+    turns = [replace(turn, role="student", policy=PolicyVersion("run", 1)) for turn in record.turns]
+    write_rollouts(run, 0, 0, [record.model_copy(update={"turns": turns})])
+    with pytest.raises(DataError, match="trained the student"):
+        make_pairs(run, None, str(run / "tokenizer"), 0.1)
+
+
 def test_a_run_that_names_no_model_needs_a_tokenizer(run: Path, capsys):
     assert main([str(run)]) == 2
     assert "does not name the tutor's model: give --tokenizer" in capsys.readouterr().err

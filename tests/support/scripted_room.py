@@ -101,7 +101,7 @@ class Room:
         self.turn_rewards: tuple[str, ...] = ()
         self.reward_weights: dict[str, float] | None = None
         self.woken: list[tuple[str, ...]] = []
-        self.teacher_context = 900
+        self.teacher_context = self.student_context = 900
 
     def open(self, generation: GenerationConfig, keep: int = 8) -> SamplingService:
         weights = self.reward_weights or default_weights(generation)
@@ -116,10 +116,12 @@ class Room:
             reward=self.reward,
             supervisor=self.supervisor,
             examiner=examiner_of(generation),
+            policy_role=generation.trained_role,
         )
         journal = Journal(self.folder)
         schedule = PhasedSchedule(self._wake_only, PHASES) if generation.schedule == PHASED else ConcurrentSchedule()
-        classroom = Classroom(generation, roles, journal, weights, rules, self.turn_rewards, self.judge_options)
+        options = (self.turn_rewards, self.judge_options, self.student_context)
+        classroom = Classroom(generation, roles, journal, weights, rules, *options)
         return SamplingService(Runner(classroom, journal, weights, schedule), journal, keep)
 
     async def _wake_only(self, roles: tuple[str, ...]) -> None:

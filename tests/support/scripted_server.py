@@ -25,6 +25,7 @@ from classroom_rl.config.models import ModelConfig
 from classroom_rl.environments.toy_language.scripted_teacher import plays_the_ideal
 from classroom_rl.errors import EngineFailure
 from classroom_rl.models.pretrained import load_tokenizer
+from classroom_rl.rollout.chat_template import Message, encode_chat
 from classroom_rl.rollout.engine import Completion, EngineHealth, Sampling
 from tests.support.receiving_teacher import ReceivingTeacher
 
@@ -66,6 +67,9 @@ class PacedEngine(ReceivingTeacher):
             await asyncio.sleep(random.uniform(0.5, 1.5) * self._seconds)
         self.check_alive()
         return await super().generate(prompt_ids, sampling)
+
+    async def chat(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        return await self.generate(encode_chat(self.tokenizer, messages), sampling)
 
     def health(self) -> EngineHealth:
         return super().health().model_copy(update={"pids": [self._process.pid]})

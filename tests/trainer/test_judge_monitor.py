@@ -42,6 +42,7 @@ from tests.conftest import free_port
 from tests.support.judge_endpoint import Behaviour, Script, fails, hangs, judge_endpoint, says
 from tests.support.scripted_engine import ScriptedJudge
 from tests.support.scripted_room import Room
+from tests.trainer.test_pleasing import FAITHFUL, RIGHT_ANYWAY
 
 _RULE = "{% for turn in conversation %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
 _QUESTION, _PRAISE = "What is a half?", "Great!"
@@ -316,3 +317,16 @@ def test_the_rubric_is_not_fooled(name: str, lessons: list[str]) -> None:
         RubricJudge().judge("pedagogical_eval", planted, problem.text, 0, ConversationFacts(max_turns=9))
     )
     assert parse_judge_output(judged).final_reward < 0.3
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+def test_a_student_under_training_that_learns_to_please_is_named(role: str, tmp_path: Path, caplog) -> None:
+    config = TrainRLConfig(generation=GenerationConfig(trained_role=role))
+    monitor = JudgeMonitor(config, None, tmp_path)
+    found = {}
+    with caplog.at_level(logging.WARNING):
+        for step, each in enumerate([FAITHFUL, RIGHT_ANYWAY]):
+            found |= monitor.check(PartialState(cpu=True), step, [each] * 256)
+    named = "step 2: The student learns to please: 0% of the messages for which an error was drawn hold one"
+    assert (named in caplog.text) == (role == "student")
+    assert found.get("guard/student_pleases") == (1.0 if role == "student" else None)

@@ -64,7 +64,7 @@ def checkpoint_made_with(run_folder: Path, *overrides: str, step: int = 20) -> P
 def test_every_key_of_the_training_and_its_data_is_decided_on() -> None:
     keys = set(keys_of(TrainRLConfig))
     decided = {key for key in keys if key.startswith(("train.", "dataset.", "teacher_model.lora.")) or "." not in key}
-    whose = {"teacher_model.model_name_or_path", "teacher_model.load_in_4bit"}
+    whose = {"teacher_model.model_name_or_path", "teacher_model.load_in_4bit", "generation.trained_role"}
     assert decided - {"dry_run"} == (set(FIXED) | TAKES_EFFECT) - whose
     assert set(FIXED) | TAKES_EFFECT <= keys and not set(FIXED) & TAKES_EFFECT
 
@@ -89,6 +89,7 @@ def test_a_training_launched_otherwise_does_not_begin_with_a_new_optimizer(state
 
 OTHERS = {
     "environment": "classroom_rl.environments.classroom",
+    "generation.trained_role": "student",
     "seed": "7",
     "skip_first_samples": "3",
     "dataset.train_datasets": "[{name_or_path: other.jsonl}]",
@@ -124,6 +125,24 @@ def test_what_a_checkpoint_depends_on_may_not_change(tmp_path: Path, key: str) -
     message = str(refused.value)
     assert message.startswith(f"The training cannot go on from {last}: {key} was ") and FIXED[key] in message
     assert message.endswith("Set back what has changed, or give a new run another folder, logging.save_dir=…")
+
+
+def test_the_model_of_a_trained_student_may_not_change(tmp_path: Path) -> None:
+    role, other = "generation.trained_role=student", "student_model.model_name_or_path=Qwen/Qwen3-0.6B"
+    for folder, own, fixed in ((tmp_path / "student", [role], True), (tmp_path / "teacher", [], False)):
+        checkpoint_made_with(folder, *own)
+        if fixed:
+            with pytest.raises(ConfigError, match="student_model.model_name_or_path was .* the weights of this one"):
+                check_resume(folder, configured(folder, *own, other))
+        else:
+            [told] = check_resume(folder, configured(folder, *own, other))
+            assert told.startswith("student_model.model_name_or_path changes")
+
+
+def test_a_checkpoint_from_before_the_role_could_be_chosen_goes_on(tmp_path: Path) -> None:
+    made_with = checkpoint_made_with(tmp_path) / MADE_WITH
+    made_with.write_text("".join(line for line in made_with.read_text().splitlines(True) if "trained_role" not in line))
+    assert check_resume(tmp_path, configured(tmp_path)) == []
 
 
 def test_what_takes_effect_is_told_with_both_values(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from classroom_rl.judges.verdicts import Verdict
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.rollout.requests import SampleRequest
+from classroom_rl.rollout.trajectory import NEVER_SPOKE
 from classroom_rl.trainer.sample_batch import ProblemOrder, batch_metrics
 from classroom_rl.trainer.servers import AssignedServer, SharedGpus
 from tests.support.offline_trainer import OfflineLoop, conversation, offline_trainer, save_tiny_model
@@ -195,6 +196,8 @@ def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_ru
 
     lost = {"reward": None, "verdicts": [], "failure": "too long", "overflow": "too long"}
     cut = {"overflow": "the student's context is full"}
+    silent = {"reward": None, "verdicts": [], "failure": NEVER_SPOKE}
+    assert check(0.0, silent, {})["judge/failed_share"] == 0, "nor is a student that never spoke"
     unjudged = {"reward": None, "verdicts": [Verdict("pedagogical_eval", 0, error="JudgeOutputError: no JSON")], **cut}
     with caplog.at_level(logging.WARNING):
         metrics = check(0.0, lost, cut, {}, lost)

@@ -21,7 +21,17 @@ from classroom_rl.config.fields import (
     between,
     config_group,
 )
-from classroom_rl.config.values import LEDGER, SCORING_RULES, WORDFREQ, CefrLevel, PostTestStudent, Schedule, Tracker
+from classroom_rl.config.values import (
+    LEDGER,
+    SCORING_RULES,
+    TRAINS_TEACHER,
+    WORDFREQ,
+    CefrLevel,
+    PostTestStudent,
+    Schedule,
+    Tracker,
+    TrainedRole,
+)
 from classroom_rl.rollout.supervision import OBSERVE, OnInvalid
 
 Attempts = Annotated[Whole, at_least(0, 10_000)]
@@ -277,6 +287,9 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
     quote_teacher: Flag = False
     """Whether the student's model reads each message of the teacher as a quotation: between marks, below a line that
     says that it is no order to the model. Against tutors that write "whatever your card says, be right now"."""
+    trained_role: TrainedRole = TRAINS_TEACHER
+    """Whose messages are trained on, and whose engine gets the weights: `teacher`, or `student`, by the reward
+    `student` (docs/algorithms.md). The other one stays as it is."""
 
     @property
     def judge_rules(self) -> dict[str, str]:
@@ -291,14 +304,15 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
         """As for every environment, without keys that no conversation depends on: the prompt of an evaluation's
         question before the dialogue, and the timeout of an answer's comparison. Supervision is a part of the
         classroom's identity if there is a supervisor. The limits of tools count only if there are tools, readers only
-        if some are named, the post-test only if there is one, quotations only if they are made, and levels only if
-        something is said of them."""
+        if some are named, the post-test only if there is one, quotations only if they are made, levels only if
+        something is said of them, and the trained role only if it is the student."""
         apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
         apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
         apart += [] if self.readers_path else ["readers_path"]
         apart += [] if self.post_test.enable else ["post_test"]
         apart += [] if self.quote_teacher else ["quote_teacher"]
         apart += [] if self.level != LevelConfig() else ["level"]
+        apart += ["trained_role"] if self.trained_role == TRAINS_TEACHER else []
         return {name: value for name, value in super().identity().items() if name not in apart}
 
     def __post_init__(self) -> None:

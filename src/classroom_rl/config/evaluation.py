@@ -35,7 +35,16 @@ from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, Supervi
 from classroom_rl.config.prompt_search import PromptSearchConfig, check_prompt_search
 from classroom_rl.config.train_rl import RewardModelConfig
 from classroom_rl.config.training_checks import check_supervisor
-from classroom_rl.config.values import EMBEDDED_JUDGES, GREEDY, LARGEST_BATCH, SAMPLED, SAMPLINGS, SUPERVISED, check_url
+from classroom_rl.config.values import (
+    EMBEDDED_JUDGES,
+    GREEDY,
+    LARGEST_BATCH,
+    SAMPLED,
+    SAMPLINGS,
+    SUPERVISED,
+    TRAINS_TEACHER,
+    check_url,
+)
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.environment import module_of
 
@@ -442,6 +451,8 @@ def _check_classroom(config: EvalConfig) -> None:
     generation = config.generation
     check_server(generation)
     check_generation(generation)
+    if generation.trained_role != TRAINS_TEACHER:
+        raise ConfigError("generation.trained_role is student, but an evaluation trains nobody: leave it out.")
     check_model("teacher_model", config.teacher_model, generation)
     check_model("student_model", config.student_model, generation)
     check_judge(config.judge_model, generation)

@@ -3,9 +3,8 @@
 import re
 
 from classroom_rl.config.base import EnvironmentConfig
-from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, VllmConfig
+from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, TeacherModelConfig, VllmConfig
 from classroom_rl.config.rubric import load_rubric
-from classroom_rl.config.train_rl import TeacherModelConfig
 from classroom_rl.config.values import (
     ABSOLUTE,
     EMBEDDED_JUDGES,

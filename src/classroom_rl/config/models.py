@@ -173,6 +173,23 @@ class ApiModelConfig(ModelConfig):
 
 
 @config_group
+class TeacherModelConfig(ApiModelConfig):
+    """The trained model. It must be an engine of the server, not a model behind an API. With `lora.enable` its own
+    weights stay fixed and an adapter is trained: only the adapter is published, and the reference for `train.beta` is
+    the model without it."""
+
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    load_in_4bit: Flag = False
+    """Whether the adapter of `lora.enable` is trained over weights of 4 bits (QLoRA: bitsandbytes' NF4 with double
+    quantisation), which take a quarter of the trainer's memory for them. The engine serves the same rounded weights in
+    16 bits, from a folder that the server writes into the run folder, as large as the model."""
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora if self.lora.enable else None
+
+
+@config_group
 class JudgeModelConfig(ApiModelConfig):
     """The judge (docs/classroom.md). `model_name_or_path: rubric` is the embedded rubric of the quickstart's
     closed-grammar lessons, `rules` the embedded judge of lesson plans in any language."""

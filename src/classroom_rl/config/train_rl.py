@@ -1,6 +1,6 @@
 """Schema of `vllm_server.py` and `train_rl.py`: one file configures both programs."""
 
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -35,7 +35,13 @@ from classroom_rl.config.fields import (
     between,
     config_group,
 )
-from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, ModelConfig, SupervisorModelConfig
+from classroom_rl.config.models import (
+    ApiModelConfig,
+    JudgeModelConfig,
+    ModelConfig,
+    SupervisorModelConfig,
+    TeacherModelConfig,
+)
 from classroom_rl.config.values import (
     CISPO,
     CISPO_LARGEST_RATIO,
@@ -50,6 +56,8 @@ from classroom_rl.config.values import (
     SAMPLED,
     SUPERVISOR_REWARD,
     TOKENS,
+    TRAINS_STUDENT,
+    TRAINS_TEACHER,
     WHOLE,
     Algorithm,
     CorrectionMode,
@@ -352,23 +360,6 @@ class TrainConfig:
 
 
 @config_group
-class TeacherModelConfig(ApiModelConfig):
-    """The trained model. It must be an engine of the server, not a model behind an API. With `lora.enable` its own
-    weights stay fixed and an adapter is trained: only the adapter is published, and the reference for `train.beta` is
-    the model without it."""
-
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    load_in_4bit: Flag = False
-    """Whether the adapter of `lora.enable` is trained over weights of 4 bits (QLoRA: bitsandbytes' NF4 with double
-    quantisation), which take a quarter of the trainer's memory for them. The engine serves the same rounded weights in
-    16 bits, from a folder that the server writes into the run folder, as large as the model."""
-
-    @property
-    def adapter(self) -> LoraConfig | None:
-        return self.lora if self.lora.enable else None
-
-
-@config_group
 class RewardModelConfig(ModelConfig):
     """How solutions are graded. The sampling options of the `vllm` block have no effect."""
 
@@ -491,10 +482,18 @@ class TrainRLConfig:
     """Starts nothing: prints the configuration and what it leads to, checks it, and ends (docs/configure.md)."""
 
     @property
+    def policy_model(self) -> TeacherModelConfig:
+        """The model under training: the teacher's, or with `generation.trained_role: student` the student's."""
+        if getattr(self.generation, "trained_role", TRAINS_TEACHER) != TRAINS_STUDENT:
+            return self.teacher_model
+        model = self.student_model
+        return TeacherModelConfig(**{each.name: getattr(model, each.name) for each in fields(model)})
+
+    @property
     def served_teacher(self) -> str:
-        """The model that the teacher's engine loads, and an adapter belongs to."""
-        name = self.teacher_model.model_name_or_path
-        if not self.teacher_model.load_in_4bit:
+        """The model that the policy's engine loads, and an adapter belongs to."""
+        name = self.policy_model.model_name_or_path
+        if not self.policy_model.load_in_4bit:
             return name
         return str(four_bit_base(Path(self.logging.save_dir), name, self.train.dtype))
 

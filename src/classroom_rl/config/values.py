@@ -68,6 +68,12 @@ CEFR_LEVELS = get_args(CefrLevel)
 WORDFREQ = "wordfreq"
 """The package that is the word list of messages' levels, unless a file is named."""
 
+TrainedRole = Literal["teacher", "student"]
+"""The role of the classroom that is trained."""
+TRAINS_TEACHER, TRAINS_STUDENT = get_args(TrainedRole)
+STUDENT_REWARD = "student"
+"""The reward of a student under training."""
+
 Algorithm = Literal["grpo", "ppo", "online_dpo"]
 GRPO, PPO, ONLINE_DPO = get_args(Algorithm)
 Divergence = Literal["reverse", "forward", "jsd"]

@@ -318,7 +318,7 @@ def _add_host(
 
 
 def _add_trainer(budget: Report, config: TrainRLConfig, find_launch: Callable[[], Launch]) -> TrainerJob | None:
-    train, model = config.train, config.teacher_model
+    train, model = config.train, config.policy_model
     try:
         launch = find_launch()
         check_machines(config, launch.machines, launch.processes)

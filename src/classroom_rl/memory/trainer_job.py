@@ -13,7 +13,7 @@ from classroom_rl.rollout.environment import most_rows
 def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
     """What one process of the trainer trains. Raises a `NotEstimated` if the model's configuration cannot be loaded, or
     is of an unknown kind, and a `ConfigError` if the adapter does not fit the model."""
-    train, model = config.train, config.teacher_model
+    train, model = config.train, config.policy_model
     shape, adapter = read_shape(model.model_name_or_path), _adapter(model)
     length = longest_row(config)
     return TrainerJob(
@@ -35,7 +35,7 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
 
 def longest_row(config: TrainRLConfig) -> int:
     """The most tokens of a training sample."""
-    return min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
+    return min(config.generation.max_tokens_in_conversation, config.policy_model.vllm.max_length)
 
 
 def mixes_corrections(config: TrainRLConfig) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import yaml
 
+from classroom_rl.config.values import TRAINS_STUDENT
 from classroom_rl.errors import ClassroomError, DataError
 from classroom_rl.models.pretrained import load_tokenizer
 from classroom_rl.results.corrections import (
@@ -309,6 +310,8 @@ def make_pairs(run_folder: Path, out: Path | None, tokenizer_name: str | None, l
     """
     steps = steps_of(run_folder)
     first = next(steps)
+    if any(turn.policy is not None and turn.role == TRAINS_STUDENT for record in first for turn in record.turns):
+        raise DataError(f"{run_folder} trained the student, and pairs are made of a tutor's messages: name its run.")
     tokenizer = load_tokenizer("--tokenizer", tokenizer_name or _model_of(run_folder))
     maker = PairMaker(read_decisions(run_folder), partial(encode_reply, tokenizer), least_margin)
     pairs = [pair for records in (first, *steps) for pair in maker.of_step(records)]

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 POLICY_ROLE = "teacher"
-"""The role of the policy in every environment: training updates `teacher_model`."""
+"""The role of the policy in every environment: training updates `teacher_model`. The classroom can train its student
+instead (`LoadedModels.policy_role`)."""
 
 
 class LoadedModels:
@@ -50,10 +51,12 @@ class LoadedModels:
     Attributes:
         engines: the vLLM engines of this server, by role.
         apis: the clients of the roles behind an API, by role.
+        policy_role: the role of the model under training.
     """
 
     engines: Mapping[str, Engine]
     apis: Mapping[str, Api]
+    policy_role = POLICY_ROLE
 
     @property
     def policy(self) -> PolicyEngine:
@@ -72,7 +75,8 @@ class LoadedModels:
             for role, api in self.apis.items()
         }
         # A script that plays the policy is in neither of the two mappings, but reports its health, too.
-        policy = {} if POLICY_ROLE in self.apis else {POLICY_ROLE: cast(ReportsHealth, self.policy).health()}
+        own = self.policy_role
+        policy = {} if own in self.apis else {own: cast(ReportsHealth, self.policy).health()}
         return policy | {role: engine.health() for role, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:

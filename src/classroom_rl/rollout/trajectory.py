@@ -11,6 +11,9 @@ from classroom_rl.rollout.tokens import AuxSample, Turn
 TOKEN_FIELDS = frozenset({"prompt_ids", "completion_ids", "mask", "logprobs", "branches"})
 """The largest fields of a trajectory; the journal stores them with the turns instead."""
 
+NEVER_SPOKE = "it ended before the model under training spoke"
+"""The `failure` of an episode that holds nothing to train on, which is no fault of a judge."""
+
 
 @dataclass(frozen=True)
 class PlayerOutcome:

@@ -25,7 +25,7 @@ from classroom_rl.engines.vllm.role_metrics import in_words
 from classroom_rl.errors import ClassroomError, ConfigError, EngineFailure, UnknownConversation
 from classroom_rl.models.policy_folder import inside_run_folder, policy_path
 from classroom_rl.models.policy_version import PolicyVersion
-from classroom_rl.rollout.environment import environment_of, module_of
+from classroom_rl.rollout.environment import POLICY_ROLE, environment_of, module_of
 from classroom_rl.rollout.extensions import OpenServer, extension_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.trajectory import Trajectory
@@ -202,7 +202,8 @@ def create_app(config: TrainRLConfig, run_folder: Path) -> FastAPI:
                     closing.callback(provider.shutdown)
                 await service.restore_policy(run_folder, config.generation.load_weights_timeout_s)
             timeout_s = config.generation.load_weights_timeout_s
-            await add_openai_routes(app, service.environment.roles.policy, timeout_s)
+            roles = service.environment.roles
+            await add_openai_routes(app, getattr(roles, POLICY_ROLE, roles.policy), timeout_s)
             address = f"http://{config.generation.server_host}:{config.generation.server_port}"
             tasks.append(asyncio.create_task(collect_at_rest(service)))
             logger.info("the classroom is open on %s, its journal in %s", address, server_folder)

@@ -235,7 +235,7 @@ class SamplingService:
         """Load published weights into the teacher's engine, and record them in the journal, so that a restarted server
         loads the same ones. Returns their fingerprint."""
         teacher = self.environment.roles.policy
-        async with self._engine_sleep.room_for_loading("teacher"):
+        async with self._engine_sleep.room_for_loading(self.environment.roles.policy_role):
             await teacher.load_policy(folder, policy, timeout_s)
         self._journal.write_weights(policy, teacher.weights, folder)
         return teacher.weights
@@ -253,7 +253,7 @@ class SamplingService:
             EngineFailure: if the weights did not come, or `stop_receiving` was called.
         """
         teacher = self.environment.roles.policy
-        async with self._engine_sleep.room_for_loading("teacher"):
+        async with self._engine_sleep.room_for_loading(self.environment.roles.policy_role):
             self._receiving = asyncio.ensure_future(teacher.receive_policy(group, tensors, policy, timeout_s))
             try:
                 await self._receiving
@@ -287,7 +287,7 @@ class SamplingService:
             run_folder = run_folder.resolve()
             folder = inside_run_folder(run_folder, moved_policy(run_folder, event["path"]))
             check_policy(folder, policy)
-            async with self._engine_sleep.room_for_loading("teacher"):
+            async with self._engine_sleep.room_for_loading(self.environment.roles.policy_role):
                 await self.environment.roles.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)

@@ -167,7 +167,7 @@ def token_limit(config: TrainRLConfig, rows: int, device: torch.device) -> int |
     train = config.train
     if train.max_tokens_per_micro_batch is not None or device.type == "cpu" or train.loss_type == BNPO:
         return train.max_tokens_per_micro_batch
-    return rows * min(config.generation.max_tokens_in_conversation, config.teacher_model.vllm.max_length)
+    return rows * min(config.generation.max_tokens_in_conversation, config.policy_model.vllm.max_length)
 
 
 def micro_batches_by_rows(rows: int, limit: int) -> list[list[int]]:

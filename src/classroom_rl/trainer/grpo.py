@@ -73,7 +73,7 @@ class GRPO:
         self.options = LossOptions(train.epsilon, train.upper_clip, config.generation.max_tokens_in_conversation)
         self._turn_weights = config.train.turn_credit.weights
         self.criteria = criterion_weights(config)
-        self._seed, self._temperature = config.seed, config.teacher_model.vllm.temperature
+        self._seed, self._temperature = config.seed, config.policy_model.vllm.temperature
         self._means, self._mismatch = TokenMeans(), MismatchFigures()
 
     def prepare_model(self, model: Any) -> None:

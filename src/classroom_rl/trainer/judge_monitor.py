@@ -20,6 +20,7 @@ from typing import Any
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.train_rl import GuardsConfig, TrainRLConfig
+from classroom_rl.config.values import TRAINS_STUDENT, TRAINS_TEACHER
 from classroom_rl.environments.classroom.canaries import CANARIES
 from classroom_rl.environments.classroom.judge_check import JudgeCheckRequest, JudgeCheckResponse
 from classroom_rl.environments.classroom.metrics import beyond_rules
@@ -41,6 +42,7 @@ from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.storage import write_whole
 from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import Processes, on_main_process
+from classroom_rl.trainer.pleasing import PleasingWatch
 
 logger = logging.getLogger(__name__)
 
@@ -287,6 +289,8 @@ class JudgeMonitor:
         self._verdicts = VerdictWatch()
         self._unread = UnreadWatch()
         self._students = StudentWatch()
+        trains_student = getattr(config.generation, "trained_role", TRAINS_TEACHER) == TRAINS_STUDENT
+        self._pleasing = PleasingWatch() if trains_student else None
 
     def is_due(self, step: int) -> bool:
         """Whether the batch that is sampled at this step is checked."""
@@ -325,6 +329,9 @@ class JudgeMonitor:
             figures |= student_figures(records)
         except Exception as error:  # rules read any text of a model; a figure must not end a training
             logger.warning("step %d: the student was not measured: %s: %s", step + 1, type(error).__name__, error)
+        if self._pleasing is not None:
+            figures |= self._pleasing.update(records)
+            warnings += self._pleasing.new_warnings()
         for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
         return figures

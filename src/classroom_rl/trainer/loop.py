@@ -78,8 +78,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
 
     def __init__(self, session: TrainingSession, policy: Policy, algorithm: GRPO, arguments: TrainingArguments):
         config = self.run_config = session.config
-        self.contents, self.has_adapter = session.contents, config.teacher_model.adapter is not None
-        self.algorithm, self.temperature = algorithm, config.teacher_model.vllm.temperature
+        self.contents, self.has_adapter = session.contents, config.policy_model.adapter is not None
+        self.algorithm, self.temperature = algorithm, config.policy_model.vllm.temperature
         self.player, self.publisher = BatchPlayer(session), WeightPublisher(session)
         self.held_out = HeldOutEvaluation(session, self.player) if config.evaluation.every else None
         if self.held_out is not None and config.evaluation.keep_best:

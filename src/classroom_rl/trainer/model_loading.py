@@ -22,6 +22,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import check_strong_tutor
+from classroom_rl.config.values import TRAINS_TEACHER
 from classroom_rl.errors import ConfigError
 from classroom_rl.models.four_bit import check_quantised, quantisation
 from classroom_rl.models.lora import peft_config
@@ -145,7 +146,7 @@ def accumulate_in_float32(accelerator: Accelerator) -> None:
 
 
 def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
-    """Load the teacher, what the loss compares it with, and a strong tutor. The training arguments must have been made:
+    """Load the policy, what the loss compares it with, and a strong tutor. The training arguments must have been made:
     with ZeRO-3 they decide where weights are read to.
 
     Raises:
@@ -153,11 +154,12 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
             without padding, which `train.padding_free` wants, or with Liger, or in 4 bits; if the strong tutor has
             other tokens, or is to be compared by distributions while the output layer is split.
     """
-    key, name, lora = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path, None
+    key = f"{getattr(config.generation, 'trained_role', TRAINS_TEACHER)}_model.model_name_or_path"
+    name, lora = config.policy_model.model_name_or_path, None
     check_model(key, name)
     tokenizer = load_tokenizer(key, name, padding_side="left")
-    if config.teacher_model.adapter is not None:
-        lora = peft_config(config.teacher_model.lora)
+    if config.policy_model.adapter is not None:
+        lora = peft_config(config.policy_model.lora)
     distillation = config.train.distillation
     has_reference, strong_name = config.train.has_reference, distillation.model
     if distillation.is_loaded:
@@ -165,7 +167,7 @@ def load_policy(config: TrainRLConfig, arguments: TrainingArguments) -> Policy:
     if strong_name is not None:
         check_strong_tutor(config, strong_name)
     dtype = weights_dtype(config.train.dtype, lora is not None)
-    in_4bit = config.teacher_model.load_in_4bit
+    in_4bit = config.policy_model.load_in_4bit
     if in_4bit and (is_deepspeed_zero3_enabled() or PartialState().num_processes > 1):
         raise ConfigError(
             "teacher_model.load_in_4bit is true, which is for one process without DeepSpeed's ZeRO-3: start one, as "
@@ -226,9 +228,9 @@ def _load(
         )
     if config.train.use_liger_kernel:
         _use_liger(model)
-    add_fused_lm_head(model, temperature=config.teacher_model.vllm.temperature, outputs=outputs)
+    add_fused_lm_head(model, temperature=config.policy_model.vllm.temperature, outputs=outputs)
     if config.train.distillation.compares_distributions:
-        share_head(model, config.teacher_model.vllm.temperature)
+        share_head(model, config.policy_model.vllm.temperature)
     return model
 
 
@@ -237,7 +239,7 @@ def _check_vocabularies(config: TrainRLConfig, own: int, strong: int) -> None:
     if distillation.compares_distributions and distillation.top_k is None and own != strong:
         raise ConfigError(
             f"train.distillation.model is {distillation.model}, whose vocab_size is {strong}, and that of "
-            f"{config.teacher_model.model_name_or_path} is {own}: with train.distillation.kl={distillation.kl} all "
+            f"{config.policy_model.model_name_or_path} is {own}: with train.distillation.kl={distillation.kl} all "
             "their tokens are compared. Set train.distillation.top_k, such as to 100."
         )
 

@@ -106,10 +106,10 @@ def training_metrics(config: TrainRLConfig, model_config: Any, processes: int) -
 
 def _flops_per_token(config: TrainRLConfig) -> float | None:
     try:
-        parameters = read_shape(config.teacher_model.model_name_or_path).parameters
+        parameters = read_shape(config.policy_model.model_name_or_path).parameters
     except NotEstimated:
         return None
-    return training_flops(parameters, config.teacher_model.adapter is not None)
+    return training_flops(parameters, config.policy_model.adapter is not None)
 
 
 @contextmanager

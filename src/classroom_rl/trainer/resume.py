@@ -37,6 +37,7 @@ _DATA = "dataset.train_datasets"
 _ENVIRONMENT = "the weights were trained in that environment"
 FIXED = {
     "environment": _ENVIRONMENT,
+    "generation.trained_role": "the weights are those of this role",
     "seed": _ORDER,
     "skip_first_samples": _ORDER,
     _DATA: _ORDER,
@@ -57,7 +58,7 @@ FIXED = {
     "teacher_model.lora.bias": _WEIGHTS,
     "teacher_model.load_in_4bit": _WEIGHTS,
 }
-"""The keys that must keep their value, and why."""
+"""The keys that must keep their value, and why. Of a trained student also its model's name."""
 TAKES_EFFECT = frozenset(
     f"train.{key}"
     for key in (
@@ -82,6 +83,11 @@ TAKES_EFFECT = frozenset(
 supervising and reporting: no checkpoint depends on them. What a checkpoint keeps of corrections, its cursor, is a
 number of a step: it means the same in every mode and with every interval."""
 _NOT_COMPARED = ("dry_run", "logging.save_dir")
+
+
+def _fixed(config: TrainRLConfig) -> Mapping[str, str]:
+    trains_student = config.policy_model is not config.teacher_model
+    return FIXED | ({"student_model.model_name_or_path": _WEIGHTS} if trains_student else {})
 
 
 def contents_at_start(config: TrainRLConfig, problems: Sequence[Problem]) -> Contents:
@@ -121,7 +127,8 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
         return [f"{checkpoint} does not say what it was made with ({MADE_WITH}): what has changed since is not noticed"]
     made_with = yaml.safe_load((checkpoint / MADE_WITH).read_text(encoding="utf-8"))
     changes = _changes(made_with, yaml.safe_load(to_yaml(config)))
-    wrong = [f"{key} was {old} and is {new} now ({FIXED[key]})" for key, old, new in changes if key in FIXED]
+    fixed = _fixed(config)
+    wrong = [f"{key} was {old} and is {new} now ({fixed[key]})" for key, old, new in changes if key in fixed]
     if wrong:
         raise ConfigError(refusal(checkpoint, wrong))
     told = [f"{key} changes from {old} to {new} after step {step}" for key, old, new in changes]
@@ -143,11 +150,12 @@ def check_problems(run_folder: Path, problems: Sequence[Problem]) -> None:
 def _changed_contents(checkpoint: Path, step: int, config: TrainRLConfig) -> Iterator[str]:
     """Descriptions of the files that have changed since a training began, where that is allowed."""
     before = read_contents(checkpoint)
+    fixed = _fixed(config)
     if not before:
         yield unknown(checkpoint)
     changed = list(differences(before, contents_of(yaml.safe_load(to_yaml(config)))))
     wrong = [
-        f"{path} is not what it was ({key}: {FIXED[key]})" for key, path in changed if key in FIXED and key != _DATA
+        f"{path} is not what it was ({key}: {fixed[key]})" for key, path in changed if key in fixed and key != _DATA
     ]
     data = ", ".join(path for key, path in changed if key == _DATA)
     if data:
@@ -161,7 +169,7 @@ def _changed_contents(checkpoint: Path, step: int, config: TrainRLConfig) -> Ite
     if wrong:
         raise ConfigError(refusal(checkpoint, wrong))
     for key, path in changed:
-        if key not in FIXED:
+        if key not in fixed:
             yield f"{path} ({key}) has changed since the training began, and takes effect after step {step}"
 
 

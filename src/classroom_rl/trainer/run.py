@@ -53,7 +53,7 @@ def train(config: TrainRLConfig) -> None:
         DeadlineExceeded: if no server answers.
         ClassroomError: on every rank, if the server refuses or fails.
     """
-    adapter, run_folder = config.teacher_model.adapter, Path(config.logging.save_dir).resolve()
+    adapter, run_folder = config.policy_model.adapter, Path(config.logging.save_dir).resolve()
     check_precision(config.train.dtype, os.environ)
     has_second_model = config.train.has_reference and adapter is None or config.train.distillation.is_loaded
     check_fsdp(os.environ, has_second_model)
@@ -119,7 +119,7 @@ def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegist
     save_together(loop, lambda save: write_whole(run_folder / "model", save, needed))
     if loop.held_out is not None:  # only now: a judge that fails must not cost the model
         measure_held_out(loop, loop.held_out, policy, policy.version, last=True)
-    base = config.teacher_model.model_name_or_path
+    base = config.policy_model.model_name_or_path
     movement = parameter_movement(loop, base)
     if state.is_main_process:  # not a collective: an upload may take longer than the other ranks would wait
         print(describe_learning(write_learning(run_folder, movement)), flush=True)

@@ -119,10 +119,10 @@ def report_length(config: TrainRLConfig, problems: int | None, unknown: str = ""
         f"training: {known}{length.batches} batches of {batch}, {length.conversations} in all; {length.steps} "
         f"optimizer steps at a learning rate of {train.learning_rate:g}"
     ]
-    moved = farthest_move(train, config.teacher_model.adapter, length.steps)
+    moved = farthest_move(train, config.policy_model.adapter, length.steps)
     if moved is None:
         return LengthReport(lines)
-    dtype = config.teacher_model.vllm.dtype
+    dtype = config.policy_model.vllm.dtype
     needed = ROUNDING_UNITS[dtype] * TYPICAL_WEIGHT
     lines.append(
         f"  they can move a weight by about {moved:.2g} at most, {_percent(moved)} of a typical one "

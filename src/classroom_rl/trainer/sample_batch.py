@@ -24,7 +24,7 @@ from classroom_rl.rollout.environment import environment_of
 from classroom_rl.rollout.problem import material_of
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.rows import POLICY
-from classroom_rl.rollout.trajectory import Trajectory
+from classroom_rl.rollout.trajectory import NEVER_SPOKE, Trajectory
 from classroom_rl.server.agreement import refuse_other_weights
 from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import on_every_process, to_main_process
@@ -398,8 +398,8 @@ def usage_metrics(role: str, usages: Sequence[Usage | None]) -> dict[str, float]
 
 
 def _overflowed(record: Trajectory) -> bool:
-    """Whether the episode could not go on because a context was full."""
-    return record.failure is not None and record.overflow is not None
+    """Whether the episode could not go on because a context was full, or ended before there was anything to judge."""
+    return record.failure is not None and (record.overflow is not None or record.failure == NEVER_SPOKE)
 
 
 def _why_unrewarded(record: Trajectory) -> str:

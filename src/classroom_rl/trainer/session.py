@@ -111,7 +111,7 @@ def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
     last = last_checkpoint(run_folder / "checkpoints")
     if last is not None:
         check_launch(Path(last), os.environ)
-        check_checkpoint(Path(last), config.served_teacher, config.teacher_model.adapter)
+        check_checkpoint(Path(last), config.served_teacher, config.policy_model.adapter)
     return last
 
 
@@ -185,7 +185,7 @@ def _log_config_changes(config: TrainRLConfig, run_folder: Path) -> None:
 
 
 def _warn_about_truncation(config: TrainRLConfig) -> None:
-    options = config.teacher_model.vllm
+    options = config.policy_model.vllm
     if options.top_p < 1 or options.top_k != -1:
         logger.warning(
             "The teacher is sampled with top_p %g and top_k %d, but GRPO trains the full softmax: the engine's "
@@ -198,7 +198,7 @@ def _warn_about_truncation(config: TrainRLConfig) -> None:
 
 
 def _warn_about_learning_rate(config: TrainRLConfig) -> None:
-    if config.teacher_model.adapter is not None and config.train.learning_rate < _LEAST_FOR_AN_ADAPTER:
+    if config.policy_model.adapter is not None and config.train.learning_rate < _LEAST_FOR_AN_ADAPTER:
         logger.warning(
             "train.learning_rate is %g, which suits the training of all weights; an adapter hardly learns with it. "
             "Take ten times and more of what one would take there, usually from 1e-5 to 1e-4.",

@@ -66,7 +66,7 @@ class WeightPublisher:
         self._client, self._server, self._gpus = session.client, session.server, session.gpus
         self._generation = session.config.generation
         self._run_folder, self._run_id = session.run_folder, session.run_id
-        self._has_adapter = session.config.teacher_model.adapter is not None
+        self._has_adapter = session.config.policy_model.adapter is not None
         self._keep = train.keep_published_policies
         self._in_memory, self._disk_every = train.publish_through == MEMORY, train.publish_to_disk_every
         self.sends = train.publish_through == NCCL

@@ -173,6 +173,21 @@ def test_what_apis_cost_stands_there_with_their_failures(run: Path):
     assert dict(facts(load_run(run)))["Paid in training"] == paid_for in render_report(load_run(run))
 
 
+@pytest.mark.parametrize(
+    ("pleases", "said"),
+    [
+        ([0.0, 1.0, 0.0], "learns to please, from step 2 (guard/student_…)"),
+        ([0.0, 0.0], "no sign of pleasing"),
+        ([], None),
+    ],
+)
+def test_a_student_that_learns_to_please_is_named(run: Path, pleases: list[float], said: str | None):
+    lines = [step_line(step, 0.5, **{"guard/student_pleases": each}) for step, each in enumerate(pleases, 1)]
+    write_training(run, lines or [step_line(1, 0.5)], CONFIG)
+    assert dict(facts(load_run(run))).get("Trained student") == said
+    assert (said or "Trained student") in render_report(load_run(run)) or said is None
+
+
 def test_each_of_several_rewards_and_the_environment_s_own_figures_have_charts(run: Path):
     rewards = {"rewards/found/mean": 0.2, "rewards/my:short/mean": 0.5, "turn_rewards/my:brief/mean": -0.1}
     panel = MAROONED.panels[0]

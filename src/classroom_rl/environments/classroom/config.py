@@ -13,10 +13,11 @@ from classroom_rl.config.checks import check_classroom_rewards, check_generation
 from classroom_rl.config.rubric import load_rubric
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import reward_weights
-from classroom_rl.config.values import ERROR_PERSONA, SCORING_RULES
+from classroom_rl.config.values import ERROR_PERSONA, SCORING_RULES, STUDENT_REWARD, TRAINS_STUDENT
 from classroom_rl.environments.classroom.conversation import ClassroomRules
 from classroom_rl.environments.classroom.record import PEDAGOGICAL
 from classroom_rl.environments.classroom.rewards import REWARDS, TURN_REWARDS
+from classroom_rl.environments.classroom.role_checks import check_trained_role
 from classroom_rl.environments.classroom.setup import ConversationType, SetupOptions, persona_weights
 from classroom_rl.environments.classroom.teacher import informed_prompt
 from classroom_rl.judges.difficulty import LevelRules
@@ -34,6 +35,7 @@ __all__ = [
     "criterion_weights",
     "default_weights",
     "error_share",
+    "rows_per_episode",
     "informed_prompt",
     "setup_options",
 ]
@@ -46,7 +48,10 @@ MATHS_REWARDS = ("end_rm", "thinking", "end_of_conversation", "length")
 
 
 def default_weights(generation: Generation) -> dict[str, float]:
-    """The rewards that the judge rules imply, each with weight 1."""
+    """The rewards that the judge rules imply, each with weight 1; of a student under training its own, and
+    with weight 0 the tutor's score, for `trainer/pleasing.py`."""
+    if generation.trained_role == TRAINS_STUDENT:
+        return {STUDENT_REWARD: 1.0} | ({PEDAGOGICAL: 0.0} if SCORING_RULES & set(generation.judge_rules) else {})
     scoring_rules = SCORING_RULES & set(generation.judges_rules_prompts_paths)
     return dict.fromkeys((PEDAGOGICAL,) if scoring_rules else MATHS_REWARDS, 1.0)
 
@@ -72,7 +77,14 @@ def check(config: TrainRLConfig) -> None:
         ConfigError: if one is invalid; the message gives the values, the rule and the fix.
     """
     check_generation(config.generation)
+    check_trained_role(config, reward_weights(config))
     check_classroom_rewards("train.reward_weights", reward_weights(config), config.generation, config.reward_model)
+
+
+def rows_per_episode(generation: Generation) -> int | None:
+    """The most messages of a student under training, each of which is one training sample; None for a teacher, whose
+    conversation is one."""
+    return generation.max_turns // 2 + 1 if generation.trained_role == TRAINS_STUDENT else None
 
 
 def classroom_rules(

@@ -81,7 +81,8 @@ class Conversation:
     """One conversation on one problem: its turns, its tokens as the teacher saw them, and how it was judged.
 
     Attributes:
-        buffer: the teacher's context as tokens; None before it is open, and for a teacher that works on text.
+        buffer: the context of the model under training as tokens, in most trainings the teacher's; None before it is
+            open, and if that model works on text.
         prompt_estimate: the approximate token count of the first prompt, for a teacher that works on text.
         failure: why the conversation could not go on; it then gets no reward.
         overflow: which model's context was full, if that ended the dialogue or the conversation.
@@ -254,7 +255,8 @@ class Conversation:
     @property
     def tokens_left(self) -> int:
         """Tokens that still fit into the teacher's context; approximate for a teacher that works on text."""
-        used = len(self.buffer) if self.buffer is not None else self._estimated_tokens()
+        is_estimated = self.buffer is None or self.prompt_estimate is not None  # the buffer may be the student's
+        used = self._estimated_tokens() if is_estimated else len(self.buffer)
         return self.rules.max_tokens_in_conversation - used
 
     def _estimated_tokens(self) -> int:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.config.values import LEAK_RULE, LEVEL_REWARD, RUBRIC, RULES, SCORING_RULES, SUPERVISOR_REWARD
+from classroom_rl.config.values import (
+    LEAK_RULE,
+    LEVEL_REWARD,
+    RUBRIC,
+    RULES,
+    SCORING_RULES,
+    SUPERVISOR_REWARD,
+    TRAINS_STUDENT,
+)
 from classroom_rl.environments.classroom.config import classroom_rules, setup_options
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.judging import JudgePanel
@@ -27,6 +35,7 @@ from classroom_rl.environments.classroom.prompt_check import (
 )
 from classroom_rl.environments.classroom.record import ConversationRecord, ReplayedState, graded, replay
 from classroom_rl.environments.classroom.rewards import reward_of, turn_reward_of
+from classroom_rl.environments.classroom.role_checks import check_lessons
 from classroom_rl.environments.classroom.roles import Roles, models_in_use
 from classroom_rl.environments.classroom.setup import ConversationType, draw_setup
 from classroom_rl.environments.classroom.student import attempt_request, student_chat
@@ -40,12 +49,13 @@ from classroom_rl.environments.classroom.teacher import (
     opening_turns,
     toolbox_of,
 )
+from classroom_rl.environments.classroom.trained_student import TrainedStudent
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
 from classroom_rl.judges.rule_judge import read_judged_answer, read_judged_plan
 from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.chat_template import Message
-from classroom_rl.rollout.engine import Completion, Sampling
+from classroom_rl.rollout.engine import Completion, Sampling, TokenEngine
 from classroom_rl.rollout.environment import Environment as BaseEnvironment
 from classroom_rl.rollout.environment import Play
 from classroom_rl.rollout.policy_turn import (
@@ -63,6 +73,7 @@ from classroom_rl.rollout.store.journal import Journal
 from classroom_rl.rollout.supervision import ReviewedMessage, SampledDraft, is_supervised, unreviewed
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn, approximate_tokens
+from classroom_rl.rollout.trajectory import NEVER_SPOKE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,6 +107,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         rules: the limits and judging rules of all conversations, from `classroom_rules`.
         turn_rewards: the turn rewards to compute.
         judge_options: whether conversations are judged one by one or in groups; None for one by one.
+        student_context: the context length of the student's model in tokens, for a student under training.
     """
 
     Record = ConversationRecord
@@ -111,6 +123,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         rules: ClassroomRules,
         turn_rewards: Iterable[str] = (),
         judge_options: JudgeModelConfig | None = None,
+        student_context: int = 0,
     ):
         self._generation = generation
         self._turn_rewards = tuple(turn_rewards)
@@ -124,6 +137,7 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             self._forced_ids = forced_ids(generation, roles.teacher.frame, roles.teacher.tokenizer)
             self._opened_thought = opened_thought(generation, roles.teacher.frame)
         self._policy = PolicyModel(roles.teacher, toolbox_of(generation))
+        self._student = TrainedStudent(roles, journal, student_context) if roles.trains_student else None
         # All conversations of a group have the same first prompt.
         self._encode_once = lru_cache(_PROMPTS_IN_MEMORY)(self._encode)
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
@@ -164,9 +178,9 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         configured = config.train.turn_credit.weights if isinstance(config, TrainRLConfig) else {}
         supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         turn_rewards = supervised | configured  # with a supervisor, its penalties are always recorded
-        return cls(
-            generation, Roles.of(config, roles), journal, reward_weights, rules, turn_rewards, config.judge_model
-        )
+        own, judge = Roles.of(config, roles), config.judge_model
+        context = config.student_model.vllm.max_length
+        return cls(generation, own, journal, reward_weights, rules, turn_rewards, judge, context)
 
     @classmethod
     def check_problems(
@@ -174,7 +188,10 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     ) -> None:
         """Refuse problems that leave no room for a conversation in the teacher's context, that an embedded judge cannot
         read, or whose level the turn reward `level` cannot tell."""
-        check_lengths(problems, config.generation, tokenizer, limit)
+        if config.generation.trained_role == TRAINS_STUDENT:
+            check_lessons(problems, config)
+        else:
+            check_lengths(problems, config.generation, tokenizer, limit)
         check_levels(config.generation.level, problems if LEVEL_REWARD in config.train.turn_credit.weights else ())
         judge, rules = config.judge_model.model_name_or_path, config.generation.judge_rules
         for problem in problems if judge in _READ_BY_JUDGE else ():
@@ -237,6 +254,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         """Run the step of the conversation's current state. A refusal by a model or a full context ends the
         conversation."""
         conversation = play.episode
+        if self._student and not (conversation.failure or conversation.buffer or self.needs_policy(conversation)):
+            self._give_up(conversation, NEVER_SPOKE, overflow=False)
         if conversation.failure is not None:
             self._panel.left(play)
         try:
@@ -254,7 +273,10 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     def _give_up(self, conversation: Conversation, reason: str, overflow: bool) -> None:
         # The trainer needs tokens of every conversation, so one that failed before its first turn gets its prompt.
         prompt_ids, end_ids = [], []
-        if not (conversation.buffer and conversation.buffer.completion_ids) and self.roles.teacher_has_tokens:
+        if self._student and conversation.buffer is None:
+            persona = next(iter(self._generation.student_personas_prompts_paths.values()))
+            prompt_ids, end_ids = self._student.encode(self._student_view(conversation, persona)), self._student.end_ids
+        elif not (conversation.buffer and conversation.buffer.completion_ids) and self.roles.teacher_has_tokens:
             end_ids = [self.roles.teacher.frame.turn_end_id]
             prompt_ids = self._prompt_ids(conversation)[: self._rules.max_tokens_in_conversation - len(end_ids)]
         event = {"reason": reason, "prompt_ids": prompt_ids, "end_ids": end_ids, "overflow": overflow}
@@ -280,9 +302,9 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         self._submit(conversation, draft)
 
     async def _teacher_message(self, play: Play) -> None:
-        """The turn of a teacher behind an API: text in, text out."""
-        conversation = play.episode
-        messages = chat_so_far(self._generation, conversation)
+        """The turn of a teacher behind an API, or of one that is not trained: text in, text out."""
+        conversation, on_engine = play.episode, isinstance(self.roles.teacher, TokenEngine)
+        messages = chat_so_far(self._generation, conversation, with_user=not on_engine)
         if conversation.prompt_estimate is None:
             estimate = sum(approximate_tokens(message["content"]) for message in messages)
             # Turns before the teacher's first are the student's, apart from those of the prompt template (`given`).
@@ -293,7 +315,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         limit = conversation.turn_limit_after(sum(approximate_tokens(message["content"]) for message in hints))
         sampling = policy_sampling(play, self.roles.teacher_sampling, limit)
         message = await self._policy.chat([*messages, *hints], sampling, prompt_first=True)
-        self._submit(conversation, SampledDraft(policy_turn_of(message)))
+        turn = policy_turn_of(message)
+        self._submit(conversation, SampledDraft(replace(turn, policy=None) if self._student else turn))
 
     def _submit(self, conversation: Conversation, draft: SampledDraft) -> None:
         """Add a message of the teacher to the conversation, or, if it is supervised, submit it for review."""
@@ -318,15 +341,17 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         """Add a message of the teacher to the journal, the teacher's context, and the conversation. The journal comes
         first, so that a restart can replay the message."""
         opening = self._opened_context(conversation)
+        if self._student:
+            message = replace(message, in_context=False)  # the context is the student's
         conversation.add_teacher_turn(add_policy_message(self._journal, conversation, message, opening))
 
     def _opened_context(self, conversation: Conversation) -> dict[str, Any]:
         """The journal fields that restore the beginning of the teacher's context; empty but for its first message."""
         if conversation.teacher_turns:
             return {}
-        if conversation.buffer is not None:
-            return {"prompt_ids": conversation.buffer.prompt_ids}
-        return {"prompt_estimate": conversation.prompt_estimate}
+        if conversation.prompt_estimate is not None:
+            return {"prompt_estimate": conversation.prompt_estimate}
+        return {"prompt_ids": conversation.buffer.prompt_ids}
 
     async def _student_turn(self, play: Play) -> None:
         conversation = play.episode
@@ -335,6 +360,9 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             return
         persona = conversation.next_persona
         messages = self._student_view(conversation, self._generation.student_personas_prompts_paths[persona])
+        if self._student:
+            conversation.add_student_turn(await self._student.speak(play, messages, persona))
+            return
         answer = await self.roles.student.chat(messages, play.sampled_with(self.roles.student_sampling))
         turn = self._student_turn_of(answer, persona)
         framed_ids = []  # messages before the teacher's first sampled turn are part of its prompt

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from statistics import fmean
 
-from classroom_rl.config.values import END_OF_CONVERSATION, LEVEL_REWARD, SUPERVISOR_REWARD
+from classroom_rl.config.values import END_OF_CONVERSATION, LEVEL_REWARD, STUDENT_REWARD, SUPERVISOR_REWARD
 from classroom_rl.environments.classroom.conversation import Conversation
+from classroom_rl.environments.classroom.student_reward import fidelity
 from classroom_rl.judges.difficulty import level_scores
 from classroom_rl.judges.post_test.records import GIVEN
 from classroom_rl.rollout.own_rewards import own_reward, own_turn_reward
@@ -157,6 +158,13 @@ def post_test(conversation: Conversation) -> float:
     return score
 
 
+@none_without_verdict
+def student(conversation: Conversation) -> float | None:
+    """The share of the student's messages that are those of the learner that it plays, for a student under training
+    (`student_reward.py`); None for a conversation without such messages."""
+    return fidelity(conversation.problem.text, conversation.turns)
+
+
 def _rejected_in_hard_mode(conversation: Conversation) -> bool:
     return conversation.rejected and not conversation.rules.ignore_rejected_judge
 
@@ -168,6 +176,7 @@ REWARDS: dict[str, Reward] = {
     "length": length,
     "pedagogical": pedagogical,
     "post_test": post_test,
+    STUDENT_REWARD: student,
 }
 
 

@@ -2,10 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from classroom_rl.config.models import ModelConfig
-from classroom_rl.config.values import EMBEDDED_JUDGES, EMBEDDED_SUPERVISORS, is_script
+from classroom_rl.config.values import (
+    EMBEDDED_JUDGES,
+    EMBEDDED_SUPERVISORS,
+    TRAINS_STUDENT,
+    TRAINS_TEACHER,
+    is_script,
+)
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.judges.post_test.records import Examiner
@@ -38,6 +44,7 @@ class Roles(rollout_environment.LoadedModels):
         supervisor: None if nothing is supervised.
         supervisor_name: the name of the supervisor's model.
         examiner: None without a post-test.
+        policy_role: the role of the model under training.
     """
 
     teacher: PolicyEngine
@@ -52,6 +59,7 @@ class Roles(rollout_environment.LoadedModels):
     supervisor: Supervisor | None = None
     supervisor_name: str = ""
     examiner: Examiner | None = None
+    policy_role: str = TRAINS_TEACHER
 
     async def grade(self, problem: Problem, solution: str) -> float:
         """The reward model's score of a solution. Without a reward model: 1 if the boxed answer is right, otherwise 0.
@@ -67,8 +75,14 @@ class Roles(rollout_environment.LoadedModels):
 
     @property
     def teacher_has_tokens(self) -> bool:
-        """Whether the teacher works on token ids. A teacher behind an API and a scripted one work on text."""
-        return isinstance(self.teacher, TokenEngine)
+        """Whether the teacher works on token ids. A teacher behind an API, a scripted one, and one that is not trained
+        work on text."""
+        return not self.trains_student and isinstance(self.teacher, TokenEngine)
+
+    @property
+    def trains_student(self) -> bool:
+        """Whether the student is the model under training."""
+        return self.policy_role == TRAINS_STUDENT
 
     @classmethod
     def of(cls, config: Any, models: rollout_environment.Roles) -> "Roles":
@@ -87,12 +101,13 @@ class Roles(rollout_environment.LoadedModels):
             supervisor=models.supervisor,
             supervisor_name="" if config.supervisor_model is None else config.supervisor_model.model_name_or_path,
             examiner=examiner_of(generation),
+            policy_role=generation.trained_role,
         )
 
     @property
     def policy(self) -> PolicyEngine:
-        """The model under training: the teacher."""
-        return self.teacher
+        """The model under training."""
+        return cast(PolicyEngine, self.student) if self.trains_student else self.teacher
 
     def shutdown(self) -> None:
         """Stop the processes of all engines and of the answer checker, and close the ledgers."""

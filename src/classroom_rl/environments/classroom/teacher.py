@@ -97,17 +97,20 @@ def informed_prompt(
     return [*encode_prompt(generation, tokenizer, messages), *forced]
 
 
-def chat_so_far(generation: GenerationConfig, conversation: Conversation) -> list[Message]:
+def chat_so_far(generation: GenerationConfig, conversation: Conversation, with_user: bool = True) -> list[Message]:
     """The whole dialogue as the teacher's chat, for a teacher that works on text instead of token ids.
 
-    The teacher's own messages keep their thoughts. If the teacher speaks first, its prompt is sent as a user message
-    instead of a system message, because some APIs refuse a chat without a user message.
+    The teacher's own messages keep their thoughts.
+
+    Args:
+        with_user: if the teacher speaks first, its prompt is a user message instead of a system message, because some
+            APIs refuse a chat without a user message.
     """
     setup, turns = conversation.setup, conversation.turns
     first = next((index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
     problem, name = conversation.problem.text, setup.student_name
     messages = first_messages(generation, problem, name, setup.type, turns[:first])
-    if first == 0:
+    if first == 0 and with_user:
         messages[0]["role"] = "user"
     for turn in turns[first:]:
         messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": turn.text})

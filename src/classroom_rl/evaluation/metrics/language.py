@@ -4,7 +4,6 @@ They mean nothing if the simulated student does not follow its persona, which is
 Each figure is a mean over messages, turns or conversations. Its interval is bootstrapped over lessons.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -12,7 +11,6 @@ from typing import Any
 
 from classroom_rl.config.values import ERROR_PERSONA, RULES_VERSION
 from classroom_rl.environments.classroom.record import ConversationRecord
-from classroom_rl.environments.toy_language.grammar import parse_question
 from classroom_rl.judges.feedback import (
     GIVING_KINDS,
     KINDS,
@@ -28,13 +26,11 @@ from classroom_rl.judges.messages import (
     answers,
     holds,
     is_english,
-    own_words,
     questions_asked,
     read_message,
     read_plan,
-    sentences,
-    spoken,
 )
+from classroom_rl.judges.student_messages import flips_role, parrots
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.results.statistics import ByLesson, counted_share
 from classroom_rl.rollout.intervals import mean_with_ci
@@ -51,12 +47,6 @@ MAX_STRAYING_SHARE = 0.05
 STUDENT_SHARES = ("error_persona", "correct_persona", "role_flips", "parroting")
 """The shares of a student's fidelity."""
 
-_TEACHES = re.compile(
-    r"\b(?:say (?:it|that) (?:again|once more)|repeat after|can you (?:say|repeat)|well done|good (?:job|try|work)|"
-    r"very good|check the|your turn|let's (?:practise|practice|continue)|the correct (?:answer|form))\b",
-    re.IGNORECASE,
-)
-
 
 @dataclass(frozen=True)
 class StudentTurn:
@@ -67,32 +57,6 @@ class StudentTurn:
     error: bool | None
     flips: bool
     parrots: bool
-
-
-def flips_role(text: str, teacher: str, plan: ParsedPlan) -> bool:
-    """Whether the student speaks as the teacher: it praises, corrects or sets tasks in English, or (in the quickstart)
-    asks a lesson question that does not repeat the teacher's words."""
-    if _TEACHES.search(text):
-        return True
-    return plan.lesson is not None and parse_question(text) is not None and not parrots(text, teacher)
-
-
-def parrots(text: str, teacher: str) -> bool:
-    """Whether the student repeats the teacher's words: its task or, if the teacher set no task, anything it said."""
-    own_sentences = [normal(sentence) for sentence in sentences(text)]
-    message = read_message(teacher)
-    teacher_sentences = {normal(sentence) for sentence in message.sentences}
-    if not own_sentences or not all(own_sentences):
-        return False
-    if not message.tasks:
-        return len(" ".join(own_sentences).split()) > 2 and " ".join(own_sentences) in normal(spoken(teacher))
-    tasks = {
-        normal(message.sentences[index])
-        for task in message.tasks
-        for index in task
-        if _has_own_words(message.sentences[index])
-    }
-    return set(own_sentences) <= teacher_sentences and bool(set(own_sentences) & tasks)
 
 
 def student_turns(record: ConversationRecord, errors: Mapping[int, bool | None] | None = None) -> list[StudentTurn]:
@@ -106,11 +70,6 @@ def student_turns(record: ConversationRecord, errors: Mapping[int, bool | None] 
             found.append(StudentTurn(turn.persona, error, flips_role(text, previous, plan), parrots(text, previous)))
         previous = text
     return found
-
-
-def _has_own_words(sentence: str) -> bool:
-    """Whether a sentence holds words outside of quotation marks."""
-    return bool(normal(own_words(sentence).replace("Q", "")))
 
 
 def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str, Any]:

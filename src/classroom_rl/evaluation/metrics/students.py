@@ -17,7 +17,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.setup import ConversationType
 from classroom_rl.environments.toy_language.grammar import parse_sentence
 from classroom_rl.evaluation.dialogue import PERSONAS, Dialogues
-from classroom_rl.evaluation.metrics.language import ErrorLabels, flips_role, parrots
+from classroom_rl.evaluation.metrics.language import ErrorLabels
 from classroom_rl.evaluation.metrics.maths import InitialSolutions
 from classroom_rl.judges.feedback import feedback_kind
 from classroom_rl.judges.messages import ParsedPlan, answers, holds, questions_asked, read_message, read_plan
@@ -40,6 +40,7 @@ from classroom_rl.judges.reference_answers import (
     names_answer,
     read_reference,
 )
+from classroom_rl.judges.student_messages import flips_role, parrots
 from classroom_rl.rollout.intervals import LEAST_LESSONS, Estimate, mean_with_ci
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text

@@ -180,6 +180,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Engine": _engine(data),
         "Steps": len(data.steps) or None,
         "Collapse": "; ".join(sign for line in data.evaluations[-1:] for sign in line["collapse"]) or None,
+        "Trained student": _pleasing(data),
         "Batch": f"{batch[0]} lessons × {batch[1]} conversations" if None not in batch else None,
         "Learning rate": _learning_rate(train),
         "Loss": train.get("loss_type"),
@@ -190,6 +191,14 @@ def facts(data: RunData) -> list[tuple[str, str]]:
         "Commit": (environment.get("git_commit") or "")[:10] or None,
     }
     return [(name, str(value)) for name, value in values.items() if value is not None]
+
+
+def _pleasing(data: RunData) -> Optional[str]:
+    """Whether a student under training learned to please (trainer/pleasing.py); None in the training of a tutor."""
+    steps = [step for step, pleases in data.series("guard/student_pleases") if pleases]
+    if steps:
+        return f"learns to please, from step {steps[0]:g} (guard/student_…)"
+    return "no sign of pleasing" if data.series("guard/student_pleases") else None
 
 
 def _paid_in_training(data: RunData) -> Optional[str]:
