@@ -53,6 +53,14 @@ def check_quantised(model: "PreTrainedModel", name: str) -> None:
         )
 
 
+def keep_packed(model: "PreTrainedModel") -> None:
+    """Keep bitsandbytes from rounding the packed weights' scales to bfloat16: on CPUs with AVX512-BF16 it does so in
+    place, when a layer first computes outside of training, and fails for narrow layers."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def unpacked(weight: "torch.Tensor") -> "torch.Tensor":
     """A weight of 4 bits in the type that it is computed with; any other as it is."""
     if not hasattr(weight, "quant_state"):

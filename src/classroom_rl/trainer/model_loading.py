@@ -24,7 +24,7 @@ from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import check_strong_tutor
 from classroom_rl.config.values import TRAINS_TEACHER
 from classroom_rl.errors import ConfigError
-from classroom_rl.models.four_bit import check_quantised, quantisation
+from classroom_rl.models.four_bit import check_quantised, keep_packed, quantisation
 from classroom_rl.models.lora import peft_config
 from classroom_rl.models.pretrained import check_model, load_tokenizer
 from classroom_rl.trainer.distributions import share_head
@@ -220,6 +220,7 @@ def _load(
         raise ConfigError(f"{name} cannot be loaded with train.attn_implementation={attention}: {error}") from error
     if in_4bit:
         check_quantised(model, name)
+        keep_packed(model)
         model.hf_quantizer.remove_quantization_config(model)  # what is saved of the model is unpacked
     if config.train.padding_free and (problem := attend_within_sequences(model)) is not None:
         raise ConfigError(
