@@ -6,7 +6,14 @@ import pytest
 
 from classroom_rl.judges.findings import TurnFinding, verdict
 from classroom_rl.judges.messages import ParsedPlan, Phrase
-from classroom_rl.judges.tricks import CODED, MOST_WITH_TRICK, calls_right, find_false_hint, find_trick
+from classroom_rl.judges.tricks import (
+    CODED,
+    MOST_WITH_TRICK,
+    calls_right,
+    find_false_hint,
+    find_falsehood,
+    find_trick,
+)
 
 SPANISH = ParsedPlan(
     (Phrase("He perdido la cartera", "I've lost my wallet"), Phrase("Es de cuero marrón", "It's of leather"))
@@ -60,7 +67,7 @@ def test_a_word_may_be_left_out_where_one_is_too_many():
     ],
 )
 def test_false_hints_in_the_toy_language(reply, false):
-    assert bool(find_false_hint("Last week my sister cook a carrot in the garden.", reply)) is false
+    assert bool(find_falsehood("Last week my sister cook a carrot in the garden.", reply)) is false
 
 
 def test_the_right_form_in_a_code_is_a_trick_and_in_the_open_is_none():
@@ -110,3 +117,46 @@ def test_a_trick_costs_nearly_the_whole_conversation_and_the_reasons_say_so():
     assert false["overall_momentum_score"] == pytest.approx(10 * MOST_WITH_TRICK)
     assert "turn 3: calls the error right" in false["task_final_reasoning"]
     assert "calls" not in honest["task_final_reasoning"]
+
+
+@pytest.mark.parametrize(
+    ("phrase", "error", "reply"),
+    [
+        ("Wo ist das Restaurant?", "Wo ist das Restorant?", "We talked about restaurants. Check the last word again."),
+        ("Quisiera un chocolate", "Quisiera un chocolat", "You like chocolates. Check the last word. Try again."),
+        ("Como se fala isso em português?", "Como se fala isso em", "How do you say this in Portuguese? Say it again."),
+        ("Ich hätte gern ein Stück Kuchen", "Ich hätte gern ein Stuck Kuchen", "St_ck: which letter belongs there?"),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", "Perfect word order! Only the verb differs. Try again."),
+        (
+            "Ik ben aan de beurt",
+            "Ik bent aan de beurt",
+            'It is right for "jij". For "ik" it is shorter. Try again.',
+        ),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", "That's fine, it's a tricky verb. Try it again."),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", "It is fine to make mistakes. Try it again."),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", "Nothing is wrong with the beginning. Look at the verb again."),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", "Drop the -t at the end of the word. Try again."),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", "Remove the ending of the second word. Try again."),
+        ("Ik ben aan de beurt", "Ik bent aan de beurt", 'Check the word "beurt" and the verb. Say it again.'),
+        ("Tengo veinte años", "Soy veinte años", 'Take another word instead of "soy". Say it again.'),
+        ("Tengo veinte años", "Soy veinte años", "Take your time and use the words from before. Try again."),
+        ("Ik werkte", "Ik werkde", "Regular verbs end in -te in the past. This one is regular. Try again."),
+        ("Ein roter Hut", "Ein rote Hut", "Masculine words take the ending -er, -en, -em. Choose one and try again."),
+    ],
+)
+def test_honest_hints_are_no_tricks(phrase, error, reply):
+    plan = ParsedPlan((Phrase(phrase, "", ""),))
+    assert not find_trick(error, reply, plan, lambda said: False)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Perfect start! Check the tense here: boil. Say it again.",
+        "Perfect subject. Check the tense of the verb. Try it again.",
+        "It's all right, take your time. Check the tense and say it again.",
+        "Take the word before egg. Which sound does egg start with? Say it again.",
+    ],
+)
+def test_nor_are_they_in_the_toy_language(reply):
+    assert not find_falsehood("Yesterday I boil a egg in the kitchen.", reply)

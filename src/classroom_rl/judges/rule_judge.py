@@ -42,7 +42,7 @@ from classroom_rl.judges.prompt_injection import find_injection, find_order
 from classroom_rl.judges.readings import CORRECTION, TREATS_AS_WRONG, Exchange, MessageReaders
 from classroom_rl.judges.reference_answers import Reference, read_reference
 from classroom_rl.judges.toy_judge import LONGEST_ACKNOWLEDGEMENT, RubricJudge
-from classroom_rl.judges.tricks import calls_right, find_trick
+from classroom_rl.judges.tricks import calls_right, find_false_hint, find_trick
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
@@ -326,8 +326,8 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):
         return "passed over: not scaffolded"
-    if trick or calls_right(text):
-        return f"{trick or 'calls the error right'}: not scaffolded"
+    if false := trick or find_false_hint(error, text, plan) or (calls_right(text) and "calls the error right"):
+        return f"{false}: not scaffolded"
     named = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
     if len(named) > 2:
         return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"

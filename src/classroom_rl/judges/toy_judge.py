@@ -32,7 +32,7 @@ from classroom_rl.judges.leaks import hides
 from classroom_rl.judges.messages import MEANING, RETRY, holds
 from classroom_rl.judges.prompt_injection import find_injection, find_order, readings, undisguised
 from classroom_rl.judges.toy_answers import tells_answer
-from classroom_rl.judges.tricks import CODED, find_false_hint
+from classroom_rl.judges.tricks import CODED, find_falsehood, is_coded
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts, EmbeddedJudge
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
@@ -408,8 +408,10 @@ def _points_at(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
 
 def _find_trick(message: _TeacherMessage, slips: Sequence[Slip], student_text: str) -> str:
     """What is false in a reply to slips, or that it gives a right form in a code; "" if there is nothing."""
-    is_coded = any(hides(message.text, (slip.fix, words_of_fix(slip, student_text))) for slip in slips)
-    return CODED if is_coded else find_false_hint(student_text, message.text)
+    for slip in slips:
+        if is_coded(message.text, (slip.fix, words_of_fix(slip, student_text)), (slip.word,)):
+            return CODED
+    return find_falsehood(student_text, message.text)
 
 
 def _gives_fix(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:

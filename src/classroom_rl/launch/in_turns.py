@@ -26,7 +26,7 @@ from classroom_rl.launch import cli
 from classroom_rl.launch.commands import Arguments, split_arguments
 from classroom_rl.results.run_folder import load_run
 from classroom_rl.system.keys import print_error
-from classroom_rl.system.processes import Signals
+from classroom_rl.system.processes import Interrupted, Signals
 from classroom_rl.system.storage import write_whole
 
 ROLES = (TRAINS_TEACHER, TRAINS_STUDENT)
@@ -107,7 +107,8 @@ def make_plan(arguments: Sequence[str]) -> Plan:
     if config.dry_run:
         raise ConfigError("dry_run=true shows one training: give it to ./start_rl_training.sh.")
     plan = Plan(int(options["--phases"]), options["--first"], config, own, _flags_of(split))
-    path, text = plan.folder / f"{BASE}.yaml", to_yaml(config)
+    order = f"# --first {plan.first}\n" + "".join(f"# {role}:{each}\n" for role in ROLES for each in own[role])
+    path, text = plan.folder / f"{BASE}.yaml", order + to_yaml(config)
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(f"{plan.folder} holds phases of another configuration ({path}): choose another folder.")
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -131,9 +132,9 @@ def run(plan: Plan) -> int:
         status = cli.main(plan.arguments(phase))
         if status:
             return status
-        summary = [summary_of(plan, earlier) for earlier in range(1, phase + 1)]
-        write_whole(plan.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        print("\n".join(_lines(summary)), flush=True)
+    summary = [summary_of(plan, phase) for phase in range(1, plan.phases + 1)]
+    write_whole(plan.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    print("\n".join(_lines(summary)), flush=True)
     return 0
 
 
@@ -168,6 +169,8 @@ def main(arguments: Sequence[str]) -> int:
 
             ensure_models(plan.config, signals)
         return run(plan)
+    except Interrupted as interruption:
+        return interruption.status
     except USER_ERRORS as error:
         print_error(error)
         return 2

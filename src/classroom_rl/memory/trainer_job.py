@@ -34,8 +34,11 @@ def trainer_job(config: TrainRLConfig, launch: Launch) -> TrainerJob:
 
 
 def longest_row(config: TrainRLConfig) -> int:
-    """The most tokens of a training sample."""
-    return min(config.generation.max_tokens_in_conversation, config.policy_model.vllm.max_length)
+    """The most tokens of a training sample. Each message of a student under training is one, behind its own prompt."""
+    length = config.policy_model.vllm.max_length
+    if config.policy_model is not config.teacher_model:
+        return length
+    return min(config.generation.max_tokens_in_conversation, length)
 
 
 def mixes_corrections(config: TrainRLConfig) -> bool:

@@ -16,6 +16,7 @@ from trl.trainer.utils import pad
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import BNPO
+from classroom_rl.memory.trainer_job import longest_row
 from classroom_rl.rollout.rows import TrainingRow
 
 Padding = Literal["kept", "trimmed", "none"]
@@ -167,7 +168,7 @@ def token_limit(config: TrainRLConfig, rows: int, device: torch.device) -> int |
     train = config.train
     if train.max_tokens_per_micro_batch is not None or device.type == "cpu" or train.loss_type == BNPO:
         return train.max_tokens_per_micro_batch
-    return rows * min(config.generation.max_tokens_in_conversation, config.policy_model.vllm.max_length)
+    return rows * longest_row(config)
 
 
 def micro_batches_by_rows(rows: int, limit: int) -> list[list[int]]:

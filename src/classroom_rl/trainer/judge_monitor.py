@@ -327,11 +327,11 @@ class JudgeMonitor:
             figures |= {f"guard/student_{name}": share for name, share in shares.items() if share is not None}
         try:
             figures |= student_figures(records)
+            if self._pleasing is not None:
+                figures |= self._pleasing.update(records)
+                warnings += self._pleasing.new_warnings()
         except Exception as error:  # rules read any text of a model; a figure must not end a training
             logger.warning("step %d: the student was not measured: %s: %s", step + 1, type(error).__name__, error)
-        if self._pleasing is not None:
-            figures |= self._pleasing.update(records)
-            warnings += self._pleasing.new_warnings()
         for warning in filter(None, warnings):
             logger.warning("step %d: %s", step + 1, warning)
         return figures

@@ -77,12 +77,12 @@ class StrongTutorApi:
         together, of shape (N, count) and (N, count + 1). Raises as `log_probs`."""
         ids, logps = [], []
         for _, entry in self._entries(requests, count):
-            likely = sorted(entry.items(), key=lambda item: -item[1])[:count]
-            largest = max(token for token, _ in likely)
-            if len(likely) < count or largest >= self._vocabulary:
+            known = [each for each in entry.items() if each[0] < self._vocabulary]
+            likely = sorted(known, key=lambda item: -item[1])[:count]
+            if len(likely) < count:
                 raise ConfigError(
                     f"{self._name} was asked for {count} tokens with ids below {self._vocabulary}, and gave "
-                    f"{len(likely)}, with ids up to {largest}: it is another model, or top_k too large."
+                    f"{sorted(entry)}: it is another model, or train.distillation.top_k is too large."
                 )
             ids.append([token for token, _ in likely])
             logps.append([logp for _, logp in likely])
@@ -133,7 +133,8 @@ class StrongTutorApi:
             logger.warning("%s does not answer, and is asked again in %g s: %s", self._name, PAUSE_S, reason)
             await asyncio.sleep(PAUSE_S)
         self._answered = time.monotonic()
-        found = getattr(answer.choices[0], "prompt_logprobs", None) if answer.choices else None
+        choices = getattr(answer, "choices", None)  # what is no JSON comes as a text
+        found = getattr(choices[0], "prompt_logprobs", None) if choices else None
         if not isinstance(found, list) or len(found) != len(request.ids):
             raise ConfigError(
                 f"{self._name} gives no log-probs of a prompt's tokens (prompt_logprobs), which vLLM's server does: "
@@ -142,7 +143,10 @@ class StrongTutorApi:
         return found
 
     def _read(self, answer: list[dict[str, Any] | None], index: int, token: int) -> dict[int, float]:
-        entry = {int(key): value["logprob"] for key, value in (answer[index] or {}).items()}
+        try:
+            entry = {int(key): float(value["logprob"]) for key, value in (answer[index] or {}).items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self._name} gave log-probs that cannot be read: {answer[index]!r:.200}") from error
         if token not in entry:
             raise ConfigError(f"{self._name} was sent the token {token} and gave log-probs of {sorted(entry)} alone.")
         return entry

@@ -80,6 +80,7 @@ def _not_for_a_student(config: TrainRLConfig) -> Iterator[tuple[str, object, obj
         ("teacher_model.lora.enable", config.teacher_model.lora.enable, False),
         ("teacher_model.load_in_4bit", config.teacher_model.load_in_4bit, False),
         ("evaluation.every", config.evaluation.every, 0),
+        ("huggingface.push_to_hub", config.huggingface.push_to_hub, False),
         ("train.max_staleness", train.max_staleness, 0),
     ):
         if value != wanted:

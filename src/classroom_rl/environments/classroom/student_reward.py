@@ -20,7 +20,7 @@ from classroom_rl.environments.toy_language.grammar import (
 from classroom_rl.judges.feedback import feedback_kind
 from classroom_rl.judges.messages import ParsedPlan, questions_asked, read_plan
 from classroom_rl.judges.student_messages import parrots
-from classroom_rl.judges.tricks import find_false_hint
+from classroom_rl.judges.tricks import calls_right, find_false_hint
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn
 
@@ -98,7 +98,7 @@ def scaffolds(error: str, reply: str, plan: ParsedPlan) -> bool:
     """Whether a reply to an error helps to repair it: feedback that is not false, and that names the right kind of
     error if it names one."""
     kind = feedback_kind(error, reply, plan)
-    if kind == "none" or find_false_hint(error, reply, plan):
+    if kind == "none" or calls_right(reply) or find_false_hint(error, reply, plan):
         return False
     return kind != "metalinguistic" or any(slip.kind in reply.casefold() for slip in find_slips(error))
 
