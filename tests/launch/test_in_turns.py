@@ -81,6 +81,21 @@ def test_a_finished_phase_is_not_run_again(launched, arguments) -> None:
         assert len(launched) == ran
 
 
+def test_another_order_or_override_of_a_role_is_refused_in_a_folder_with_phases(launched, arguments, capsys) -> None:
+    assert in_turns.main([*arguments, "student:train.learning_rate=1e-4", "--phases=1"]) == 0
+    for changed in (["student:train.learning_rate=1e-4", "--first=student"], ["student:train.learning_rate=1e-5"], []):
+        assert in_turns.main([*arguments, *changed]) == 2
+        assert "holds phases of another configuration" in capsys.readouterr().err
+    assert len(launched) == 1
+
+
+def test_what_the_phases_came_to_is_written_also_after_an_interruption(launched, arguments, tmp_path) -> None:
+    assert in_turns.main([*arguments, "--phases=2"]) == 0
+    (tmp_path / "turns" / "turns.json").unlink()
+    assert in_turns.main([*arguments, "--phases=2"]) == 0 and len(launched) == 2
+    assert len(json.loads((tmp_path / "turns" / "turns.json").read_text())) == 2
+
+
 def test_a_phase_that_fails_ends_the_turns(launched, arguments, monkeypatch) -> None:
     monkeypatch.setattr(cli, "main", lambda _: 3)
     assert in_turns.main(arguments) == 3
