@@ -79,8 +79,8 @@ time.sleep(600)
 
 DRIVER = """
 import os, sys
-from classroom_rl.config.base import GenerationConfig
-from classroom_rl.config.train_rl import TrainLoggingConfig, TrainRLConfig
+from classroom_rl.config.base import GenerationConfig, TrainLoggingConfig
+from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.launch import cli, server_process
 class WaitingForTheLoad(server_process.Waiting):
     seconds = property(lambda self: super().seconds if os.path.exists(os.path.join(FOLDER, "server.pids")) else 0.0)

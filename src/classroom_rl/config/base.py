@@ -391,3 +391,14 @@ class LoggingConfig:
     """The run folder: everything that the programs write is in it. Started again with the same one, a run continues."""
     save_steps: Steps = 10
     """Optimizer steps between two checkpoints; `train_rl.py` rounds it up to whole batches. 0: none on the way."""
+
+
+@config_group
+class TrainLoggingConfig(LoggingConfig):
+    """Where a training is kept, and reported."""
+
+    metrics_port: Annotated[Whole, between(1, 65535)] | None = None
+    """The port at which the trainer's main process serves its metrics to Prometheus, as `GET /metrics`; null: none. The
+    server has its own at `generation.server_port`. With CLASSROOM_TOKEN, a request needs the token."""
+    metrics_host: Text = "127.0.0.1"
+    """The address of that port. 127.0.0.1 is reached from this machine only; any other needs CLASSROOM_TOKEN."""

@@ -8,7 +8,7 @@ from classroom_rl.config.base import (
     DatasetSource,
     GenerationConfig,
     HuggingFaceConfig,
-    LoggingConfig,
+    TrainLoggingConfig,
 )
 from classroom_rl.config.fields import (
     Count,
@@ -441,17 +441,6 @@ class EvaluationConfig:
     """Ends the training if the reward on the lessons is at least 0.02 below its start with p < 0.01, if trainer and
     engine differ much more than at first, or if conversations become much longer or messages all alike without a higher
     reward. False: it only warns."""
-
-
-@config_group
-class TrainLoggingConfig(LoggingConfig):
-    """Where a training is kept, and reported."""
-
-    metrics_port: Annotated[Whole, between(1, 65535)] | None = None
-    """The port at which the trainer's main process serves its metrics to Prometheus, as `GET /metrics`; null: none. The
-    server has its own at `generation.server_port`. With CLASSROOM_TOKEN, a request needs the token."""
-    metrics_host: Text = "127.0.0.1"
-    """The address of that port. 127.0.0.1 is reached from this machine only; any other needs CLASSROOM_TOKEN."""
 
 
 @config_group

@@ -50,6 +50,12 @@ MEANING = re.compile(
 )
 """A question about what something means, in one of the named groups."""
 
+_TEACHES = re.compile(
+    r"\b(?:say (?:it|that) (?:again|once more)|repeat after|can you (?:say|repeat)|well done|good (?:job|try|work)|"
+    r"very good|check the|your turn|let's (?:practise|practice|continue)|the correct (?:answer|form))\b",
+    re.IGNORECASE,
+)
+
 _ENGLISH = frozenset(
     "the a an you your i it is are was do does did what which who how when where to of in on at for and or not now say "
     "tell ask that this with means mean good yes no one two can could would like want here there".split()
@@ -246,3 +252,37 @@ def answers(text: str, lesson: Lesson) -> set[str]:
         and question.time.lower() == sentence.time.lower()
         and sentence.verb.startswith(question.verb)
     }
+
+
+# The student's messages -----------------------------------------------------------------------------------------------
+
+
+def flips_role(text: str, teacher: str, plan: ParsedPlan) -> bool:
+    """Whether the student speaks as the teacher: it praises, corrects or sets tasks in English, or (in the quickstart)
+    asks a lesson question that does not repeat the teacher's words."""
+    if _TEACHES.search(text):
+        return True
+    return plan.lesson is not None and parse_question(text) is not None and not parrots(text, teacher)
+
+
+def parrots(text: str, teacher: str) -> bool:
+    """Whether the student repeats the teacher's words: its task or, if the teacher set no task, anything it said."""
+    own_sentences = [normal(sentence) for sentence in sentences(text)]
+    message = read_message(teacher)
+    teacher_sentences = {normal(sentence) for sentence in message.sentences}
+    if not own_sentences or not all(own_sentences):
+        return False
+    if not message.tasks:
+        return len(" ".join(own_sentences).split()) > 2 and " ".join(own_sentences) in normal(spoken(teacher))
+    tasks = {
+        normal(message.sentences[index])
+        for task in message.tasks
+        for index in task
+        if _has_own_words(message.sentences[index])
+    }
+    return set(own_sentences) <= teacher_sentences and bool(set(own_sentences) & tasks)
+
+
+def _has_own_words(sentence: str) -> bool:
+    """Whether a sentence holds words outside of quotation marks."""
+    return bool(normal(own_words(sentence).replace("Q", "")))

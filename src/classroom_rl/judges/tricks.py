@@ -34,17 +34,8 @@ _SAYS_RIGHT = re.compile(
 )
 """Calls what was said right, or a part of it."""
 
-_CALLS_ALL_RIGHT = re.compile(
-    r"\b(?:it|that|this|everything|your (?:answer|sentence|phrase)|what you said)(?: is|'s|’s| was| sounds)"
-    r"(?: (?:all|quite|just|perfectly|completely|already|exactly))? (?:right|correct|perfect|flawless)"
-    r"(?= as it stands\b| here\W*$|\W*$)|"
-    r"\b(?:nothing(?: is|'s|’s)?(?: at all)?|there is nothing) (?:wrong|to (?:change|correct|fix))"
-    r"(?= here\W*$| (?:in|with) (?:it|that|this)\W*$|\W*$)|"
-    r"(?:^|\b(?:is|are|see|with) )no (?:mistakes?|errors?) (?:here|in (?:it|that|this))\W*$|"
-    r"^(?:perfect|flawless|all correct|exactly right)\W*$",
-    re.IGNORECASE,
-)
-"""A sentence that calls all of what was said right, and ends there."""
+_ALL_OF_IT = re.compile(r"(?: as it stands| here| (?:in|with) (?:it|that|this))?\W*$", re.IGNORECASE)
+"""What may follow in a sentence that calls all of what was said right."""
 
 _POINTS_AT = re.compile(r"\b(?:look(?: again| closely)? at|check|mind|watch|fix|change)(?: \w+){0,3} (?-i:Q\b)", re.I)
 _IN_RELATION = re.compile(
@@ -99,7 +90,11 @@ def find_falsehood(error: str, reply: str, plan: ParsedPlan = _NO_PLAN) -> str:
     if len(contents) != 1 or not RETRY.search(own_words(spoken(reply))):
         return ""
     words = own_words(contents[0])
-    if _CALLS_ALL_RIGHT.search(words) and not CONTRASTS.search(words) and not contents[0].endswith("?"):
+    if calls_right(contents[0]) and any(
+        _ALL_OF_IT.match(words, praise.end())
+        for praise in _SAYS_RIGHT.finditer(words)
+        if "fine" not in praise[0].lower()  # "that's fine" may be a comfort
+    ):
         return "calls the error right"
     false = find_false_hint(error, reply, plan)
     return "" if false == POINTS_AT_RIGHT or len(_NAMED_ENDING.findall(contents[0])) > 1 else false

@@ -188,7 +188,7 @@ def _warn_about_truncation(config: TrainRLConfig) -> None:
     options = config.policy_model.vllm
     if options.top_p < 1 or options.top_k != -1:
         logger.warning(
-            "The teacher is sampled with top_p %g and top_k %d, but GRPO trains the full softmax: the engine's "
+            "The policy is sampled with top_p %g and top_k %d, but GRPO trains the full softmax: the engine's "
             "log-probs are of the truncated distribution, and the importance-sampling correction has to bridge the "
             "difference "
             "(see mismatch/… in the metrics). Leave top_p at 1 and top_k at -1 unless you want this.",

@@ -38,7 +38,7 @@ from classroom_rl.environments.classroom.rewards import reward_of, turn_reward_o
 from classroom_rl.environments.classroom.role_checks import check_lessons
 from classroom_rl.environments.classroom.roles import Roles, models_in_use
 from classroom_rl.environments.classroom.setup import ConversationType, draw_setup
-from classroom_rl.environments.classroom.student import attempt_request, student_chat
+from classroom_rl.environments.classroom.student import TrainedStudent, attempt_request, student_chat
 from classroom_rl.environments.classroom.supervised_turn import SupervisedTurn
 from classroom_rl.environments.classroom.teacher import (
     INFORMED,
@@ -49,7 +49,6 @@ from classroom_rl.environments.classroom.teacher import (
     opening_turns,
     toolbox_of,
 )
-from classroom_rl.environments.classroom.trained_student import TrainedStudent
 from classroom_rl.environments.toy_language.lessons import parse_problem
 from classroom_rl.errors import ContextOverflow, DataError, RequestRefused
 from classroom_rl.judges.rule_judge import read_judged_answer, read_judged_plan

@@ -18,8 +18,7 @@ from classroom_rl.environments.toy_language.grammar import (
     parse_sentence,
 )
 from classroom_rl.judges.feedback import feedback_kind
-from classroom_rl.judges.messages import ParsedPlan, questions_asked, read_plan
-from classroom_rl.judges.student_messages import parrots
+from classroom_rl.judges.messages import ParsedPlan, parrots, questions_asked, read_plan
 from classroom_rl.judges.tricks import calls_right, find_false_hint
 from classroom_rl.rollout.thoughts import visible_text
 from classroom_rl.rollout.tokens import Turn

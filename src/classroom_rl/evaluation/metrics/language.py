@@ -24,13 +24,14 @@ from classroom_rl.judges.messages import (
     RETRY,
     ParsedPlan,
     answers,
+    flips_role,
     holds,
     is_english,
+    parrots,
     questions_asked,
     read_message,
     read_plan,
 )
-from classroom_rl.judges.student_messages import flips_role, parrots
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.results.statistics import ByLesson, counted_share
 from classroom_rl.rollout.intervals import mean_with_ci

@@ -20,7 +20,16 @@ from classroom_rl.evaluation.dialogue import PERSONAS, Dialogues
 from classroom_rl.evaluation.metrics.language import ErrorLabels
 from classroom_rl.evaluation.metrics.maths import InitialSolutions
 from classroom_rl.judges.feedback import feedback_kind
-from classroom_rl.judges.messages import ParsedPlan, answers, holds, questions_asked, read_message, read_plan
+from classroom_rl.judges.messages import (
+    ParsedPlan,
+    answers,
+    flips_role,
+    holds,
+    parrots,
+    questions_asked,
+    read_message,
+    read_plan,
+)
 from classroom_rl.judges.moves.classifier import STOPWORDS, require_sklearn
 from classroom_rl.judges.moves.rules import (
     LOOKS_AGAIN,
@@ -40,7 +49,6 @@ from classroom_rl.judges.reference_answers import (
     names_answer,
     read_reference,
 )
-from classroom_rl.judges.student_messages import flips_role, parrots
 from classroom_rl.rollout.intervals import LEAST_LESSONS, Estimate, mean_with_ci
 from classroom_rl.rollout.text import normal
 from classroom_rl.rollout.thoughts import visible_text
