@@ -80,12 +80,14 @@ class Bench:
 
     Attributes:
         arms: the overrides of each arm.
-        configs: the configurations of arms that have another one than the quickstart.
+        config: the configuration of the arms.
+        configs: those of arms that have another one.
         record: the class of its records.
         every: the steps between two measured versions.
     """
 
     arms: Mapping[str, Sequence[str]] = ARMS
+    config = "quickstart"
     configs: Mapping[str, str] = {}
     record: type[Trajectory] = ConversationRecord
     every = EVERY
@@ -106,9 +108,14 @@ class Bench:
         """What is kept of a version's held-out conversations."""
         return figures(records)
 
+    @property
+    def base_model(self) -> Path:
+        """The model that all arms begin with."""
+        return self.models / "sft" / "model"
+
     def overrides(self, save_dir: Path, config: str = "quickstart") -> list[str]:
         """The overrides of every program of the benchmark."""
-        model, lessons = self.models / "sft" / "model", self.models / "world" / "lessons_train.jsonl"
+        model, lessons = self.base_model, self.models / "world" / "lessons_train.jsonl"
         return [
             *("--config-name", config),
             *("train.learning_rate=3e-4", "train.lr_scheduler_type=constant"),  # arms stop at other steps
@@ -132,7 +139,7 @@ class Bench:
             return run
         own = [f"seed={seed}", f"train.max_steps={self.version(arm, self.steps)}", "logging.save_steps=10"]
         own += ["train.keep_published_policies=1000", *self.arms[arm], *more]
-        command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, "quickstart")), *own]
+        command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, self.config)), *own]
         print(f"training {arm}, seed {seed}: {run}", flush=True)
         run.mkdir(parents=True, exist_ok=True)
         with (run / "launcher.log").open("a") as log:
@@ -196,7 +203,7 @@ def reviews_of(record: ConversationRecord) -> Iterator[Review]:
 @contextmanager
 def evaluation_server(bench: Bench) -> Iterator[ClassroomClient]:
     """A server on the benchmark's folder, which holds the policies of all arms."""
-    overrides = bench.overrides(bench.folder)
+    overrides = bench.overrides(bench.folder, bench.config)
     config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
     command = server_command(overrides)
     with Signals() as signals:

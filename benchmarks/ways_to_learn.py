@@ -64,7 +64,7 @@ class WaysBench(OutcomeBench):
     configs = {"ppo": "quickstart_ppo", "online_dpo": "quickstart_online_dpo"}
 
     def version(self, arm: str, step: int) -> int:
-        return step * passes_of(self.configs.get(arm, "quickstart"), ())
+        return step * passes_of(self.configs.get(arm, self.config), ())
 
     def measured_steps(self, arm: str) -> Sequence[int]:
         return [self.steps] if arm in OFFLINE else super().measured_steps(arm)
@@ -74,7 +74,7 @@ class WaysBench(OutcomeBench):
             return self._train_offline(arm, seed)
         if arm == DISTILLED:
             return self.train_with(arm, seed, [f"train.distillation.model={self._finished_grpo(seed) / 'model'}"])
-        own = [f"train.distillation.model={self.models / 'sft' / 'model'}"] if arm == "own_teacher" else []
+        own = [f"train.distillation.model={self.base_model}"] if arm == "own_teacher" else []
         return self.train_with(arm, seed, own)
 
     def _finished_grpo(self, seed: int) -> Path:
@@ -92,8 +92,8 @@ class WaysBench(OutcomeBench):
         run.mkdir(parents=True, exist_ok=True)
         pairs = ["-m", "classroom_rl.results.pairs", str(source)]
         preferences = [
-            *("train_preferences.py", "--config-name", "quickstart", f"seed={seed}", f"logging.save_dir={run}"),
-            *(f"dataset.pairs={source}", f"model.model_name_or_path={self.models / 'sft' / 'model'}", *OFFLINE[arm]),
+            *("train_preferences.py", "--config-name", self.config, f"seed={seed}", f"logging.save_dir={run}"),
+            *(f"dataset.pairs={source}", f"model.model_name_or_path={self.base_model}", *OFFLINE[arm]),
         ]
         with (run / "launcher.log").open("a") as log:
             for command in (pairs, preferences):

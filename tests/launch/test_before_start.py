@@ -112,7 +112,7 @@ def test_bfloat16_on_a_cpu_that_is_slow_in_it_is_said(overrides: list[str], keys
     assert slow_numbers(training(*overrides)) == []
 
 
-SLOWER = "which this CPU computes slower than float32 (it has no AMX): unless memory is short, set it to float32"
+SLOWER = "which this CPU computes slower than float32: unless memory is short, set it to float32"
 
 
 def test_the_requests_to_a_judge_and_their_costs():

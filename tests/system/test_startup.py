@@ -32,8 +32,14 @@ def test_no_garbage_is_collected_while_modules_are_imported() -> None:
 
 def test_what_linux_says_of_a_cpu_tells_whether_bfloat16_is_fast(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
-    for flags, fast in {"fpu avx512_bf16 avx512_fp16": False, "fpu amx_bf16 amx_tile": True}.items():
-        info.write_text(f"model name\t: amx_bf16 in the name\nflags\t\t: {flags}\n", encoding="utf-8")
+    for vendor, flags, fast in (
+        ("GenuineIntel", "fpu avx512_bf16 avx512_fp16", False),
+        ("GenuineIntel", "fpu amx_bf16 amx_tile", True),
+        ("AuthenticAMD", "fpu avx512_bf16", True),
+        ("AuthenticAMD", "fpu avx512f", False),
+    ):
+        text = f"vendor_id\t: {vendor}\nmodel name\t: amx_bf16 in the name\nflags\t\t: {flags}\n"
+        info.write_text(text, encoding="utf-8")
         assert has_fast_bfloat16(info) == fast
     assert not has_fast_bfloat16(tmp_path / "nowhere")
 

@@ -224,7 +224,7 @@ def slow_numbers(config: TrainRLConfig | EvalConfig) -> list[str]:
     if not keys:
         return []
     return [
-        f"warning: {', '.join(keys)} is bfloat16, which this CPU computes slower than float32 (it has no AMX): unless "
+        f"warning: {', '.join(keys)} is bfloat16, which this CPU computes slower than float32: unless "
         "memory is short, set it to float32"
     ]
 

@@ -79,7 +79,7 @@ def arithmetic() -> list[str]:
     Prints a line about it."""
     if gpu_is_there() or has_fast_bfloat16():
         return []
-    print("arithmetic: float32, because this CPU has no AMX units for bfloat16", flush=True)
+    print("arithmetic: float32, because this CPU computes bfloat16 slower", flush=True)
     return [f"{key}=float32" for key in DTYPE_KEYS]
 
 

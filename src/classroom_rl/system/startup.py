@@ -43,13 +43,15 @@ def short_openmp_wait(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def has_fast_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
-    """Whether the CPU multiplies matrices faster in bfloat16 than in float32, which is so with AMX. AVX-512's bfloat16
-    instructions alone (`avx512_bf16`) are slower than float32 (docs/measured.md). False if Linux lists no CPU flags.
+    """Whether the CPU multiplies matrices faster in bfloat16 than in float32, which is so with AMX, and with the
+    bfloat16 instructions of AVX-512 on AMD's CPUs; on Intel's these are slower than float32 (docs/measured.md). False
+    if Linux lists no CPU flags.
     """
     if not cpu_info.is_file():
         return False
-    lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any("amx_bf16" in line.split() for line in lines if line.startswith("flags"))
+    lines = [line.split() for line in cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()]
+    flags = {flag for line in lines if line[:1] == ["flags"] for flag in line}
+    return "amx_bf16" in flags or ("avx512_bf16" in flags and ["vendor_id", ":", "AuthenticAMD"] in lines)
 
 
 LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
