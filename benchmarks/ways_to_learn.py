@@ -6,7 +6,8 @@
     online_dpo    config/train_rl/quickstart_online_dpo.yaml
     distilled     no rewards: the tutor of `grpo` of the same seed reads what is written, and is followed
     dpo, kto      once `grpo` is trained: pairs of its conversations, from the model that it began with
-    own_teacher   a control of `distilled`: the strong tutor is the model that the training begins with
+    informed      as `own_teacher`, and the strong tutor's prompt says which answers will have mistakes
+    own_teacher   a control of both: the strong tutor is the model that the training begins with
     shuffled      a control of the rewards: those of each batch are permuted
     swapped       a control of `dpo`: one of two pairs that are alike is turned round
 
@@ -38,6 +39,7 @@ from classroom_rl.results.statistics import paired_change
 from classroom_rl.rollout.intervals import shown
 
 SFT, GRPO, DISTILLED = "sft", "grpo", "distilled"
+INFORMED_PROMPT = ROOT / "prompt_templates" / "benchmarks" / "informed_tutor.txt"
 WITHOUT_REWARDS = "train.reward_weights={pedagogical: 0}"
 OFFLINE = {
     "dpo": ["train.loss=dpo"],
@@ -58,6 +60,7 @@ class WaysBench(OutcomeBench):
         "online_dpo": [],
         DISTILLED: [WITHOUT_REWARDS],
         **OFFLINE,
+        "informed": [WITHOUT_REWARDS, f"train.distillation.prompt_path={INFORMED_PROMPT}"],
         "own_teacher": [WITHOUT_REWARDS],
         "shuffled": ["train.shuffle_rewards=true"],
     }
@@ -74,7 +77,7 @@ class WaysBench(OutcomeBench):
             return self._train_offline(arm, seed)
         if arm == DISTILLED:
             return self.train_with(arm, seed, [f"train.distillation.model={self._finished_grpo(seed) / 'model'}"])
-        own = [f"train.distillation.model={self.base_model}"] if arm == "own_teacher" else []
+        own = [f"train.distillation.model={self.base_model}"] if arm in ("own_teacher", "informed") else []
         return self.train_with(arm, seed, own)
 
     def _finished_grpo(self, seed: int) -> Path:

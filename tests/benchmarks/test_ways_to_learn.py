@@ -41,7 +41,9 @@ def test_every_arm_sees_as_many_conversations_and_only_its_own_signal(
     assert tutors == {
         "distilled": str(bench.folder / GRPO / "1" / "model"),
         "own_teacher": str(bench.models / "sft" / "model"),
+        "informed": str(bench.models / "sft" / "model"),
     }
+    assert [arm for arm, train in found.items() if train.distillation.prompt_path] == ["informed"]
     assert all(found[arm].reward_weights == {"pedagogical": 0} for arm in tutors)
 
 
