@@ -132,12 +132,13 @@ class Bench:
 
     def train_with(self, arm: str, seed: int, more: Sequence[str] = ()) -> Path:
         """`train` with further overrides."""
-        run = self.folder / arm / str(seed)
-        if (run / "learning.json").exists():
-            if not policy_path(run, self.version(arm, self.measured_steps(arm)[-1])).is_dir():
+        run, steps = self.folder / arm / str(seed), self.version(arm, self.measured_steps(arm)[-1])
+        trained = read_lines(run / "metrics.jsonl")[-1]["step"] if (run / "learning.json").exists() else 0
+        if trained >= steps:
+            if not policy_path(run, steps).is_dir():
                 sys.exit(f"{run} was trained for other steps, or its weights are gone: choose another --folder.")
             return run
-        own = [f"seed={seed}", f"train.max_steps={self.version(arm, self.steps)}", "logging.save_steps=10"]
+        own = [f"seed={seed}", f"train.max_steps={steps}", "logging.save_steps=10"]
         own += ["train.keep_published_policies=1000", *self.arms[arm], *more]
         command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, self.config)), *own]
         print(f"training {arm}, seed {seed}: {run}", flush=True)

@@ -3,16 +3,16 @@ equally many conversations.
 
     grpo        config/train_rl/small_tutor.yaml, with batches of 32 conversations and a constant rate
     level       and the turn reward `level`, at the same weight as the judge's
-    longer      as many steps again, from the tutor of `grpo`: the strong tutor of `distilled`
-    distilled   no rewards: the tutor of `longer` reads what is written, and is followed
+    distilled   half of the steps, no rewards: the finished tutor of `grpo` reads what is written, and is followed
     dpo         once `grpo` is trained: pairs of its conversations, from the model that it began with
 
-    python -m benchmarks.ways_small_tutor MODEL [--folder runs/ways_small] [--seeds 1 2] [--steps 10] [--report]
+    python -m benchmarks.ways_small_tutor MODEL [--folder runs/ways_small] [--seeds 1 2] [--steps 16] [--report]
         [--arms grpo level …] [key=value …]
 
-MODEL is the folder of `python -m classroom_rl.models.smollm2`, and `level` needs `pip install wordfreq==3.1.1`. Of each
-arm, the model that it begins with and the finished one play the 40 held-out lessons, two conversations each. Overrides
-go to all programs. What is trained and measured is kept in the folder, as by the other benchmarks of arms.
+MODEL is the folder of `python -m classroom_rl.models.smollm2`, and `level` needs `pip install wordfreq==3.1.1`. The
+model that all begin with, the tutors after half of the steps and after all play the 40 held-out lessons, two
+conversations each. Overrides go to all programs. What is trained and measured is kept in the folder, as by the other
+benchmarks of arms; more steps go on from those that were made.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from classroom_rl.results.statistics import paired_change
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.intervals import mean_with_ci, shown
 
-LONGER = "longer"
+LEVEL = "level"
 RULES = LevelRules(of_lessons="A1", language="English")
 FIGURES = {
     "rewards": "reward",
@@ -54,8 +54,7 @@ class SmallBench(WaysBench):
     configs: Mapping[str, str] = {}
     arms: Mapping[str, Sequence[str]] = {
         GRPO: [],
-        "level": ["train.turn_credit.rewards={judge: 1.0, level: 1.0}"],
-        LONGER: [],
+        LEVEL: ["train.turn_credit.rewards={judge: 1.0, level: 1.0}"],
         DISTILLED: [WITHOUT_REWARDS, "train.turn_credit.mode=none"],
         "dpo": OFFLINE["dpo"],
     }
@@ -66,7 +65,8 @@ class SmallBench(WaysBench):
         return self.models
 
     def measured_steps(self, arm: str) -> Sequence[int]:
-        return [0, self.steps] if arm == GRPO else [self.steps]
+        half = self.steps // 2
+        return {GRPO: [0, half, self.steps], LEVEL: [half, self.steps], DISTILLED: [half]}.get(arm, [self.steps])
 
     def overrides(self, save_dir: Path, config: str = "small_tutor") -> list[str]:
         return [
@@ -79,18 +79,6 @@ class SmallBench(WaysBench):
             f"generation.server_port={self.port}",
             *self.more,
         ]
-
-    def train(self, arm: str, seed: int) -> Path:
-        if arm == LONGER:
-            return self.train_with(arm, seed, self._from_grpo(seed))
-        if arm == DISTILLED:
-            longer = self.folder / LONGER / str(seed)
-            run = longer if (longer / "model").is_dir() else self.train(LONGER, seed)
-            return self.train_with(arm, seed, [f"train.distillation.model={run / 'model'}"])
-        return super().train(arm, seed)
-
-    def _from_grpo(self, seed: int) -> list[str]:
-        return [f"teacher_model.model_name_or_path={self._finished_grpo(seed) / 'model'}"]
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
         found: dict[str, dict[str, list[float]]] = {"rewards": defaultdict(list)}
@@ -108,20 +96,23 @@ class SmallBench(WaysBench):
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Each figure of the model that all arms begin with, and of every finished one: by seed, the mean with its 95 %
-    interval over lessons, and the difference to the beginning and to `grpo` of the same seed."""
+    """Each figure of the model that all arms begin with, and of every measured tutor: by seed, the mean with its 95 %
+    interval over lessons, and the difference to the beginning, and to `grpo` of the same seed after as many steps."""
     by_arm = versions_by_arm(lines)
     out = []
     for figure, title in FIGURES.items():
         out.append(title)
-        for seed in sorted(by_arm.get(GRPO, {})):
-            versions = by_arm[GRPO][seed]
-            begin, grpo = versions[0].get(figure, {}), versions[max(versions)].get(figure, {})
-            out.append(f"  seed {seed}  {'begin':10}{shown(_estimate(begin))}")
+        for seed, grpo in sorted(by_arm.get(GRPO, {}).items()):
+            begin = grpo[0].get(figure, {})
             for arm in [each for each in SmallBench.arms if seed in by_arm.get(each, {})]:
-                found = by_arm[arm][seed][max(by_arm[arm][seed])].get(figure, {})
-                line = f"  seed {seed}  {arm:10}{shown(_estimate(found))}  to begin {_change(begin, found)}"
-                out.append(line if arm == GRPO else f"{line}  to grpo {_change(grpo, found)}")
+                for step, line in sorted(by_arm[arm][seed].items()):
+                    found = line.get(figure, {})
+                    text = f"  seed {seed}  {arm if step else 'begin':10}{step:4}  {shown(_estimate(found))}"
+                    if step:
+                        text += f"  to begin {_change(begin, found)}"
+                    if arm != GRPO and step in grpo:
+                        text += f"  to grpo {_change(grpo[step].get(figure, {}), found)}"
+                    out.append(text)
     return "\n".join(out)
 
 
@@ -142,7 +133,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/ways_small"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(SmallBench.arms), default=list(SmallBench.arms))
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--port", type=int, default=8059)
     parser.add_argument("--report", action="store_true", help="only print what was measured")
     arguments = parser.parse_args()

@@ -11,10 +11,9 @@ from tests.support.configs import loaded
 
 
 def test_arms_differ_in_their_signal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, more = SmallBench(tmp_path / "arms", tmp_path / "model", 10, 8059), {}
+    bench, more = SmallBench(tmp_path / "arms", tmp_path / "model", 16, 8059), {}
     bench.more = ["train.learning_rate=1e-5"]
-    for arm in ("grpo", "longer"):
-        (bench.folder / arm / "1" / "model").mkdir(parents=True)
+    (bench.folder / "grpo" / "1" / "model").mkdir(parents=True)
 
     def train_with(self: Bench, arm: str, seed: int, overrides: list[str] | None = None) -> Path:
         more[arm] = list(overrides or ())
@@ -22,7 +21,7 @@ def test_arms_differ_in_their_signal_alone(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Bench, "train_with", train_with)
     found = {}
-    for arm in ("grpo", "level", "longer", "distilled"):
+    for arm in ("grpo", "level", "distilled"):
         bench.train(arm, 1)
         found[arm] = loaded("train_rl", *bench.overrides(Path("run")), *bench.arms[arm], *more[arm])
     grpo = found["grpo"]
@@ -30,9 +29,9 @@ def test_arms_differ_in_their_signal_alone(tmp_path: Path, monkeypatch: pytest.M
     assert {config.train.learning_rate for config in found.values()} == {1e-5}
     assert {config.student_model.model_name_or_path for config in found.values()} == {str(tmp_path / "model")}
     assert found["level"].train.turn_credit.weights == {"judge": 1.0, "level": 1.0}
-    assert found["longer"].teacher_model.model_name_or_path == str(tmp_path / "arms/grpo/1/model")
-    assert found["distilled"].train.distillation.model == str(tmp_path / "arms/longer/1/model")
+    assert found["distilled"].train.distillation.model == str(tmp_path / "arms/grpo/1/model")
     assert found["distilled"].train.reward_weights == {"pedagogical": 0}
+    assert [bench.measured_steps(arm) for arm in found] == [[0, 8, 16], [8, 16], [8]]
     assert found["distilled"].teacher_model.model_name_or_path == str(tmp_path / "model")
 
 
@@ -49,8 +48,8 @@ def test_the_report_compares_each_arm_with_the_beginning_and_with_grpo() -> None
     def line(arm: str, step: int, reward: float) -> dict:
         return {"arm": arm, "seed": 1, "step": step, "rewards": dict.fromkeys(lessons, reward)}
 
-    text = report([line("grpo", 0, 0.25), line("grpo", 10, 0.5), line("distilled", 10, 0.75)])
-    begin, grpo, distilled = text.splitlines()[1:4]
+    steps = [line("grpo", 0, 0.25), line("grpo", 8, 0.5), line("grpo", 16, 0.9)]
+    begin, grpo, _, distilled = report([*steps, line("distilled", 8, 0.75)]).splitlines()[1:5]
     assert "begin" in begin and "0.250" in begin
     assert "0.500" in grpo and "+0.250" in grpo and "to grpo" not in grpo
     assert "to begin +0.500 [" in distilled and "to grpo +0.250 [" in distilled

@@ -52,6 +52,7 @@ def test_a_measured_training_can_still_be_learned_from(bench: WaysBench, monkeyp
     run = bench.folder / GRPO / "1"
     (run / "model").mkdir(parents=True)
     (run / "learning.json").touch()
+    (run / "metrics.jsonl").write_text(f'{{"step": {STEPS}}}\n')
     trained: list[list[str]] = []
     with pytest.raises(SystemExit, match="its weights are gone"):
         bench.train(GRPO, 1)
