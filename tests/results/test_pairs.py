@@ -70,7 +70,7 @@ THOUGHTS = said("and")
 
 def made(records: Sequence[Trajectory], decisions=(), least_margin: float = 0.1):
     """The pairs, and what was left out."""
-    maker = PairMaker({each.place: each for each in decisions}, lambda text: list(said(text)), least_margin)
+    maker = PairMaker({each.place: each for each in decisions}, lambda text: list(said(text)), text, least_margin)
     return list(maker.of_step(records)), dict(maker.left_out)
 
 
@@ -96,6 +96,26 @@ def test_the_best_and_the_worst_conversation_of_a_group_are_a_pair():
         ("group", "conversations whose prompt no other one of their group has"): 1,
         ("judge", "messages without a score of their own"): 11,
     }
+
+
+def opened(index: int, answer: str, reward: float, name: str = "eggs") -> Trajectory:
+    """A conversation that the prompt opens for the tutor: its first own message comes after the student's answer."""
+    record = talk(index, [f"{index}"], reward)
+    opening = ids_of(f"<|im_start|>user\n{name}<|im_end|>\n<|im_start|>assistant\neggs<|im_end|>\n<|im_start|>user\n")
+    prompt = [*opening, *ids_of(f"{answer}<|im_end|>\n<|im_start|>assistant\n")]
+    turns = [Turn("teacher", "eggs", given=True), Turn("student", f" {answer} "), *record.turns]
+    return record.model_copy(update={"prompt_ids": prompt, "turns": turns})
+
+
+def test_what_the_student_answers_to_the_opening_is_no_part_of_the_prompt():
+    group = [opened(0, "She cooked.", 0.9), opened(1, "No more.", 0.1), opened(2, "No more.", 0.0, name="and")]
+    (pair,), left_out = made(group)
+    assert (pair.chosen_conversation, pair.rejected_conversation) == ("eggs-0-0", "eggs-0-1")
+    assert text(pair.prompt_ids).endswith("eggs<|im_end|>\n<|im_start|>user\n")
+    assert text(pair.chosen_ids).startswith("She cooked.<|im_end|>") and text(pair.rejected_ids).startswith("No more.")
+    assert learned(pair.chosen_ids, pair.chosen_mask) == "0<|im_end|>"
+    assert learned(pair.rejected_ids, pair.rejected_mask) == "1<|im_end|>"
+    assert left_out["group", "conversations whose prompt no other one of their group has"] == 1
 
 
 def test_a_reward_that_the_supervisor_helped_to_earn_makes_no_pair():

@@ -138,7 +138,7 @@ def test_the_gradient_is_that_of_trls_dpo_on_the_pairs_that_are_made_of_a_run(
     trainer, tokenizer = trainer_of(), AutoTokenizer.from_pretrained(start)
     _, found = trainer.loss_and_gradients(trainer.batch())
     records = [lively(index, Problem.of(f"lesson {index // GROUP}", "")) for index in range(2 * GROUP)]
-    pairs = list(PairMaker({}, lambda text: [], least_margin=0).of_step(records))
+    pairs = list(PairMaker({}, lambda text: [], lambda ids: "", least_margin=0).of_step(records))
     write_pairs(tmp_path / "pairs.parquet", pairs, tokenizer)
     options = [f"model.model_name_or_path={start}", f"dataset.pairs={tmp_path / 'pairs.parquet'}", "train.beta=0.3"]
     options += [f"logging.save_dir={tmp_path / 'trl'}", "dataset.held_out_share=0", "model.max_length=128"]

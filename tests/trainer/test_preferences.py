@@ -42,7 +42,7 @@ PROBLEMS = ["eggs", "sister", "user", "think", "Hello.", "and", "no", "more", "t
 
 def recorded_pairs() -> list[PreferencePair]:
     """A pair of conversations of two messages for each problem: those that end in `No more.` are better."""
-    maker = PairMaker({}, lambda text: encode_reply(TOKENIZER, text))
+    maker = PairMaker({}, lambda text: encode_reply(TOKENIZER, text), TOKENIZER.decode)
     records = [
         talk(index, [f"{problem} {index}", last], float(1 - index), problem)
         for problem in PROBLEMS

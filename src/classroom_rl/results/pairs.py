@@ -3,7 +3,8 @@
 A pair is a context and two texts of the tutor after it, as the tokens that the records hold: nothing is rendered again.
 Where the pairs come from:
 
-- `group`: the conversations with the best and the worst reward of a group, from the same prompt.
+- `group`: the conversations with the best and the worst reward of a group, from the same prompt. What the student said
+  before the tutor's first own message is no part of the prompt, and is not learned.
 - `draft`: a draft that the supervisor rejected, and the message that took its place; a message that it found invalid,
   and its correction.
 - `desk`: a correction that a person accepted or edited, and the message that it corrects; the other way round where the
@@ -17,6 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +40,7 @@ from classroom_rl.results.corrections import (
 )
 from classroom_rl.results.rollout_files import columns_of_dataclass, files_by_step, read_records
 from classroom_rl.rollout.chat_template import encode_reply
+from classroom_rl.rollout.environment import POLICY_ROLE
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, message_numbers
 from classroom_rl.rollout.tokens import AuxSample
 from classroom_rl.rollout.trajectory import Trajectory
@@ -106,6 +110,7 @@ class PairMaker:
     Args:
         decisions: what people decided about corrections.
         encode: the ids of a text and of the end of a message, for texts that people wrote.
+        decode: the text of ids, with all markup.
         least_margin: the least difference of rewards or scores in a group.
 
     Attributes:
@@ -116,16 +121,17 @@ class PairMaker:
         self,
         decisions: Mapping[Place, CorrectionDecision],
         encode: Callable[[str], list[int]],
+        decode: Callable[[list[int]], str],
         least_margin: float = LEAST_MARGIN,
     ):
-        self._decisions, self._encode, self._least_margin = decisions, encode, least_margin
+        self._decisions, self._encode, self._decode, self._least_margin = decisions, encode, decode, least_margin
         self.left_out: Counter[tuple[str, str]] = Counter()
 
     def of_step(self, records: Sequence[Trajectory]) -> Iterator[PreferencePair]:
         """The pairs of the conversations of one step, of all processes."""
         groups: dict[tuple, list[Trajectory]] = defaultdict(list)
         for record in records:
-            groups[record.problem_id, *record.prompt_ids].append(record)
+            groups[self._beginning(record)].append(record)
         for group in groups.values():
             found = [self._of_rewards(group), *self._of_scores(group)]
             for record in group:
@@ -133,8 +139,15 @@ class PairMaker:
                 found += [self._of_correction(record, each) for each in record.branches if each.kind == CORRECTION]
             yield from (pair for pair in found if pair is not None)
 
+    def _beginning(self, record: Trajectory) -> tuple:
+        """What the conversations of a group have in common: the problem, and the prompt up to what the student said."""
+        before = takewhile(lambda turn: turn.span is None, record.turns)
+        said = next((turn.text.strip() for turn in before if turn.role != POLICY_ROLE and not turn.given), "")
+        begin, found, _ = self._decode(record.prompt_ids).rpartition(said) if said else ("", "", "")
+        return (record.problem_id, begin) if found else (record.problem_id, *record.prompt_ids)
+
     def _of_rewards(self, group: Sequence[Trajectory]) -> PreferencePair | None:
-        scored = []
+        scored, shared = [], len(commonprefix([record.prompt_ids for record in group]))
         for record in group:
             if any(sample.prompt_ids for sample in record.branches):
                 self.left_out["group", "conversations with a prompt for each message"] += 1
@@ -143,7 +156,9 @@ class PairMaker:
             elif any(turn.replaced for turn in record.turns) or any(each.kind == POLICY for each in record.branches):
                 self.left_out["group", "conversations with messages of the supervisor, or behind a critique"] += 1
             else:
-                scored.append((record.reward, Side(record.prompt_ids, record.completion_ids, record.mask, record.id)))
+                context, rest = record.prompt_ids[:shared], record.prompt_ids[shared:]
+                side = Side(context, rest + record.completion_ids, [0] * len(rest) + record.mask, record.id)
+                scored.append((record.reward, side))
         if len(scored) == 1:
             self.left_out["group", "conversations whose prompt no other one of their group has"] += 1
             return None
@@ -313,7 +328,7 @@ def make_pairs(run_folder: Path, out: Path | None, tokenizer_name: str | None, l
     if any(turn.policy is not None and turn.role == TRAINS_STUDENT for record in first for turn in record.turns):
         raise DataError(f"{run_folder} trained the student, and pairs are made of a tutor's messages: name its run.")
     tokenizer = load_tokenizer("--tokenizer", tokenizer_name or _model_of(run_folder))
-    maker = PairMaker(read_decisions(run_folder), partial(encode_reply, tokenizer), least_margin)
+    maker = PairMaker(read_decisions(run_folder), partial(encode_reply, tokenizer), tokenizer.decode, least_margin)
     pairs = [pair for records in (first, *steps) for pair in maker.of_step(records)]
     told = ["No pair was made of:"]
     told += [f"  {source}: {count} {what}" for (source, what), count in sorted(maker.left_out.items())] or ["  nothing"]
