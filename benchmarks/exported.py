@@ -1,6 +1,7 @@
 """Whether an exported tutor answers as in its run: greedy answers to 50 prompts, read by other programs.
 
     python -m benchmarks.exported RUN CONVERSATIONS [--older PYTHON] [--prompts 50]
+        [--pre-tokenizer NAME]
 
 RUN is a finished run, CONVERSATIONS a file of records of its environment (`conversations.jsonl` of an evaluation). A
 prompt is the text before the tutor's last message, which each program splits into tokens itself. RUN is exported as
@@ -23,10 +24,10 @@ from transformers import AutoTokenizer
 from classroom_rl.results.run_folder import read_lines
 
 READER = """\
-import json, sys, torch, transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import json, pathlib, sys, torch, transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 kind, folder, out, prompts = sys.argv[1], sys.argv[2], sys.argv[3], json.load(open(sys.argv[4]))
-own = {"gguf_file": "tutor.gguf"} if kind == "gguf" else {}
+own = {"gguf_file": next(pathlib.Path(folder).glob("*.gguf")).name} if kind == "gguf" else {}
 tokenizer = AutoTokenizer.from_pretrained(folder, **own)
 encoded, answers, gaps = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in prompts], [], []
 if kind == "vllm":
@@ -36,7 +37,9 @@ if kind == "vllm":
     found = engine.generate([{"prompt_token_ids": each} for each in encoded], greedy)
     answers = [list(each.outputs[0].token_ids) for each in found]
 else:
-    model = AutoModelForCausalLM.from_pretrained(folder, **own).float().eval()
+    if kind == "gguf":  # of Qwen3, transformers does not read the size of the heads from such a file
+        own["config"] = AutoConfig.from_pretrained(pathlib.Path(folder).with_name("merged"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **own).eval()
     for ids in encoded:
         found = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
                                do_sample=False, max_new_tokens=32, return_dict_in_generate=True, output_logits=True)
@@ -97,10 +100,12 @@ def main() -> None:
     parser.add_argument("conversations", type=Path)
     parser.add_argument("--older", metavar="PYTHON")
     parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--pre-tokenizer", metavar="NAME", help="of the GGUF file, as in classroom_rl.export")
     given = parser.parse_args()
+    own = ["--pre-tokenizer", given.pre_tokenizer] if given.pre_tokenizer else []
     with TemporaryDirectory() as folder:
         merged, gguf, prompts = Path(folder, "merged"), Path(folder, "gguf"), Path(folder, "prompts.json")
-        for to, out, more in (("merged", merged, []), ("gguf", gguf, ["--dtype", "float32"])):
+        for to, out, more in (("merged", merged, []), ("gguf", gguf, ["--dtype", "float32", *own])):
             command = [
                 sys.executable,
                 "-m",
