@@ -55,7 +55,7 @@ json.dump({"version": version, "prompts": encoded, "answers": answers, "gaps": g
 
 def prompts_of(conversations: Path, model: Path, most: int) -> list[str]:
     """The texts before the tutor's last message, of the first conversations in which they differ."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     found: dict[str, None] = {}
     for record in read_lines(conversations):
         before = [0, *record["mask"]]
