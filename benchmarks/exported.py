@@ -31,9 +31,9 @@ own = {"gguf_file": next(pathlib.Path(folder).glob("*.gguf")).name} if kind == "
 tokenizer = AutoTokenizer.from_pretrained(folder, **own)
 encoded, answers, gaps = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in prompts], [], []
 if kind == "vllm":
-    from vllm import LLM, SamplingParams
-    engine = LLM(model=folder, dtype="float32", enforce_eager=True, max_model_len=1024)
-    greedy = SamplingParams(temperature=0, max_tokens=32)
+    import vllm
+    engine = vllm.LLM(model=folder, dtype="float32", enforce_eager=True, max_model_len=1024)
+    greedy = vllm.SamplingParams(temperature=0, max_tokens=32)
     found = engine.generate([{"prompt_token_ids": each} for each in encoded], greedy)
     answers = [list(each.outputs[0].token_ids) for each in found]
 else:
@@ -47,7 +47,7 @@ else:
         best = [each[0].log_softmax(-1).topk(2).values for each in found.logits]
         gaps.append([float(first - second) for first, second in best])
 answers = [each[: each.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in each else each for each in answers]
-version = __import__("vllm").__version__ if kind == "vllm" else transformers.__version__
+version = vllm.__version__ if kind == "vllm" else transformers.__version__
 json.dump({"version": version, "prompts": encoded, "answers": answers, "gaps": gaps}, open(out, "w"))
 """
 """The program of each reader: text, because an older Python does not have this project."""
@@ -106,18 +106,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         merged, gguf, prompts = Path(folder, "merged"), Path(folder, "gguf"), Path(folder, "prompts.json")
         for to, out, more in (("merged", merged, []), ("gguf", gguf, ["--dtype", "float32", *own])):
-            command = [
-                sys.executable,
-                "-m",
-                "classroom_rl.export",
-                str(given.run),
-                "--to",
-                to,
-                "--out",
-                str(out),
-                *more,
-            ]
-            subprocess.run(command, check=True)
+            export = ["-m", "classroom_rl.export", given.run, "--to", to, "--out", out, *more]
+            subprocess.run([sys.executable, *map(str, export)], check=True)
         prompts.write_text(json.dumps(prompts_of(given.conversations, given.run / "model", given.prompts)))
         ours = answers("transformers", given.run / "model", prompts)
         older = [("transformers", merged, given.older)] if given.older else []
