@@ -89,6 +89,7 @@ def test_every_shipped_template_can_be_filled_in(path):
         "follow_up": "And this?",
         "examples": [{"lesson": "food", "messages": said, "reward": 0.5, "verdicts": []}],
         "variables": ["problem"],
+        "personas": ["student", "error_student"],
         "refused": [{"text": "Teach.", "reason": "it does not use problem"}],
         "criteria": [{"name": "hints", "question": "Any?", "anchors": [{"score": "0", "text": "no"}]}],
     }
