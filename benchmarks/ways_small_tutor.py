@@ -40,6 +40,8 @@ FIGURES = {
     "rewards": "reward",
     "score": "level score of a message",
     "slope/score": "its change per message",
+    "score_of_new": "level score of a message that is no repetition",
+    "slope/score_of_new": "its change per message, too",
     "words_above": "words above the level",
     "slope/words_above": "their change per message",
     "sentence_words": "words in a sentence",
@@ -66,7 +68,8 @@ class SmallBench(WaysBench):
 
     def measured_steps(self, arm: str) -> Sequence[int]:
         half = self.steps // 2
-        return {GRPO: [0, half, self.steps], LEVEL: [half, self.steps], DISTILLED: [half]}.get(arm, [self.steps])
+        whole = [0, half, self.steps]
+        return {GRPO: whole, LEVEL: whole, DISTILLED: [half]}.get(arm, [self.steps])
 
     def overrides(self, save_dir: Path, config: str = "small_tutor") -> list[str]:
         return [
@@ -102,17 +105,17 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     out = []
     for figure, title in FIGURES.items():
         out.append(title)
-        for seed, grpo in sorted(by_arm.get(GRPO, {}).items()):
-            begin = grpo[0].get(figure, {})
-            for arm in [each for each in SmallBench.arms if seed in by_arm.get(each, {})]:
-                for step, line in sorted(by_arm[arm][seed].items()):
-                    found = line.get(figure, {})
-                    text = f"  seed {seed}  {arm if step else 'begin':10}{step:4}  {shown(_estimate(found))}"
-                    if step:
-                        text += f"  to begin {_change(begin, found)}"
-                    if arm != GRPO and step in grpo:
-                        text += f"  to grpo {_change(grpo[step].get(figure, {}), found)}"
-                    out.append(text)
+        for seed in sorted({seed for found in by_arm.values() for seed in found}):
+            grpo = by_arm.get(GRPO, {}).get(seed, {})
+            arms = [each for each in SmallBench.arms if seed in by_arm.get(each, {})]
+            begin = next((by_arm[arm][seed][0] for arm in arms if 0 in by_arm[arm][seed]), {}).get(figure, {})
+            out.append(f"  seed {seed}  {'begin':10}{0:4}  {shown(_estimate(begin))}")
+            for arm, step in [(arm, step) for arm in arms for step in sorted(by_arm[arm][seed]) if step]:
+                found = by_arm[arm][seed][step].get(figure, {})
+                text = f"  seed {seed}  {arm:10}{step:4}  {shown(_estimate(found))}  to begin {_change(begin, found)}"
+                if arm != GRPO and step in grpo:
+                    text += f"  to grpo {_change(grpo[step].get(figure, {}), found)}"
+                out.append(text)
     return "\n".join(out)
 
 

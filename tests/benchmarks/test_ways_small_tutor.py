@@ -31,7 +31,7 @@ def test_arms_differ_in_their_signal_alone(tmp_path: Path, monkeypatch: pytest.M
     assert found["level"].train.turn_credit.weights == {"judge": 1.0, "level": 1.0}
     assert found["distilled"].train.distillation.model == str(tmp_path / "arms/grpo/1/model")
     assert found["distilled"].train.reward_weights == {"pedagogical": 0}
-    assert [bench.measured_steps(arm) for arm in found] == [[0, 8, 16], [8, 16], [8]]
+    assert [bench.measured_steps(arm) for arm in found] == [[0, 8, 16], [0, 8, 16], [8]]
     assert found["distilled"].teacher_model.model_name_or_path == str(tmp_path / "model")
 
 
@@ -53,3 +53,8 @@ def test_the_report_compares_each_arm_with_the_beginning_and_with_grpo() -> None
     assert "begin" in begin and "0.250" in begin
     assert "0.500" in grpo and "+0.250" in grpo and "to grpo" not in grpo
     assert "to begin +0.500 [" in distilled and "to grpo +0.250 [" in distilled
+
+
+def test_an_arm_alone_is_compared_with_its_own_beginning() -> None:
+    lines = [{"arm": "level", "seed": 2, "step": step, "score": {"a": 0.2 + step, "b": 0.3 + step}} for step in (0, 1)]
+    assert "level        1" in (text := report(lines)) and "to begin +1.000 [" in text and "to grpo" not in text

@@ -171,10 +171,12 @@ def score(found: Difficulty, level: int) -> float:
     return min(1.0, max(0.0, vocabulary)) * min(1.0, max(0.0, brevity))
 
 
-def level_scores(problem: str, turns: Sequence[Turn], rules: LevelRules) -> list[float | None]:
-    """The `score` of each message that the teacher sampled. A message that it has sent before scores 0. None where
-    nothing can be measured: a message in a lesson of another language than English that is in English throughout, and
-    every message in one of `UNSPLIT`."""
+def level_scores(
+    problem: str, turns: Sequence[Turn], rules: LevelRules, of_repeats: float | None = 0.0
+) -> list[float | None]:
+    """The `score` of each message that the teacher sampled. A message that it has sent before scores `of_repeats`. None
+    where nothing can be measured: a message in a lesson of another language than English that is in English throughout,
+    and every message in one of `UNSPLIT`."""
     lesson = lesson_level(problem, rules)
     earlier, scores = set(), []
     for turn in turns:
@@ -182,7 +184,10 @@ def level_scores(problem: str, turns: Sequence[Turn], rules: LevelRules) -> list
             continue
         said = normal(spoken(turn.text))
         if not turn.given:
-            scores.append(None if lesson is None else 0.0 if said in earlier else _score_of(turn.text, said, lesson))
+            if lesson is None:
+                scores.append(None)
+            else:
+                scores.append(of_repeats if said in earlier else _score_of(turn.text, said, lesson))
         earlier.add(said)
     return scores
 

@@ -48,6 +48,9 @@ def test_figures_of_a_conversation_worked_by_hand(rules: LevelRules):
     assert figures["slope/score"] == [pytest.approx(-0.5)] and figures["slope/words_above"] == [pytest.approx(0.375)]
     assert [figures[f"score_of_message/{number}"] for number in (1, 2, 3)] == [[score] for score in scores]
     assert figures["measured"] == [1, 1, 1] and figures["zipf"] == [] and "slope/zipf" not in figures
+    again = level_figures(PLAN, talk(EASY, HALF, EASY, EASY, HARD), rules)
+    assert again["score"] == [1.0, scores[1], 0, 0, 0] and again["score_of_new"] == scores
+    assert again["slope/score_of_new"] == [pytest.approx(-3 / 13)], "messages keep their numbers"
     two = level_figures(PLAN, talk(EASY, HARD), rules)
     assert not [name for name in two if name.startswith("slope/")], "two messages make no line"
     assert level_figures("Language: Thai\nLevel: A1", talk(EASY), rules)["measured"] == [0.0]

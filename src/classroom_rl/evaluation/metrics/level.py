@@ -19,6 +19,7 @@ from classroom_rl.rollout.tokens import Turn
 
 LEVEL, SLOPE, AT_MESSAGE = "level", "slope/", "score_of_message/"
 LEAST_MESSAGES = 3
+_SCORES = {"score": "the score", "score_of_new": "the score without repeated messages"}
 _VALUES = {
     "words_above": ("words above the level", True, -1),
     "sentence_words": ("words in a sentence", False, 0),
@@ -29,7 +30,8 @@ _VALUES = {
 LEVEL_LABELS: dict[str, tuple[str, bool, int]] = {
     "measured": ("Level: messages that could be measured", True, 0),
     "score": ("Level: score of a message", False, 1),
-    f"{SLOPE}score": ("Level: change of the score per message", False, 1),
+    "score_of_new": ("Level: score of a message that is no repetition", False, 1),
+    **{f"{SLOPE}{name}": (f"Level: change of {label} per message", False, 1) for name, label in _SCORES.items()},
     **{name: (f"Level: {label}", is_share, direction) for name, (label, is_share, direction) in _VALUES.items()},
     **{
         f"{SLOPE}{name}": (f"Level: change of {label} per message", is_share, direction)
@@ -60,7 +62,8 @@ def level_figures(problem: str, turns: Sequence[Turn], rules: LevelRules) -> dic
     lesson, scores = lesson_level(problem, rules), level_scores(problem, turns, rules)
     texts = [turn.text for turn in turns if turn.role == "teacher" and not turn.given]
     found = [None if lesson is None else difficulty(text, lesson) for text in texts]
-    series = {"score": scores} | {name: [each and getattr(each, name) for each in found] for name in _VALUES}
+    series: dict[str, list] = {"score": scores, "score_of_new": level_scores(problem, turns, rules, of_repeats=None)}
+    series |= {name: [each and getattr(each, name) for each in found] for name in _VALUES}
     known = {
         name: [(number, value) for number, value in enumerate(values, start=1) if value is not None]
         for name, values in series.items()
