@@ -107,11 +107,17 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         out.append(title)
         for seed in sorted({seed for found in by_arm.values() for seed in found}):
             grpo = by_arm.get(GRPO, {}).get(seed, {})
-            arms = [each for each in SmallBench.arms if seed in by_arm.get(each, {})]
-            begin = next((by_arm[arm][seed][0] for arm in arms if 0 in by_arm[arm][seed]), {}).get(figure, {})
+            versions = [
+                (arm, step, line[figure])
+                for arm in SmallBench.arms
+                for step, line in sorted(by_arm.get(arm, {}).get(seed, {}).items())
+                if figure in line
+            ]
+            begin = next((found for _, step, found in versions if not step), {})
             out.append(f"  seed {seed}  {'begin':10}{0:4}  {shown(_estimate(begin))}")
-            for arm, step in [(arm, step) for arm in arms for step in sorted(by_arm[arm][seed]) if step]:
-                found = by_arm[arm][seed][step].get(figure, {})
+            for arm, step, found in versions:
+                if not step:
+                    continue
                 text = f"  seed {seed}  {arm:10}{step:4}  {shown(_estimate(found))}  to begin {_change(begin, found)}"
                 if arm != GRPO and step in grpo:
                     text += f"  to grpo {_change(grpo[step].get(figure, {}), found)}"
