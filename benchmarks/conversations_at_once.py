@@ -119,17 +119,17 @@ def serve(overrides: Sequence[str], folder: Path, port: int, connection: Connect
         server.should_exit = True
 
     def answer_all() -> None:
-        cpu, written, held = 0.0, 0, 0
-        while (asked := connection.recv()) is not None:
-            if asked == "cpu":
-                connection.send(time.process_time() - cpu)
+        cpu_before, journal_before, memory_before = 0.0, 0, 0
+        while (query := connection.recv()) is not None:
+            if query == "cpu":
+                connection.send(time.process_time() - cpu_before)
                 continue
-            costs = Costs(journal.end - written, _memory("VmHWM") - held, *watch.longest)
+            costs = Costs(journal.end - journal_before, _memory("VmHWM") - memory_before, *watch.longest)
             for engine in engines.values():
                 engine.calls.clear()
             watch.reset()
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            cpu, written, held = time.process_time(), journal.end, _memory("VmRSS")
+            cpu_before, journal_before, memory_before = time.process_time(), journal.end, _memory("VmRSS")
             connection.send(asdict(costs))
 
     threading.Thread(target=answer, daemon=True).start()
@@ -182,9 +182,9 @@ class Server:
 
     def play(self, problems: Sequence[str], count: int, number: int) -> tuple[Figures, str]:
         """Play a batch of conversations. Returns its figures, and where the longest block was."""
-        own = [problems[place // 8 % len(problems)] for place in range(count)]
+        batch_problems = [problems[index // 8 % len(problems)] for index in range(count)]
         request = SampleRequest(
-            problems=own, answers=[""] * count, request_id=f"n{count}-{number}", seed=number, step=number
+            problems=batch_problems, answers=[""] * count, request_id=f"n{count}-{number}", seed=number, step=number
         )
         body = request.model_dump_json()
         self.costs()
@@ -194,13 +194,13 @@ class Server:
             records = answer.json()["conversations"]
         time.sleep(_REST_S)
         costs = self.costs()
-        ids, asked = [each["id"] for each in records], time.perf_counter()
+        ids, lookup_started = [record["id"] for record in records], time.perf_counter()
         self._post("/get_pedagogical_reward", None, {"conversations": ids})
-        looked_up = time.perf_counter() - asked
-        messages = sum(len(each["turns"]) for each in records)
-        own_ms = (1000 * seconds / messages, 1000 * cpu_s / messages, 1000 * costs.block_s)
-        own_ms = (*own_ms, 1000 * costs.block_cpu_s)
-        return Figures(*own_ms, costs.journal / count, costs.memory / _MB, 1000 * looked_up), costs.cause
+        lookup_s = time.perf_counter() - lookup_started
+        messages = sum(len(record["turns"]) for record in records)
+        milliseconds = (1000 * seconds / messages, 1000 * cpu_s / messages, 1000 * costs.block_s)
+        milliseconds = (*milliseconds, 1000 * costs.block_cpu_s)
+        return Figures(*milliseconds, costs.journal / count, costs.memory / _MB, 1000 * lookup_s), costs.cause
 
     def _post(self, path: str, body: str | None, content: object = None) -> requests.Response:
         headers = {"Content-Type": "application/json"} if content is None else None
@@ -233,9 +233,9 @@ def show(found: dict[int, list[tuple[Figures, str]]]) -> None:
         "look-up ms",
     )
     print("conversations", *(f"{title:>20}" for title in titles))
-    names = [each.name for each in fields(Figures)]
+    names = [field.name for field in fields(Figures)]
     medians = {
-        name: {size: median(getattr(each, name) for each, _ in rounds) for size, rounds in found.items()}
+        name: {size: median(getattr(figures, name) for figures, _ in rounds) for size, rounds in found.items()}
         for name in names
     }
     for size in found:
@@ -248,7 +248,7 @@ def show(found: dict[int, list[tuple[Figures, str]]]) -> None:
         ratio = median(getattr(large, name) / getattr(small, name) for (large, _), (small, _) in pairs)
         print(f"a message costs {ratio:.2f} × as much at {largest} as at {smallest} {what} (median of the rounds)")
     for size, rounds in found.items():
-        longest, cause = max((each.block_cpu_ms, cause) for each, cause in rounds)
+        longest, cause = max((figures.block_cpu_ms, cause) for figures, cause in rounds)
         where = cause or "too short to be looked at"
         print(f"the longest block at {size} of all rounds: {longest:.0f} ms of CPU time, {where}")
 
@@ -259,16 +259,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    own = ["--config-name", "quickstart", f"logging.save_dir={arguments.run_folder}"]
-    config = load(TrainRLConfig, "train_rl", own, check_train_rl)
+    overrides = ["--config-name", "quickstart", f"logging.save_dir={arguments.run_folder}"]
+    config = load(TrainRLConfig, "train_rl", overrides, check_train_rl)
     problems = [problem.text for problem in load_problems(config.dataset.train_datasets)]
-    found: dict[int, list[tuple[Figures, str]]] = {size: [] for size in arguments.sizes}
-    with tempfile.TemporaryDirectory() as folder, Server(own, Path(folder)) as server:
+    rounds_by_size: dict[int, list[tuple[Figures, str]]] = {size: [] for size in arguments.sizes}
+    with tempfile.TemporaryDirectory() as folder, Server(overrides, Path(folder)) as server:
         server.play(problems, min(arguments.sizes), 0)  # warms up
         for number in range(1, arguments.rounds + 1):
             for size in arguments.sizes:
-                found[size].append(server.play(problems, size, number))
-    show(found)
+                rounds_by_size[size].append(server.play(problems, size, number))
+    show(rounds_by_size)
 
 
 if __name__ == "__main__":

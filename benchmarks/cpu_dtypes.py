@@ -23,29 +23,29 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def products(tokens: int, dtype: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
     """Each product of a layer's linear maps, by name."""
-    found = {}
+    by_name = {}
     for name, (inputs, outputs) in SHAPES.items():
         x, weights, gradient = (
             torch.randn(size, dtype=dtype) for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
         )
-        found[f"{name}, forward"] = lambda x=x, weights=weights: x @ weights.t()
-        found[f"{name}, gradient of the input"] = lambda gradient=gradient, weights=weights: gradient @ weights
-        found[f"{name}, gradient of the weights"] = lambda gradient=gradient, x=x: gradient.t() @ x
-    return found
+        by_name[f"{name}, forward"] = lambda x=x, weights=weights: x @ weights.t()
+        by_name[f"{name}, gradient of the input"] = lambda gradient=gradient, weights=weights: gradient @ weights
+        by_name[f"{name}, gradient of the weights"] = lambda gradient=gradient, x=x: gradient.t() @ x
+    return by_name
 
 
 def measure(tokens: int, rounds: int) -> dict[str, list[float]]:
     """The median seconds of each product with each dtype; the first round warms up."""
-    both = [products(tokens, dtype) for dtype in DTYPES]
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in DTYPES] for name in both[0]}
+    products_by_dtype = [products(tokens, dtype) for dtype in DTYPES]
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in DTYPES] for name in products_by_dtype[0]}
     for number in range(rounds + 1):
-        for name in both[0]:
-            for place, own in enumerate(both):
+        for name in products_by_dtype[0]:
+            for index, functions in enumerate(products_by_dtype):
                 started = time.perf_counter()
-                own[name]()
+                functions[name]()
                 if number:
-                    seconds[name][place].append(time.perf_counter() - started)
-    return {name: [median(each) for each in found] for name, found in seconds.items()}
+                    seconds[name][index].append(time.perf_counter() - started)
+    return {name: [median(times) for times in timings] for name, timings in seconds.items()}
 
 
 def main() -> None:
@@ -54,12 +54,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2640, help="of a micro-batch")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    found = measure(arguments.tokens, arguments.rounds)
+    medians = measure(arguments.tokens, arguments.rounds)
     print("| milliseconds | float32 | bfloat16 |\n|---|---|---|")
-    for name, own in found.items():
-        print(f"| {name} | " + " | ".join(f"{1000 * each:.1f}" for each in own) + " |")
-    whole = [sum(own[place] for own in found.values()) for place in range(len(DTYPES))]
-    print(f"\nbfloat16 takes {whole[1] / whole[0]:.2f} x as long, with {torch.get_num_threads()} threads")
+    for name, by_dtype in medians.items():
+        print(f"| {name} | " + " | ".join(f"{1000 * value:.1f}" for value in by_dtype) + " |")
+    totals = [sum(by_dtype[index] for by_dtype in medians.values()) for index in range(len(DTYPES))]
+    print(f"\nbfloat16 takes {totals[1] / totals[0]:.2f} x as long, with {torch.get_num_threads()} threads")
     print(f"taken for fast in bfloat16: {'yes' if has_fast_bfloat16() else 'no'}")
 
 

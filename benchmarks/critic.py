@@ -66,7 +66,7 @@ class CriticBench(Bench):
 class MaroonedCriticBench(MaroonedBench):
     """Marooned with PPO in place of GRPO and corrections."""
 
-    arms = {name: [*MAROONED_PPO, *more] for name, more in ARMS.items()}
+    arms = {name: [*MAROONED_PPO, *overrides] for name, overrides in ARMS.items()}
 
     def measured_steps(self, arm: str) -> Sequence[int]:
         return range(0, self.steps + 1, self.steps)
@@ -89,23 +89,23 @@ def share_between_problems(batches: Sequence[Sequence[ConversationRecord]]) -> f
     between, within = [], []
     for records in batches:
         rewards = defaultdict(list)
-        for record in (each for each in records if each.reward is not None):
+        for record in (record for record in records if record.reward is not None):
             rewards[record.problem_id].append(record.reward)
-        groups = [own for own in rewards.values() if len(own) > 1]
-        own = fmean(variance(each) for each in groups)
-        within.append(own)
-        between.append(variance(map(fmean, groups)) - own * fmean(1 / len(each) for each in groups))
+        groups = [group for group in rewards.values() if len(group) > 1]
+        within_batch = fmean(variance(group) for group in groups)
+        within.append(within_batch)
+        between.append(variance(map(fmean, groups)) - within_batch * fmean(1 / len(group) for group in groups))
     return fmean(between) / (fmean(between) + fmean(within))
 
 
 def centred(batches: Sequence[Sequence[ConversationRecord]]) -> list[ConversationRecord]:
     """The conversations with rewards of mean 0 in each batch: how the policy gets better is no merit of a critic."""
-    found = []
+    shifted = []
     for records in batches:
-        known = [record for record in records if record.reward is not None]
-        mean = fmean(record.reward for record in known)
-        found += [record.model_copy(update={"reward": record.reward - mean}) for record in known]
-    return found
+        rewarded = [record for record in records if record.reward is not None]
+        mean = fmean(record.reward for record in rewarded)
+        shifted += [record.model_copy(update={"reward": record.reward - mean}) for record in rewarded]
+    return shifted
 
 
 def explained_by_trunk(records: Sequence[ConversationRecord], folder: Path) -> float | None:
@@ -119,7 +119,7 @@ def explained_by_trunk(records: Sequence[ConversationRecord], folder: Path) -> f
         with torch.no_grad():
             hidden = model.base_model(input_ids=ids).last_hidden_state[0, len(record.prompt_ids) - 1 : -1]
         messages = torch.tensor(steps_of(record, ProcessRewards([None] * 1000, []), None, 0.0).messages[:1])
-        return [torch.cat([each, torch.ones(1)]) for each in hidden[first_tokens(messages)[0]]]
+        return [torch.cat([state, torch.ones(1)]) for state in hidden[first_tokens(messages)[0]]]
 
     return explained_by_regression(records, states_of, PENALTY)
 
@@ -145,11 +145,11 @@ def ceilings(bench: CriticBench) -> str:
     out = ["what could be explained: between lessons; by the faults so far; by the trunk before the training"]
     for run in finished(bench, "shipped"):
         batches = [read_records(path) for path in sorted((run / "rollouts").glob("*.parquet"))]
-        for name, own in (("first", batches[: len(batches) // 2]), ("second", batches[len(batches) // 2 :])):
-            records = centred(own)
+        for name, half in (("first", batches[: len(batches) // 2]), ("second", batches[len(batches) // 2 :])):
+            records = centred(half)
             trunk = explained_by_trunk(records, bench.models / "sft" / "model")
-            found = [share_between_problems(own), explained_by_faults(records), trunk]
-            out.append(f"  seed {run.name}, {name} half: " + ", ".join(f"{each:+.3f}" for each in found))
+            shares = [share_between_problems(half), explained_by_faults(records), trunk]
+            out.append(f"  seed {run.name}, {name} half: " + ", ".join(f"{share:+.3f}" for share in shares))
     return "\n".join(out)
 
 

@@ -89,10 +89,10 @@ class RestartedEngine:
         """End the engine, and start another with published weights; in place of `VllmEngine.load_policy`."""
         weights = check_policy(folder, policy)
         self._model = replace(self._model, model_name_or_path=str(folder))
-        for each in (self, *self._others):
-            each.end()
-        for each in (self, *self._others):
-            await each.start_again()
+        for engine in (self, *self._others):
+            engine.end()
+        for engine in (self, *self._others):
+            await engine.start_again()
         self._engine.policy, self._engine.weights = policy, weights
 
     def end(self) -> None:
@@ -166,15 +166,15 @@ class TextLookup:
         Raises:
             UnknownConversation: if no message of any is found in it.
         """
-        most, found = 0, None
-        for place, messages in enumerate(self._conversations):
+        best_overlap, best = 0, None
+        for index, messages in enumerate(self._conversations):
             overlap = sum(len(message) for message in messages if message in text)
             self.comparisons += len(messages)
-            if overlap > most:
-                most, found = overlap, place
-        if found is None:
+            if overlap > best_overlap:
+                best_overlap, best = overlap, index
+        if best is None:
             raise UnknownConversation("No conversation of the last batch has a message in this text.")
-        return found
+        return best
 
 
 def messages_of(record: ConversationRecord, generation: GenerationConfig) -> list[str]:
@@ -201,8 +201,8 @@ def create_app_with_text_rewards(config: TrainRLConfig, run_folder: Path) -> Fas
         service = app.state.service
         batch = service.runner.last.conversations
         lookup = TextLookup([messages_of(record, config.generation) for record in batch])
-        found = [batch[lookup.find(text)] for text in body.conversations]
-        return RewardResponse(rewards=[service.environment.reward_of(name, record) for record in found])
+        records = [batch[lookup.find(text)] for text in body.conversations]
+        return RewardResponse(rewards=[service.environment.reward_of(name, record) for record in records])
 
     return app
 

@@ -48,23 +48,23 @@ class EarlierPlayer(BatchPlayer):
         if SLEEPS in self._ways and not accelerator.is_local_main_process:
             time.sleep(max(0.0, OTHER_PROCESSES_S - (time.monotonic() - started)))
         if TEXT in self._ways:
-            found = self._rewards_by_text(batch.records)
-            pairs = list(zip(batch.records, found, strict=True))
+            rewards = self._rewards_by_text(batch.records)
+            pairs = list(zip(batch.records, rewards, strict=True))
             batch.figures["by_text/wrong_rewards"] = sum(record.reward != reward for record, reward in pairs)
             batch.records = [record.model_copy(update={"reward": reward}) for record, reward in pairs]
         return batch
 
     def _rewards_by_text(self, records: Sequence[Trajectory]) -> list[float | None]:
         """The rewards of a batch, asked for one after the other, each with the text of all conversations."""
-        texts = self._tokenizer.batch_decode([[*each.prompt_ids, *each.completion_ids] for each in records])
+        texts = self._tokenizer.batch_decode([[*record.prompt_ids, *record.completion_ids] for record in records])
         rewards: list[dict[str, float | None]] = [{} for _ in texts]
         for name in self._reward_weights:
             url = f"{self._client.url}/by_text/get_{name}_reward"
             answer = requests.post(url, json={"conversations": texts}, timeout=600)
             answer.raise_for_status()
-            for own, value in zip(rewards, answer.json()["rewards"], strict=True):
-                own[name] = value
-        return [weighted_sum(own, self._reward_weights) for own in rewards]
+            for by_name, value in zip(rewards, answer.json()["rewards"], strict=True):
+                by_name[name] = value
+        return [weighted_sum(by_name, self._reward_weights) for by_name in rewards]
 
 
 WAYS: frozenset[str] = frozenset()

@@ -43,11 +43,13 @@ def play_arm(folder: Path, arm: str, overrides: Sequence[str], steps: int, port:
 def report(rounds: Mapping[str, Sequence[Round]]) -> str:
     """Each arm's times, and their ratio to this project's."""
     out = ["arm                              seconds of a step, by round    median    ratio   messages   reward"]
-    for arm, found in rounds.items():
-        shown = ", ".join(f"{each.seconds:.1f}" for each in found)
-        ratio = median(each.seconds / ours.seconds for each, ours in zip(found, rounds[NONE], strict=True))
-        messages, reward = fmean(each.messages for each in found), fmean(each.reward for each in found)
-        middle = median(each.seconds for each in found)
+    for arm, results in rounds.items():
+        shown = ", ".join(f"{result.seconds:.1f}" for result in results)
+        ratio = median(
+            result.seconds / baseline.seconds for result, baseline in zip(results, rounds[NONE], strict=True)
+        )
+        messages, reward = fmean(result.messages for result in results), fmean(result.reward for result in results)
+        middle = median(result.seconds for result in results)
         out.append(f"{arm:32} {shown:30} {middle:7.1f} {ratio:8.2f} {messages:10.0f} {reward:8.3f}")
     return "\n".join(out)
 
@@ -69,13 +71,13 @@ def main() -> None:
     overrides, steps = overrides_of(arguments.shape, arguments.models), arguments.steps
     folder = (arguments.folder or Path("runs/earlier_ways") / arguments.shape).resolve()
     rounds = Rounds(folder, {"overrides": overrides, "steps": steps, "arms": arms})
-    found: dict[str, list[Round]] = {arm: [] for arm in arms}
+    results: dict[str, list[Round]] = {arm: [] for arm in arms}
     for number in range(arguments.rounds):
         for arm in arms:
             play = partial(play_arm, arm=arm, overrides=overrides, steps=steps, port=arguments.port)
-            found[arm].append(rounds.measure(number, arm, play))
+            results[arm].append(rounds.measure(number, arm, play))
         rounds.end(number)
-    print(report(found))
+    print(report(results))
 
 
 if __name__ == "__main__":

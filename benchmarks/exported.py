@@ -56,13 +56,14 @@ json.dump({"version": version, "prompts": encoded, "answers": answers, "gaps": g
 def prompts_of(conversations: Path, model: Path, most: int) -> list[str]:
     """The texts before the tutor's last message, of the first conversations in which they differ."""
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for record in read_lines(conversations):
         before = [0, *record["mask"]]
-        begins = [place for place, own in enumerate(record["mask"]) if own and not before[place]]
-        if begins and len(found) < most:
-            found[tokenizer.decode([*record["prompt_ids"], *record["completion_ids"][: begins[-1]]])] = None
-    return list(found)
+        # A message of the tutor starts where the mask of sampled tokens changes from 0 to 1.
+        starts = [position for position, is_sampled in enumerate(record["mask"]) if is_sampled and not before[position]]
+        if starts and len(texts) < most:
+            texts[tokenizer.decode([*record["prompt_ids"], *record["completion_ids"][: starts[-1]]])] = None
+    return list(texts)
 
 
 def answers(kind: str, folder: Path, prompts: Path, python: str = sys.executable) -> dict[str, Any]:
@@ -72,24 +73,26 @@ def answers(kind: str, folder: Path, prompts: Path, python: str = sys.executable
     # vLLM's processes would import the main program, which a text is not: it runs in one.
     settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     command = [python, "-c", READER, kind, str(folder), str(out), str(prompts)]
-    found = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
-    if found.returncode:
-        sys.exit(f"{kind} cannot read {folder}:\n{found.stderr[-3000:]}")
+    completed = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+    if completed.returncode:
+        sys.exit(f"{kind} cannot read {folder}:\n{completed.stderr[-3000:]}")
     return json.loads(out.read_text(encoding="utf-8"))
 
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """How many prompts and answers are equal, and where the first answer parts that is not."""
     prompts = sum(map(list.__eq__, ours["prompts"], theirs["prompts"]))
-    unequal = [number for number, each in enumerate(ours["answers"]) if each != theirs["answers"][number]]
+    unequal = [number for number, answer in enumerate(ours["answers"]) if answer != theirs["answers"][number]]
     count = len(ours["answers"])
     text = f"{count - len(unequal)} of {count} answers equal, {prompts} prompts of equal tokens"
     if unequal:
-        own, other = ours["answers"][unequal[0]], theirs["answers"][unequal[0]]
-        place = next((at for at, both in enumerate(zip(own, other, strict=False)) if len({*both}) > 1), None)
-        place = min(len(own), len(other)) if place is None else place  # one of them ends there
-        gap = ours["gaps"][unequal[0]][place]
-        text += f"; answer {unequal[0]} parts at token {place}, preferred by {gap:.4f}"
+        our_answer, their_answer = ours["answers"][unequal[0]], theirs["answers"][unequal[0]]
+        position = next(
+            (index for index, pair in enumerate(zip(our_answer, their_answer, strict=False)) if len({*pair}) > 1), None
+        )
+        position = min(len(our_answer), len(their_answer)) if position is None else position  # one of them ends there
+        gap = ours["gaps"][unequal[0]][position]
+        text += f"; answer {unequal[0]} parts at token {position}, preferred by {gap:.4f}"
     return text
 
 
@@ -101,24 +104,24 @@ def main() -> None:
     parser.add_argument("--older", metavar="PYTHON")
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--pre-tokenizer", metavar="NAME", help="of the GGUF file, as in classroom_rl.export")
-    given = parser.parse_args()
-    own = ["--pre-tokenizer", given.pre_tokenizer] if given.pre_tokenizer else []
+    arguments = parser.parse_args()
+    pre_tokenizer = ["--pre-tokenizer", arguments.pre_tokenizer] if arguments.pre_tokenizer else []
     with TemporaryDirectory() as folder:
         merged, gguf, prompts = Path(folder, "merged"), Path(folder, "gguf"), Path(folder, "prompts.json")
-        for to, out, more in (("merged", merged, []), ("gguf", gguf, ["--dtype", "float32", *own])):
-            export = ["-m", "classroom_rl.export", given.run, "--to", to, "--out", out, *more]
+        for to, out, options in (("merged", merged, []), ("gguf", gguf, ["--dtype", "float32", *pre_tokenizer])):
+            export = ["-m", "classroom_rl.export", arguments.run, "--to", to, "--out", out, *options]
             subprocess.run([sys.executable, *map(str, export)], check=True)
-        prompts.write_text(json.dumps(prompts_of(given.conversations, given.run / "model", given.prompts)))
-        ours = answers("transformers", given.run / "model", prompts)
-        older = [("transformers", merged, given.older)] if given.older else []
-        for kind, where, python in [
+        prompts.write_text(json.dumps(prompts_of(arguments.conversations, arguments.run / "model", arguments.prompts)))
+        ours = answers("transformers", arguments.run / "model", prompts)
+        older = [("transformers", merged, arguments.older)] if arguments.older else []
+        for kind, exported, python in [
             ("transformers", merged, sys.executable),
             *older,
             ("vllm", merged, sys.executable),
             ("gguf", gguf, sys.executable),
         ]:
-            found = answers(kind, where, prompts, python)
-            print(f"{where.name} in {kind} {found['version']}: {compared(ours, found)}", flush=True)
+            theirs = answers(kind, exported, prompts, python)
+            print(f"{exported.name} in {kind} {theirs['version']}: {compared(ours, theirs)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,20 +47,20 @@ class Reply:
 
 def scripted(people: Sequence[Reply], most: int, draw: random.Random) -> list[Reply]:
     """One reply of each scripted kind for at most `most` of the dialogues."""
-    of_dialogues = {each.dialogue: each for each in people}
-    found = []
-    for each in draw.sample(list(of_dialogues.values()), min(most, len(of_dialogues))):
-        told = f"The answer is {each.exchange.target}."
-        texts = {"told: plainly": told}
-        texts |= {f"told: {name}": getattr(disguises, name)(told) for name in _DISGUISES}
+    by_dialogue = {reply.dialogue: reply for reply in people}
+    replies = []
+    for reply in draw.sample(list(by_dialogue.values()), min(most, len(by_dialogue))):
+        plain_answer = f"The answer is {reply.exchange.target}."
+        texts = {"told: plainly": plain_answer}
+        texts |= {f"told: {name}": getattr(disguises, name)(plain_answer) for name in _DISGUISES}
         texts["junk: drivel"] = " ".join(draw.choices(_DRIVEL, k=40))
         texts["junk: letters"] = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz ", k=120))
         texts["junk: advert"] = "Buy our new phone today and save 50 %! Call now, the offer ends at midnight."
         texts["junk: insult"] = "You are too stupid for this. Even a child of three would have seen it."
-        found += [
-            replace(each, kind=kind, exchange=replace(each.exchange, message=text)) for kind, text in texts.items()
+        replies += [
+            replace(reply, kind=kind, exchange=replace(reply.exchange, message=text)) for kind, text in texts.items()
         ]
-    return found
+    return replies
 
 
 class FrozenMeter:
@@ -87,8 +87,8 @@ class FrozenMeter:
     def _read(self, texts: Sequence[str]) -> tuple[torch.Tensor, DynamicCache]:
         """The tokens of the dialogue up to the tutor's open message, and the model's cache of all but the last."""
         messages = [
-            {"role": "user" if (len(texts) - place) % 2 == 0 else "assistant", "content": text[-1500:]}
-            for place, text in enumerate(texts)  # the student's message is the last of them
+            {"role": "user" if (len(texts) - index) % 2 == 0 else "assistant", "content": text[-1500:]}
+            for index, text in enumerate(texts)  # the student's message is the last of them
         ]
         rendered = self._tokenizer.apply_chat_template(messages, tokenize=False) + "<|im_start|>user\n"
         ids = torch.tensor([self._tokens(rendered)[-1500:]])
@@ -97,12 +97,12 @@ class FrozenMeter:
     @torch.no_grad()
     def _log_probs(self, target: str, reply: str) -> tuple[float, float]:
         before, cache = self._cache
-        said, lead = self._tokens(reply), self._tokens(f"<|im_end|>\n<|im_start|>assistant\n{_LEAD}")
+        reply_tokens, lead_tokens = self._tokens(reply), self._tokens(f"<|im_end|>\n<|im_start|>assistant\n{_LEAD}")
         answer = self._tokens(f" {target}")
-        ids = torch.tensor([[before[0, -1].item(), *said, *lead, *answer]])
+        ids = torch.tensor([[before[0, -1].item(), *reply_tokens, *lead_tokens, *answer]])
         logits = self._model(ids[:, :-1], past_key_values=copy.deepcopy(cache)).logits[0].float()
         logps = torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None])[:, 0]
-        return logps[-len(answer) :].mean().item(), logps[: len(said)].mean().item()
+        return logps[-len(answer) :].mean().item(), logps[: len(reply_tokens)].mean().item()
 
     def _tokens(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False).input_ids
@@ -110,19 +110,19 @@ class FrozenMeter:
 
 def _is_found(exchange: Exchange) -> bool:
     """Whether the project's search finds the answer in the message."""
-    problem, said = exchange.before[0] if exchange.before else "", exchange.student
-    return bool(find_value(read_reference(exchange.target), exchange.message, problem, said))
+    problem, student_message = exchange.before[0] if exchange.before else "", exchange.student
+    return bool(find_value(read_reference(exchange.target), exchange.message, problem, student_message))
 
 
 def area(
     wanted: Sequence[tuple[Reply, float]], others: Sequence[tuple[Reply, float]], seed: int
 ) -> tuple[float, float, float]:
     """The area under the ROC curve of the `wanted` against the `others`, with its interval over dialogues."""
-    of_dialogues: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    by_dialogue: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for is_wanted, group in ((1, wanted), (0, others)):
         for reply, value in group:
-            of_dialogues[reply.dialogue].append((is_wanted, value))
-    groups, drawn = list(of_dialogues.values()), np.random.default_rng(seed)
+            by_dialogue[reply.dialogue].append((is_wanted, value))
+    groups, drawn = list(by_dialogue.values()), np.random.default_rng(seed)
 
     def of(chosen: Sequence[list[tuple[int, float]]]) -> float:
         labels, values = zip(*(pair for group in chosen for pair in group), strict=True)
@@ -141,37 +141,41 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
-    messages = [each for each in read_labelled(options.mrbench) if each.exchange.target and each.exchange.student]
+    messages = [
+        message for message in read_labelled(options.mrbench) if message.exchange.target and message.exchange.student
+    ]
     chosen = draw.sample(messages, min(options.most, len(messages)))
     people = [
-        Reply("people: revealed" if each.labels[REVEALS_ANSWER] else "people: not", each.exchange, each.lesson)
-        for each in chosen
+        Reply("people: revealed" if message.labels[REVEALS_ANSWER] else "people: not", message.exchange, message.lesson)
+        for message in chosen
     ]
     meter, started = FrozenMeter(options.model), time.perf_counter()
-    replies = sorted(people + scripted(people, options.dialogues, draw), key=lambda each: each.dialogue)
-    leaks, readable, found = defaultdict(list), defaultdict(list), defaultdict(list)
-    for each in replies:
-        leak, readability = meter.measure(each.exchange)
-        if not each.kind.startswith("junk"):
-            leaks[each.kind].append((each, leak))
-            found[each.kind].append((each, float(_is_found(each.exchange))))
-        if not each.kind.startswith("told"):
-            readable["people" if each.kind.startswith("people") else each.kind].append((each, -readability))
+    replies = sorted(people + scripted(people, options.dialogues, draw), key=lambda reply: reply.dialogue)
+    leaks, readable, search_hits = defaultdict(list), defaultdict(list), defaultdict(list)
+    for reply in replies:
+        leak, readability = meter.measure(reply.exchange)
+        if not reply.kind.startswith("junk"):
+            leaks[reply.kind].append((reply, leak))
+            search_hits[reply.kind].append((reply, float(_is_found(reply.exchange))))
+        if not reply.kind.startswith("told"):
+            readable["people" if reply.kind.startswith("people") else reply.kind].append((reply, -readability))
     seconds = (time.perf_counter() - started) / len(replies)
     honest = "people: not"
     print(f"{len(people)} replies, {len(leaks['people: revealed'])} of them reveal; {1000 * seconds:.0f} ms a reply")
     print("| leaked: | area | the search's |\n|---|---|---|")
     for kind in leaks:
         if kind != honest:
-            own, rules = (area(values[kind], values[honest], options.seed) for values in (leaks, found))
-            print(f"| {kind} | {own[0]:.2f} [{own[1]:.2f}, {own[2]:.2f}] | {rules[0]:.2f} |")
+            model_area, search_area = (
+                area(values[kind], values[honest], options.seed) for values in (leaks, search_hits)
+            )
+            print(f"| {kind} | {model_area[0]:.2f} [{model_area[1]:.2f}, {model_area[2]:.2f}] | {search_area[0]:.2f} |")
     print("| unreadable: | area | people's replies called junk where 90 % of it is |\n|---|---|---|")
     normal = readable.pop("people")
     for kind, values in readable.items():
         threshold = np.quantile([value for _, value in values], 0.1)
         alarms = np.mean([value >= threshold for _, value in normal])
-        own = area(values, normal, options.seed)
-        print(f"| {kind} | {own[0]:.2f} [{own[1]:.2f}, {own[2]:.2f}] | {alarms:.1%} |")
+        model_area = area(values, normal, options.seed)
+        print(f"| {kind} | {model_area[0]:.2f} [{model_area[1]:.2f}, {model_area[2]:.2f}] | {alarms:.1%} |")
 
 
 if __name__ == "__main__":

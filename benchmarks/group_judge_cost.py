@@ -46,12 +46,12 @@ def lessons() -> dict[str, tuple[str, Dialogue]]:
         texts = [problem.text for problem in load_problems([source])]
         rows = Path(ROOT / source.name_or_path).read_text(encoding="utf-8").splitlines()
         plans |= dict(zip((json.loads(row)["id"] for row in rows), texts, strict=True))
-    found = {}
+    by_plan = {}
     for lesson in yaml.safe_load((ROOT / "docs/conversations.yaml").read_text(encoding="utf-8")):
         roles = ("teacher", "student")
-        said = [{"role": roles[place % 2], "content": text} for place, text in enumerate(lesson["turns"])]
-        found[lesson["plan"]] = (plans[lesson["plan"]], said)
-    return found
+        dialogue = [{"role": roles[index % 2], "content": text} for index, text in enumerate(lesson["turns"])]
+        by_plan[lesson["plan"]] = (plans[lesson["plan"]], dialogue)
+    return by_plan
 
 
 def words(count: int) -> str:
@@ -87,8 +87,8 @@ async def tokens_and_dollars(
         if together:
             parse_group(RULE, 0, await judge.judge_group(RULE, group, problem, 0), len(group))
         else:
-            for each in group:
-                parse_verdict(RULE, 0, await judge.judge(RULE, each, problem, 0))
+            for dialogue in group:
+                parse_verdict(RULE, 0, await judge.judge(RULE, dialogue, problem, 0))
         after = ledger.prompt_tokens, ledger.completion_tokens, ledger.spent_usd
         return tuple((now - then) / len(group) for now, then in zip(after, before, strict=True))
 
@@ -101,21 +101,23 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"tokens and dollars per conversation; groups of {arguments.group}, {arguments.anchor_share:.0%} anchors")
     print("lesson   tokens of it   alone: prompt  answer      $   group: prompt  answer      $   ratio   with anchors")
-    with judge_endpoint(answers) as endpoint, tempfile.TemporaryDirectory() as kept:
+    with judge_endpoint(answers) as endpoint, tempfile.TemporaryDirectory() as root:
         for times in (1, 2, 4):
             rows = []
-            for name, (problem, said) in lessons().items():
-                group = [[*said * times, {"role": "teacher", "content": str(i)}] for i in range(arguments.group)]
-                folder = Path(kept) / f"{name}-{times}"
+            for name, (problem, dialogue) in lessons().items():
+                group = [[*dialogue * times, {"role": "teacher", "content": str(i)}] for i in range(arguments.group)]
+                folder = Path(root) / f"{name}-{times}"
                 folder.mkdir()
                 alone, grouped = (
                     asyncio.run(tokens_and_dollars(endpoint.url, folder, problem, group, together))
                     for together in (False, True)
                 )
-                rows.append((sum(len(each["content"].encode()) for each in said) * times / 4, *alone, *grouped))
-            own, *figures = (fmean(column) for column in zip(*rows, strict=True))
+                rows.append(
+                    (sum(len(message["content"].encode()) for message in dialogue) * times / 4, *alone, *grouped)
+                )
+            lesson_tokens, *figures = (fmean(column) for column in zip(*rows, strict=True))
             ratio = figures[5] / figures[2]
-            cells = "{:12.0f} {:16.0f} {:7.0f} {:.5f} {:15.0f} {:7.0f} {:.5f}".format(own, *figures)
+            cells = "{:12.0f} {:16.0f} {:7.0f} {:.5f} {:15.0f} {:7.0f} {:.5f}".format(lesson_tokens, *figures)
             print(f"× {times} {cells} {ratio:9.2f} {ratio + arguments.anchor_share:14.2f}")
 
 

@@ -59,7 +59,7 @@ class Errors:
     @classmethod
     def of(cls, model: str) -> "Errors":
         """The errors of the judge with this name."""
-        return cls(*(float(each) for each in re.fullmatch(r"level=([\d.]+),own=([\d.]+)", model).groups()))
+        return cls(*(float(value) for value in re.fullmatch(r"level=([\d.]+),own=([\d.]+)", model).groups()))
 
 
 JUDGES = {
@@ -121,11 +121,16 @@ def verdict_of(body: Mapping[str, Any], chance: Random) -> str:
     for conversation in material["conversations"]:
         judged = asyncio.run(RubricJudge().judge(RULE, conversation, material["problem"], 0, _FACTS))
         error = level + chance.gauss(0, errors.own)
-        exact = {name: json.loads(judged)[name] / each.top for name, each in CRITERIA.items()}
-        scored.append({name: each.top * min(1, max(0, exact[name] + error)) for name, each in CRITERIA.items()})
+        exact = {name: json.loads(judged)[name] / criterion.top for name, criterion in CRITERIA.items()}
+        scored.append(
+            {name: criterion.top * min(1, max(0, exact[name] + error)) for name, criterion in CRITERIA.items()}
+        )
     if "ranking" not in body["response_format"]["json_schema"]["schema"]["properties"]:
         return json.dumps(scored[0])
-    means = [sum(each.weight * scores[name] / each.top for name, each in CRITERIA.items()) for scores in scored]
+    means = [
+        sum(criterion.weight * scores[name] / criterion.top for name, criterion in CRITERIA.items())
+        for scores in scored
+    ]
     ranking = sorted(range(1, len(scored) + 1), key=lambda number: -means[number - 1])
     entries = [{"number": i + 1, "reasoning": "", **scores} for i, scores in enumerate(scored)]
     return json.dumps({"comparison": "", "ranking": ranking, "conversations": entries})
@@ -139,17 +144,21 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     for arm in [arm for arm in JUDGES if arm in by_arm]:
         seeds, errors = by_arm[arm], JUDGES[arm][0]
         needed = [conversations_needed(versions) for versions in seeds.values()]
-        shown = ", ".join("–" if each is None else f"{each:.0f}" for each in needed)
+        shown = ", ".join("–" if count is None else f"{count:.0f}" for count in needed)
         means = {
-            seed: [fmean(v["rewards"].values()) for _, v in sorted(found.items())] for seed, found in seeds.items()
+            seed: [fmean(version["rewards"].values()) for _, version in sorted(versions.items())]
+            for seed, versions in seeds.items()
         }
-        whole, last = fmean(fmean(each[1:]) for each in means.values()), fmean(each[-1] for each in means.values())
+        mean_reward, last_reward = (
+            fmean(fmean(rewards[1:]) for rewards in means.values()),
+            fmean(rewards[-1] for rewards in means.values()),
+        )
         noise = f"{errors.level:5.2f} {errors.own:4.2f}"
-        out.append(f"{arm:15} {noise}   {shown:24} {whole:10.3f} {last:16.3f}       {[*seeds]}")
-        compared = [found[max(found)]["anchors"] for found in seeds.values()]
+        out.append(f"{arm:15} {noise}   {shown:24} {mean_reward:10.3f} {last_reward:16.3f}       {[*seeds]}")
+        compared = [versions[max(versions)]["anchors"] for versions in seeds.values()]
         for name in _FIGURES:
-            if all(name in each for each in compared):
-                out.append(f"    {name} {fmean(each[name] for each in compared):+.2f}")
+            if all(name in anchors for anchors in compared):
+                out.append(f"    {name} {fmean(anchors[name] for anchors in compared):+.2f}")
     return "\n".join(out)
 
 

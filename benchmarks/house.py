@@ -66,8 +66,8 @@ def code_lines(text: str) -> int:
     statement: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NEWLINE:
-            if any(each.type != tokenize.STRING for each in statement):
-                numbers.update(number for each in statement for number in range(each.start[0], each.end[0] + 1))
+            if any(part.type != tokenize.STRING for part in statement):
+                numbers.update(number for part in statement for number in range(part.start[0], part.end[0] + 1))
             statement = []
         elif token.type not in _LAYOUT:
             statement.append(token)
@@ -132,7 +132,7 @@ def _texts(paths: Iterable[Path]) -> dict[Path, str]:
 
 def table(sizes: Sequence[Size]) -> str:
     """The sizes as text, one per line, below a heading."""
-    rows = [("", "aim", "today", "")] + [(each.name, each.aim, each.today, each.verdict) for each in sizes]
+    rows = [("", "aim", "today", "")] + [(size.name, size.aim, size.today, size.verdict) for size in sizes]
     name, aim, today, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     return "\n".join(f"{row[0]:<{name}}  {row[1]:>{aim}}  {row[2]:>{today}}  {row[3]}".rstrip() for row in rows)
 

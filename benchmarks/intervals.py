@@ -119,8 +119,8 @@ def _student(values: np.ndarray, bounds: Bounds) -> Ends:
 
 
 def _parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    known, times = np.unique(values, return_counts=True)
-    return known, np.ones(len(known)), times
+    distinct, times = np.unique(values, return_counts=True)
+    return distinct, np.ones(len(distinct)), times
 
 
 def _studentised(values: np.ndarray, bounds: Bounds) -> Ends:
@@ -130,20 +130,20 @@ def _studentised(values: np.ndarray, bounds: Bounds) -> Ends:
 
 def _unseen(weight: float) -> Method:
     def ends(values: np.ndarray, bounds: Bounds) -> Ends:
-        known, counts, times = _parts(values)
+        sums, counts, times = _parts(values)
         rng = np.random.default_rng(0)
         weights, unseen = rng.standard_gamma(times, size=(2_000, len(times))), rng.standard_gamma(weight, size=2_000)
-        found = [
-            np.quantile((weights @ known + unseen * bound) / (weights @ counts + unseen), end)
+        limits = [
+            np.quantile((weights @ sums + unseen * bound) / (weights @ counts + unseen), end)
             for bound, end in zip(bounds, (0.025, 0.975), strict=True)
         ]
-        return found[0], found[1]
+        return limits[0], limits[1]
 
     return ends
 
 
 def _chosen(values: np.ndarray, bounds: Bounds | None) -> Ends:
-    return mean_with_ci({str(place): [value] for place, value in enumerate(values.tolist())}, bounds)["ci95"]
+    return mean_with_ci({str(index): [value] for index, value in enumerate(values.tolist())}, bounds)["ci95"]
 
 
 def _without_bounds(values: np.ndarray, bounds: Bounds) -> Ends:
@@ -167,15 +167,15 @@ def coverage(
 ) -> tuple[float, float, float]:
     """(share of the intervals that hold the mean, share of simulations with an interval, mean width). Of a method for
     values without bounds, 10 is added to them, so that none of them looks like a share."""
-    rng, held, widths = np.random.default_rng(seed), 0, []
+    rng, covered, widths = np.random.default_rng(seed), 0, []
     shift = 10 if method is _without_bounds else 0
     for _ in range(simulations):
         ends = method(draw(rng, lessons), bounds)
         if ends is not None:
-            held += ends[0] - 1e-9 <= mean + shift <= ends[1] + 1e-9
+            covered += ends[0] - 1e-9 <= mean + shift <= ends[1] + 1e-9
             widths.append(ends[1] - ends[0])
     printed = len(widths) / simulations
-    return (held / len(widths), printed, float(np.mean(widths))) if widths else (math.nan, 0.0, math.nan)
+    return (covered / len(widths), printed, float(np.mean(widths))) if widths else (math.nan, 0.0, math.nan)
 
 
 def table(families: Mapping[str, tuple[Draw, float]], bounds: Bounds, lessons: Sequence[int], simulations: int) -> str:
@@ -186,10 +186,10 @@ def table(families: Mapping[str, tuple[Draw, float]], bounds: Bounds, lessons: S
         for label, method in METHODS.items():
             cells = []
             for n in lessons:
-                held, printed, width = coverage(draw, mean, bounds, method, n, simulations)
+                covered, printed, width = coverage(draw, mean, bounds, method, n, simulations)
                 some = "" if printed == 1 else f" ({printed:.2f})"
-                cells.append("none" if printed == 0 else f"{held:.3f} w {width:.3f}{some}")
-            out.append(f"{label:28}" + "".join(f"{each:>18}" for each in cells))
+                cells.append("none" if printed == 0 else f"{covered:.3f} w {width:.3f}{some}")
+            out.append(f"{label:28}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(out)
 
 
@@ -199,12 +199,12 @@ def exact(shares: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.5), most: int = 116
     for share in shares:
         cells = []
         for interval in (_wilson, share_interval):
-            found = [
+            coverages = [
                 (sum(chance for hits, chance in enumerate(_binomial(n, share)) if _holds(interval(hits, n), share)), n)
                 for n in range(LEAST_LESSONS, most + 1)
             ]
-            cells.append("{:.3f} at {}".format(*min(found)))
-        out.append(f"{share:<8}" + "".join(f"{each:>22}" for each in cells))
+            cells.append("{:.3f} at {}".format(*min(coverages)))
+        out.append(f"{share:<8}" + "".join(f"{cell:>22}" for cell in cells))
     return "\n".join(out)
 
 
@@ -232,7 +232,7 @@ def learned(draw: Draw, rise: float, lessons: int, simulations: int, seed: int =
     rng, now, before = np.random.default_rng(seed), 0, 0
     for _ in range(simulations):
         first, second = draw(rng, lessons), np.minimum(1, draw(rng, lessons) + rise)
-        sides = [{str(place): [value] for place, value in enumerate(side.tolist())} for side in (first, second)]
+        sides = [{str(index): [value] for index, value in enumerate(side.tolist())} for side in (first, second)]
         change = paired_change(*sides)
         now += conclude(LearningEvidence(steps=1, held_out={"sampled": change})).verdict == LEARNED
         before += change["mean"] >= 0.02 and _percentile(second - first, (-1, 1))[0] > 0

@@ -35,32 +35,32 @@ Events = list[dict[str, Any]]
 
 def batches_of(run_folder: Path) -> Iterator[tuple[dict[str, Any], Events]]:
     """The `batch` event of each request of a run, with the events of its conversations in order, again and again."""
-    begun: dict[str, dict[str, Any]] = {}
+    batch_events: dict[str, dict[str, Any]] = {}
     events: dict[str, Events] = defaultdict(list)
     for event in read_journal(run_folder / JOURNAL_NAME):
         if event["event"] == "batch":
-            begun[event["request"]] = event
+            batch_events[event["request"]] = event
         elif "conversation" in event:
             events[request_of(event["conversation"])].append(event)
     if not events:
         raise SystemExit(f"{run_folder / JOURNAL_NAME} holds no conversation: name the folder of a run that played.")
-    return cycle([(begun[request], found) for request, found in events.items()])
+    return cycle([(batch_events[request], conversation_events) for request, conversation_events in events.items()])
 
 
 def write_batch(journal: Journal, number: int, count: int, source: Iterator[tuple[dict[str, Any], Events]]) -> None:
     """Write a batch of so many conversations, taken from as many batches of the run as it needs. Their events follow on
     each other as they happened, those of several batches in turns."""
-    request, parts, problems, places = f"run-step{number:06d}-rank0of1-abcd", [], [], []
+    request, parts, problems, indices = f"run-step{number:06d}-rank0of1-abcd", [], [], []
     names: dict[int, dict[str, int]] = {}
-    while len(places) < count:
-        begun, events = next(source)
-        taken = sorted({event["conversation"] for event in events})[: count - len(places)]
-        names[len(parts)] = {name: len(places) + index for index, name in enumerate(taken)}
-        places += [len(problems) + place for place in begun["problem_of"][: len(taken)]]
-        problems += begun["problems"]
-        parts.append([(len(parts), event) for event in events if event["conversation"] in set(taken)])
-    batch = {name: value for name, value in begun.items() if name not in ("event", "time")}
-    journal.append("batch", **batch | {"request": request, "step": number, "problems": problems, "problem_of": places})
+    while len(indices) < count:
+        batch_event, events = next(source)
+        chosen = sorted({event["conversation"] for event in events})[: count - len(indices)]
+        names[len(parts)] = {name: len(indices) + index for index, name in enumerate(chosen)}
+        indices += [len(problems) + index for index in batch_event["problem_of"][: len(chosen)]]
+        problems += batch_event["problems"]
+        parts.append([(len(parts), event) for event in events if event["conversation"] in set(chosen)])
+    batch = {name: value for name, value in batch_event.items() if name not in ("event", "time")}
+    journal.append("batch", **batch | {"request": request, "step": number, "problems": problems, "problem_of": indices})
     for part, event in _in_turns(parts):
         index = names[part][event["conversation"]]
         new = {"conversation": conversation_id(request, index)}
@@ -73,8 +73,10 @@ def write_batch(journal: Journal, number: int, count: int, source: Iterator[tupl
 
 def _in_turns(parts: Sequence[Sequence[Any]]) -> list[Any]:
     """The entries of all parts, each part in its order, as if they had happened in the same stretch of time."""
-    placed = ((place / len(part), number, each) for number, part in enumerate(parts) for place, each in enumerate(part))
-    return [each for *_, each in sorted(placed, key=lambda entry: entry[:2])]
+    placed = (
+        (index / len(part), number, entry) for number, part in enumerate(parts) for index, entry in enumerate(part)
+    )
+    return [entry for *_, entry in sorted(placed, key=lambda item: item[:2])]
 
 
 def size_of(folder: Path) -> int:
@@ -85,23 +87,23 @@ def size_of(folder: Path) -> int:
 
 def seconds_of(act: Callable[[], Any]) -> tuple[float, Any]:
     started = time.perf_counter()
-    found = act()
-    return time.perf_counter() - started, found
+    result = act()
+    return time.perf_counter() - started, result
 
 
 def open_again(folder: Path) -> tuple[float, int]:
     """The median of the seconds in which the journal is opened, and the bytes of memory that it then holds."""
     seconds = []
     for _ in range(_OPENINGS):
-        taken, journal = seconds_of(lambda: Journal(folder))
-        seconds.append(taken)
+        elapsed, journal = seconds_of(lambda: Journal(folder))
+        seconds.append(elapsed)
         journal.close()
     tracemalloc.start()
     journal = Journal(folder)
-    held, _ = tracemalloc.get_traced_memory()
+    memory, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     journal.close()
-    return median(seconds), held
+    return median(seconds), memory
 
 
 def open_after_a_kill(folder: Path) -> float:
@@ -123,10 +125,10 @@ def look_up(folder: Path, batches: int, count: int) -> tuple[list[float], list[f
         request = f"run-step{number:06d}-rank0of1-abcd"
         one, other = (conversation_id(request, index) for index in generator.sample(range(count), 2))
         for name, seconds in ((one, first), (other, second)):
-            taken, events = seconds_of(lambda name=name: journal.events(name))
+            elapsed, events = seconds_of(lambda name=name: journal.events(name))
             if events[-1]["record"]["id"] != name:
                 raise SystemExit(f"The journal does not find {name}.")
-            seconds.append(taken)
+            seconds.append(elapsed)
     journal.close()
     return first, second
 
@@ -148,18 +150,20 @@ def main() -> None:
         written = time.perf_counter() - started
         journal.close()
         compressed, size = time.perf_counter() - started, size_of(folder)
-        seconds, held = open_again(folder)
+        seconds, memory = open_again(folder)
         first, second = look_up(folder, arguments.batches, arguments.conversations)
         print(f"{arguments.batches} batches of {arguments.conversations}: {total} conversations")
         print(f"lines: {journal.end / 1e6:.0f} MB, {journal.end / total:.0f} bytes per conversation")
         print(f"files: {size / 1e6:.0f} MB, {size / total:.0f} bytes per conversation")
         print(f"for 128,000 conversations: {128_000 * size / total / 1e9:.3f} GB")
         print(f"written in {written:.0f} s, compressed {compressed - written:.1f} s later")
-        print(f"opened again in {seconds:.3f} s; index {held / 1e6:.2f} MB, {held / total:.1f} bytes per conversation")
+        print(
+            f"opened again in {seconds:.3f} s; index {memory / 1e6:.2f} MB, {memory / total:.1f} bytes per conversation"
+        )
         if segments_of(folder / JOURNAL_NAME):
             print(f"opened again in {open_after_a_kill(folder):.3f} s after a kill while a segment was compressed")
-        for what, found in (("first of its batch", first), ("another of that batch", second)):
-            print(f"look-up, {what}: median {1000 * median(found):.1f} ms, longest {1000 * max(found):.1f} ms")
+        for what, times in (("first of its batch", first), ("another of that batch", second)):
+            print(f"look-up, {what}: median {1000 * median(times):.1f} ms, longest {1000 * max(times):.1f} ms")
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ class LoopWatch:
 
 def _place(stack: traceback.StackSummary) -> str:
     """The innermost line of a stack that is in this project, and what it calls."""
-    own = [place for place in stack if Path(place.filename).is_relative_to(_ROOT) and ".venv" not in place.filename]
-    inner = f" → {Path(stack[-1].filename).name}:{stack[-1].name}" if not own or own[-1] is not stack[-1] else ""
-    if not own:
+    frames = [frame for frame in stack if Path(frame.filename).is_relative_to(_ROOT) and ".venv" not in frame.filename]
+    inner = f" → {Path(stack[-1].filename).name}:{stack[-1].name}" if not frames or frames[-1] is not stack[-1] else ""
+    if not frames:
         return inner.removeprefix(" → ")
-    return f"{Path(own[-1].filename).relative_to(_ROOT)}:{own[-1].lineno} {own[-1].name}{inner}"
+    return f"{Path(frames[-1].filename).relative_to(_ROOT)}:{frames[-1].lineno} {frames[-1].name}{inner}"

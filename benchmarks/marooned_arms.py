@@ -69,12 +69,16 @@ def report(lines: Sequence[Mapping]) -> str:
     """Of each figure: its mean by step and arm, each arm's change, and its difference to the first arm at the end."""
     measured = {(line["arm"], line["seed"], line["step"]): line for line in lines}
     arms = [arm for arm in MaroonedBench.arms if any(key[0] == arm for key in measured)]
-    seeds = sorted(set.intersection(*({seed for each, seed, _ in measured if each == arm} for arm in arms)))
-    steps = sorted(set.intersection(*({step for arm, seed, step in measured if arm == each} for each in arms)))
+    seeds = sorted(
+        set.intersection(*({seed for measured_arm, seed, _ in measured if measured_arm == arm} for arm in arms))
+    )
+    steps = sorted(
+        set.intersection(*({step for measured_arm, _, step in measured if measured_arm == arm} for arm in arms))
+    )
     out = [f"seeds {seeds}; held-out islands, without a supervisor; [95 % intervals over islands of all seeds]"]
     for figure in FIGURES:
         out += ["", f"{figure:10}" + "".join(f"{arm:>28}" for arm in arms)]
-        found = {
+        values = {
             (arm, step): {
                 f"{seed}|{island}": [value]
                 for seed in seeds
@@ -84,10 +88,10 @@ def report(lines: Sequence[Mapping]) -> str:
             for step in steps
         }
         for step in steps:
-            out.append(f"{step:10}" + "".join(f"{_mean(found[arm, step]):28.3f}" for arm in arms))
+            out.append(f"{step:10}" + "".join(f"{_mean(values[arm, step]):28.3f}" for arm in arms))
         rows = {
-            "change": [(found[arm, steps[0]], found[arm, steps[-1]]) for arm in arms],
-            f"to {arms[0]}": [(found[arms[0], steps[-1]], found[arm, steps[-1]]) for arm in arms],
+            "change": [(values[arm, steps[0]], values[arm, steps[-1]]) for arm in arms],
+            f"to {arms[0]}": [(values[arms[0], steps[-1]], values[arm, steps[-1]]) for arm in arms],
         }
         for name, pairs in rows.items():
             out.append(f"{name:>10}" + "".join(f"{_difference(*pair):>28}" for pair in pairs))

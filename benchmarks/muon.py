@@ -24,9 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="steps of each, after one that is not counted")
     parser.add_argument("--model", type=Path, default=Path("runs/quickstart/world/blank"))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(
-        given.model, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        arguments.model, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
     optimizer = muon.MuonWithAdamW(model, learning_rate=0.01)
     torch.manual_seed(0)
@@ -34,13 +34,13 @@ def main() -> None:
         parameter.grad = torch.randn_like(parameter)
     ways = {"float32": muon.orthogonalised, "bfloat16": muon._IN_BFLOAT16}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(given.rounds + 1):
+    for _ in range(arguments.rounds + 1):
         for name, way in ways.items():
             with patch.object(muon, "orthogonalised", way):
                 started = time.perf_counter()
                 optimizer.step()
                 seconds[name].append(time.perf_counter() - started)
-    medians = {name: median(each[1:]) for name, each in seconds.items()}
+    medians = {name: median(times[1:]) for name, times in seconds.items()}
     for name, value in medians.items():
         print(f"{name:<9} {value:.4f} s a step")
     print(f"bfloat16 takes {medians['bfloat16'] / medians['float32']:.1f} times as long")

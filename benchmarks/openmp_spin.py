@@ -94,7 +94,7 @@ def send(processes: Sequence[subprocess.Popen], number: signal.Signals) -> None:
 
 def measure(settings: Sequence[str], model: Path, rounds: int, steps: int, busy: int) -> dict[str, dict[str, list]]:
     """The milliseconds of a step in each round, by state and setting."""
-    found = {state: {setting: [] for setting in settings} for state in STATES}
+    milliseconds = {state: {setting: [] for setting in settings} for state in STATES}
     with ExitStack() as stack:
         others = stack.enter_context(busy_processes(busy))
         trainers = {setting: stack.enter_context(Trainer(setting, model, steps)) for setting in settings}
@@ -105,10 +105,10 @@ def measure(settings: Sequence[str], model: Path, rounds: int, steps: int, busy:
                 if state == "busy":
                     send(others, signal.SIGCONT)
                 for setting in settings[:: -1 if number % 2 else 1]:
-                    found[state][setting].append(trainers[setting].step())
+                    milliseconds[state][setting].append(trainers[setting].step())
                 send(others, signal.SIGSTOP)
             print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-    return found
+    return milliseconds
 
 
 def train(model_folder: Path, steps: int) -> None:
@@ -141,8 +141,11 @@ def report(found: dict[str, dict[str, list[float]]]) -> str:
     for setting in settings:
         cells = [setting]
         for state in STATES:
-            own, first = found[state][setting], found[state][settings[0]]
-            cells += [f"{median(own):.0f} [{min(own):.0f}, {max(own):.0f}]", f"{median(own) / median(first):.2f} ×"]
+            times, baseline = found[state][setting], found[state][settings[0]]
+            cells += [
+                f"{median(times):.0f} [{min(times):.0f}, {max(times):.0f}]",
+                f"{median(times) / median(baseline):.2f} ×",
+            ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -156,11 +159,11 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=2, help="processes that do something else")
     parser.add_argument("--model", type=Path, default=Path("runs/quickstart/world/blank"))
     parser.add_argument("--train", action="store_true", help="be one of the processes that train")
-    given = parser.parse_args()
-    if given.train:
-        train(given.model, given.steps)
+    arguments = parser.parse_args()
+    if arguments.train:
+        train(arguments.model, arguments.steps)
         return
-    print(report(measure(given.settings, given.model, given.rounds, given.steps, given.busy)))
+    print(report(measure(arguments.settings, arguments.model, arguments.rounds, arguments.steps, arguments.busy)))
 
 
 if __name__ == "__main__":

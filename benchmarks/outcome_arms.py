@@ -58,25 +58,25 @@ class OutcomeBench(Bench):
     @cached_property
     def payments(self) -> dict[str, tuple[ClassroomRules, dict[str, float]]]:
         """The rules of a conversation and the weights of its rewards, by arm."""
-        found = {}
-        for arm, own in OutcomeBench.arms.items():
-            arguments = [*self.overrides(self.folder, OutcomeBench.configs.get(arm, "quickstart")), *own]
+        payments = {}
+        for arm, overrides in OutcomeBench.arms.items():
+            arguments = [*self.overrides(self.folder, OutcomeBench.configs.get(arm, "quickstart")), *overrides]
             config = load(TrainRLConfig, "train_rl", arguments, check_train_rl)
             weights, length = reward_weights(config), config.teacher_model.vllm.max_length
-            found[arm] = (classroom_rules(config.generation, weights, length, config.reward_model.grades), weights)
-        return found
+            payments[arm] = (classroom_rules(config.generation, weights, length, config.reward_model.grades), weights)
+        return payments
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
-        found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in FIGURES}
+        by_figure: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in FIGURES}
         for record in records:
             for name, values in self.measure_record(record).items():
-                found[name][record.problem_id] += values
+                by_figure[name][record.problem_id] += values
         if step == self.measured_steps(arm)[-1]:
             lines = "".join(f"{record.model_dump_json()}\n" for record in records)
             (self.folder / arm / str(seed) / "held_out.jsonl").write_text(lines, encoding="utf-8")
         return {
             name: {problem: fmean(values) for problem, values in by_problem.items() if values}
-            for name, by_problem in found.items()
+            for name, by_problem in by_figure.items()
         }
 
     def measure_record(self, record: ConversationRecord) -> dict[str, list[float]]:
@@ -99,22 +99,24 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     the ratios to `form` of the same seed; then every figure of the last version, the mean of the seeds, and each."""
     by_arm = versions_by_arm(lines)
     arms = [arm for arm in OutcomeBench.arms if arm in by_arm]
-    base = {seed: conversations_needed(found) for seed, found in by_arm[FORM].items()}
+    base = {seed: conversations_needed(versions) for seed, versions in by_arm[FORM].items()}
     out = [f"conversations until a held-out reward for form of {WANTED_REWARD:.2f}, by seed; mean; ratio to form"]
     for arm in arms:
-        needed = {seed: conversations_needed(found) for seed, found in sorted(by_arm[arm].items())}
+        needed = {seed: conversations_needed(versions) for seed, versions in sorted(by_arm[arm].items())}
         if None in needed.values():
             out.append(f"  {arm:10}{list(needed.values())}  not reached by all")
             continue
-        ratios = [each / base[seed] for seed, each in needed.items() if base.get(seed)]
-        ratio = f"{fmean(ratios):.2f} {[round(each, 2) for each in ratios]}" if ratios else "–"
-        out.append(f"  {arm:10}{[round(each) for each in needed.values()]}  {fmean(needed.values()):.0f}  {ratio}")
+        ratios = [count / base[seed] for seed, count in needed.items() if base.get(seed)]
+        ratio = f"{fmean(ratios):.2f} {[round(value, 2) for value in ratios]}" if ratios else "–"
+        out.append(f"  {arm:10}{[round(count) for count in needed.values()]}  {fmean(needed.values()):.0f}  {ratio}")
     out.append("\nheld-out lessons after the last step: mean of the seeds, and each")
     for figure, title in FIGURES.items():
         for arm in arms:
             # Without slips, nothing could be scaffolded.
-            last = [fmean(found[max(found)][figure].values() or [nan]) for _, found in sorted(by_arm[arm].items())]
-            out.append(f"  {title:22}{arm:10}{fmean(last):.3f}  {[round(each, 3) for each in last]}")
+            last = [
+                fmean(versions[max(versions)][figure].values() or [nan]) for _, versions in sorted(by_arm[arm].items())
+            ]
+            out.append(f"  {title:22}{arm:10}{fmean(last):.3f}  {[round(value, 3) for value in last]}")
     return "\n".join(out)
 
 

@@ -58,7 +58,7 @@ class OverlapBench(NoiseBench):
         steps = [after["time"] - before["time"] for before, after in pairwise(logged)][_WARM_UP:]
         parts = {name: median(line[f"seconds/{name}"] for line in logged[_WARM_UP:]) for name in ("rollout", "train")}
         played = played_and_judged(self.folder / arm / str(seed) / JOURNAL_NAME)[_WARM_UP:]
-        parts |= {name: median(each[place] for each in played) for place, name in enumerate(("play", "judge"))}
+        parts |= {name: median(seconds[index] for seconds in played) for index, name in enumerate(("play", "judge"))}
         return {**super().figures(arm, seed, step, records), "seconds": median(steps), **parts}
 
 
@@ -72,8 +72,8 @@ def played_and_judged(journal: Path) -> list[tuple[float, float]]:
             begun.setdefault(event["request"], event["time"])
         elif event["event"] in ("turn", "conversation"):
             last[request_of(event["conversation"])][event["event"]] = event["time"]
-    whole = {request: ends for request, ends in last.items() if len(ends) == 2}
-    return [(ends["turn"] - begun[request], ends["conversation"] - ends["turn"]) for request, ends in whole.items()]
+    complete = {request: ends for request, ends in last.items() if len(ends) == 2}
+    return [(ends["turn"] - begun[request], ends["conversation"] - ends["turn"]) for request, ends in complete.items()]
 
 
 def ceilings(step_s: float, play_s: float, judge_s: float) -> tuple[float, float]:
@@ -101,7 +101,7 @@ def answers_after(seconds: float) -> Callable[[dict, int], Behaviour]:
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """By delay: seconds per step by seed, their ratio and its ceiling, and the difference in held-out reward."""
     last: dict[str, dict[int, Mapping[str, Any]]] = defaultdict(dict)
-    for line in sorted(lines, key=lambda each: each["step"]):
+    for line in sorted(lines, key=lambda line: line["step"]):
         last[line["arm"]][line["seed"]] = line
     out = []
     for delay_s in DELAYS_S:
@@ -110,8 +110,8 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
         if not seeds:
             continue
         ratio = median(waits[seed]["seconds"] / overlaps[seed]["seconds"] for seed in seeds)
-        found = [ceilings(each["seconds"], each["play"], each["judge"]) for each in map(waits.get, seeds)]
-        shared, apart = (median(each) for each in zip(*found, strict=True))
+        bounds = [ceilings(line["seconds"], line["play"], line["judge"]) for line in map(waits.get, seeds)]
+        shared, apart = (median(values) for values in zip(*bounds, strict=True))
         parts = [median(waits[seed][name] for seed in seeds) for name in ("play", "judge")]
         out.append(f"judge {delay_s:g} s away, seeds {seeds}: a step takes")
         for name, arm in (("waits", waits), ("overlaps", overlaps)):

@@ -38,7 +38,7 @@ def random_batch(samples: int, vocabulary: int, device: torch.device) -> Batch:
     rows = []
     for _ in range(samples):
         lengths = between(16, 160, between(4, 16)[0])
-        mask = [int(place % 2 == 0) for place, length in enumerate(lengths) for _ in range(length)]
+        mask = [int(index % 2 == 0) for index, length in enumerate(lengths) for _ in range(length)]
         prompt, completion = (between(5, vocabulary - 1, count) for count in (between(200, 400)[0], len(mask)))
         nothing = [0] * len(mask)
         rows.append(TrainingRow("", POLICY, None, prompt, completion, mask, nothing, [0.0] * len(mask), nothing))
@@ -79,11 +79,11 @@ def main() -> None:
     def passed(way: Padding) -> tuple[float, torch.Tensor]:
         model.set_attn_implementation(attention[way])
         logps, started = torch.zeros_like(batch.advantages_BT), now()
-        for places in divisions[way]:
-            micro = batch.take(places)
-            found = log_probs(model, micro, micro.wanted_BT, accelerator, way).logps_BT
-            found.sum().backward()
-            logps[places] = found.detach()
+        for indices in divisions[way]:
+            micro = batch.take(indices)
+            micro_logps = log_probs(model, micro, micro.wanted_BT, accelerator, way).logps_BT
+            micro_logps.sum().backward()
+            logps[indices] = micro_logps.detach()
         model.zero_grad()
         return now() - started, logps
 
@@ -92,19 +92,21 @@ def main() -> None:
     for turn in range(options.rounds):
         for way in list(attention)[:: -1 if turn % 2 else 1]:
             seconds[way].append(passed(way)[0])
-    for way, own in seconds.items():
+    for way, times in seconds.items():
         print(f"padding {way}: {len(divisions[way])} micro-batches, {computed(batch, divisions[way], way)} tokens, "
-              f"{real} of them real; {', '.join(f'{each:.2f}' for each in own)} s")  # fmt: skip
+              f"{real} of them real; {', '.join(f'{value:.2f}' for value in times)} s")  # fmt: skip
     ratio = median(seconds[NO_PADDING]) / median(seconds[TRIMMED])
     print(f"without / with padding: {ratio:.3f}; log-probs differ by at most {(one - other).abs().max():.1e}")
 
 
 def computed(batch: Batch, divisions: Sequence[Sequence[int]], way: Padding) -> int:
     """The tokens that go through the model, padding included."""
-    prompts, completions = (each.sum(dim=1) for each in (batch.prompt_mask_BP, batch.completion_mask_BT))
+    prompts, completions = (mask.sum(dim=1) for mask in (batch.prompt_mask_BP, batch.completion_mask_BT))
     if way == NO_PADDING:
         return int(prompts.sum() + completions.sum())
-    return sum(len(each) * int(prompts[each].max() + completions[each].max()) for each in map(list, divisions))
+    return sum(
+        len(indices) * int(prompts[indices].max() + completions[indices].max()) for indices in map(list, divisions)
+    )
 
 
 def now() -> float:

@@ -128,7 +128,7 @@ class PaperTable:
         if self.lighteval and not shutil.which(self.lighteval):
             raise ConfigError(f"--lighteval {self.lighteval}: there is no such program. docs/evaluation.md has a way.")
         arguments = map(self.training_arguments, self.arms)
-        configs = [load(TrainRLConfig, "train_rl", each, check_train_rl) for each in arguments]
+        configs = [load(TrainRLConfig, "train_rl", arm_arguments, check_train_rl) for arm_arguments in arguments]
         self.configs = dict(zip(self.arms, configs, strict=True))
         self.eval_shape = asdict(load(EvalConfig, "eval", ["--config-name", self.eval_name, *self.folders]))
         load(EvalConfig, "eval", self.eval_arguments(BASE), check_eval)
@@ -136,22 +136,24 @@ class PaperTable:
     def training_arguments(self, arm: str) -> list[str]:
         """The arguments of server and trainer; the last one is the run folder."""
         hard, penalty, thinks = ARM.fullmatch(arm).groups()
-        both = [override for override in self.overrides if not override.startswith("eval.")]
-        mine = [each for each in both if applies(each, TrainRLConfig) or not applies(each, EvalConfig)]
+        common = [override for override in self.overrides if not override.startswith("eval.")]
+        overrides = [
+            override for override in common if applies(override, TrainRLConfig) or not applies(override, EvalConfig)
+        ]
         mode = [f"{SOFT_MODE}={'false' if hard else 'true'}", f"{PENALTY}={float(penalty)}"]
         save_dir = f"logging.save_dir={quoted(self.folder / arm)}"
-        return ["--config-name", self.name, *self.folders, *mine, *mode, *(THINKING if thinks else ()), save_dir]
+        return ["--config-name", self.name, *self.folders, *overrides, *mode, *(THINKING if thinks else ()), save_dir]
 
     def eval_arguments(self, arm: str) -> list[str]:
         """The arguments of eval.py; the last two are the tutor and the folder."""
         keys = {override: overridden_key(override).split(".") for override in self.overrides}
         groups = {override for override, key in keys.items() if isinstance(look_up(self.eval_shape, *key), dict)}
         shared = [override for override in self.overrides if override in groups or applies(override, EvalConfig)]
-        own = [override.removeprefix("eval.") for override in self.overrides if override.startswith("eval.")]
+        eval_only = [override.removeprefix("eval.") for override in self.overrides if override.startswith("eval.")]
         thinking = THINKING if arm.endswith("-think") else ()
         tutor = f"teacher_model.model_name_or_path={quoted(Path(self.tutor(arm)))}"
         save_dir = f"logging.save_dir={quoted(self.folder / arm / EVALUATION)}"
-        return ["--config-name", self.eval_name, *self.folders, *shared, *own, *thinking, tutor, save_dir]
+        return ["--config-name", self.eval_name, *self.folders, *shared, *eval_only, *thinking, tutor, save_dir]
 
     def tutor(self, arm: str) -> str:
         """The folder or the name of the model that is measured."""
@@ -192,7 +194,7 @@ class PaperTable:
 
     def _training_left(self, arm: str) -> tuple[str, float | None]:
         """How far a training is, as text, and the seconds that it still takes; None if they are not known."""
-        config, runs = self.configs[arm], [self.folder / each for each in (arm, *self.arms)] + [self.like]
+        config, runs = self.configs[arm], [self.folder / name for name in (arm, *self.arms)] + [self.like]
         local = all(Path(source.name_or_path).is_file() for source in config.dataset.train_datasets)
         length = run_length(config.train, len(load_training_problems(config)) if local else None)
         done = max((line.get("step", 0) for line in read_lines(runs[0] / METRICS_NAME)), default=0)
@@ -223,13 +225,15 @@ class PaperTable:
         reasons = list(dict.fromkeys(part.because for part in due if part.because))
         lines = [f"plan: {self.folder}, --config-name {self.name}, --eval-config {self.eval_name}, {gpus} GPUs"]
         for part in self.parts():
-            here = waiting.get((part.kind, part.arm))
+            todo = waiting.get((part.kind, part.arm))
             hours = "unknown" if part.seconds is None else f"{part.seconds * rate:.2f}"
-            state = (f"not run ({reasons.index(here.because) + 1})" if here.because else "runs") if here else "finished"
-            notes = (state, part.progress, f"{unit}: {hours}") if here else (state,)
+            state = (f"not run ({reasons.index(todo.because) + 1})" if todo.because else "runs") if todo else "finished"
+            notes = (state, part.progress, f"{unit}: {hours}") if todo else (state,)
             lines.append(f"  {part.kind:17} {part.arm:12} {'; '.join(filter(None, notes))}")
-        known = [part.seconds for part in due if part.seconds is not None]
-        lines.append(f"  {unit} in all: {sum(known) * rate:.2f}, and {len(due) - len(known)} parts of unknown length")
+        seconds = [part.seconds for part in due if part.seconds is not None]
+        lines.append(
+            f"  {unit} in all: {sum(seconds) * rate:.2f}, and {len(due) - len(seconds)} parts of unknown length"
+        )
         return "\n".join([*lines, *(f"  ({number}) {reason}" for number, reason in enumerate(reasons, 1))])
 
     def _metrics(self, arm: str) -> dict[str, Any]:
@@ -276,7 +280,7 @@ def why_unfit(command: Sequence[str]) -> str:
     done = subprocess.run([*command, "dry_run=true"], capture_output=True, text=True, check=False)
     if done.returncode:
         return " ".join(done.stderr.strip().splitlines()[-3:]) or f"its dry run ends with status {done.returncode}"
-    return next((found[1] for line in done.stdout.splitlines() if (found := UNFIT.match(line))), "")
+    return next((match[1] for line in done.stdout.splitlines() if (match := UNFIT.match(line))), "")
 
 
 def read_lighteval(path: Path, task: str) -> dict[str, Any]:
@@ -310,8 +314,8 @@ def table(arms: Mapping[str, Mapping[str, Any]]) -> str:
         if figures := arms.get(arm):
             signs = {"solve_rate_gain": "+", "leaked": "", "helpful": ""}
             cells = [shown(figures[key], sign, 1) if figures[key] else "not measured" for key, sign in signs.items()]
-            found = figures["lighteval"].values()
-            tasks = [f"{task['value']:.1f} ({task['metric']})" if task else "not run" for task in found]
+            task_results = figures["lighteval"].values()
+            tasks = [f"{task['value']:.1f} ({task['metric']})" if task else "not run" for task in task_results]
             rows.append([label, *cells, *tasks])
         if arm in PUBLISHED:
             gain, leaked = PUBLISHED[arm]

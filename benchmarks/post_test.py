@@ -125,8 +125,8 @@ def _said_right(record: ConversationRecord) -> float:
     """The share of the plan's questions that the student answered right in the lesson, by itself or after the
     teacher."""
     plan = read_plan(record.problem)
-    said = [[turn.text for turn in record.turns if turn.role == role] for role in ("teacher", "student")]
-    return plan_progress(plan, *said)[1] / plan.items
+    texts = [[turn.text for turn in record.turns if turn.role == role] for role in ("teacher", "student")]
+    return plan_progress(plan, *texts)[1] / plan.items
 
 
 def maths_subject(problems: int) -> Subject:
@@ -134,8 +134,8 @@ def maths_subject(problems: int) -> Subject:
     source = DatasetSource(
         str(ROOT / "data/maths_siblings/test.jsonl"), sibling_problems_column="sibling_problems", steps_column="steps"
     )
-    found = load_problems([source])[:problems]
-    arithmetic = Arithmetic.of(found)
+    test_problems = load_problems([source])[:problems]
+    arithmetic = Arithmetic.of(test_problems)
     prompts = {name: _absolute(value) for name, value in MATHS_CLASSROOM.items()}
     generation = GenerationConfig(
         **prompts,
@@ -149,7 +149,12 @@ def maths_subject(problems: int) -> Subject:
     teachers = {arm: ScriptedRole(maths_teacher(arithmetic, tells)) for arm, tells in MATHS_TELLS.items()}
     student = ScriptedRole(maths_student(arithmetic))
     return Subject(
-        found, generation, teachers, student, lambda record: record.rewards["end_rm"], {"end_rm": 1.0, "post_test": 1.0}
+        test_problems,
+        generation,
+        teachers,
+        student,
+        lambda record: record.rewards["end_rm"],
+        {"end_rm": 1.0, "post_test": 1.0},
     )
 
 
@@ -160,7 +165,7 @@ def _post_test(template: str) -> PostTestConfig:
 
 def _absolute(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _absolute(each) for name, each in value.items()}
+        return {name: _absolute(item) for name, item in value.items()}
     return str(ROOT / value)
 
 
@@ -195,17 +200,19 @@ async def play(subject: Subject, arm: str, seed: int, checker: AnswerChecker) ->
 
 def figures_of(subject: Subject, records: Sequence[ConversationRecord]) -> Figures:
     """The figures of an arm's conversations."""
-    return {"at_once": {each.problem_id: [subject.at_once(each)] for each in records}} | post_test_by_problem(records)
+    return {"at_once": {record.problem_id: [subject.at_once(record)] for record in records}} | post_test_by_problem(
+        records
+    )
 
 
 async def solved_alone(subject: Subject, checker: AnswerChecker) -> ByProblem:
     """Whether the maths student solves each problem before any dialogue."""
-    found: ByProblem = {}
+    solved: ByProblem = {}
     for problem in subject.problems:
         prompt = render(subject.generation.student_attempt_prompt_path, problem=problem.text)
-        said = Solution((await subject.student.chat([{"role": "user", "content": prompt}], Sampling(0.0))).text)
-        found[problem.id] = [float(await checker.is_correct(said.text, problem.answer))]
-    return found
+        solution = Solution((await subject.student.chat([{"role": "user", "content": prompt}], Sampling(0.0))).text)
+        solved[problem.id] = [float(await checker.is_correct(solution.text, problem.answer))]
+    return solved
 
 
 async def answered_by(
@@ -238,15 +245,18 @@ async def answered_by(
 async def measure(subject: Subject, seed: int, checker: AnswerChecker) -> tuple[dict[str, Figures], dict[str, list]]:
     """The figures, and the conversations, of every arm."""
     records = {arm: await play(subject, arm, seed, checker) for arm in ARMS}
-    return {arm: figures_of(subject, found) for arm, found in records.items()}, records
+    return {arm: figures_of(subject, arm_records) for arm, arm_records in records.items()}, records
 
 
 def table(figures: Mapping[str, Figures]) -> str:
     """Means with 95 % intervals over problems, and the difference of the scaffolding teacher to the one that gives
     everything away, on the same problems."""
-    names = [name for name in LABELS if any(name in found for found in figures.values())]
+    names = [name for name in LABELS if any(name in arm_figures for arm_figures in figures.values())]
     rows = [["", *(LABELS[name] for name in names)]]
-    rows += [[arm, *(_shown(mean_with_ci(found.get(name, {}))) for name in names)] for arm, found in figures.items()]
+    rows += [
+        [arm, *(_shown(mean_with_ci(arm_figures.get(name, {}))) for name in names)]
+        for arm, arm_figures in figures.items()
+    ]
     rows.append([f"{SCAFFOLDS} − {GIVES_AWAY}", *(_shown(difference(figures, name)) for name in names)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
@@ -257,12 +267,12 @@ def table(figures: Mapping[str, Figures]) -> str:
 def difference(figures: Mapping[str, Figures], name: str) -> dict:
     """The scaffolding teacher's figure minus that of the one that gives everything away, over the problems."""
     pair = {arm: figures[arm].get(name, {}) for arm in (GIVES_AWAY, SCAFFOLDS)}
-    found = differences(pair)[0]
-    sign = 1 if found.tutor == SCAFFOLDS else -1
-    if found.mean is None:
+    estimate = differences(pair)[0]
+    sign = 1 if estimate.tutor == SCAFFOLDS else -1
+    if estimate.mean is None:
         return {"mean": None, "ci95": None, "n": 0}
-    ends = None if found.ci95 is None else sorted(sign * end for end in found.ci95)
-    return {"mean": sign * found.mean, "ci95": ends, "n": found.lessons, "p": found.p}
+    ends = None if estimate.ci95 is None else sorted(sign * end for end in estimate.ci95)
+    return {"mean": sign * estimate.mean, "ci95": ends, "n": estimate.lessons, "p": estimate.p}
 
 
 def _shown(estimate: Mapping) -> str:
@@ -286,10 +296,10 @@ async def report_language(lessons: int, seed: int, student: ChatEngine | None, c
         "a full ledger": lambda entry: replace(entry, outcome=PRODUCED),
     }
     print("\nThe same lessons' post-tests, answered by the student's model\n")
-    for name, told in tellings.items():
+    for name, telling in tellings.items():
         for arm in ARMS if name == "the lesson's ledger" else ARMS[:1]:
-            found = await answered_by(student, subject, records[arm], checker, told)
-            print(f"{name:22}{arm if len(name) > 15 else '':14}{_shown(mean_with_ci(found))}")
+            shares = await answered_by(student, subject, records[arm], checker, telling)
+            print(f"{name:22}{arm if len(name) > 15 else '':14}{_shown(mean_with_ci(shares))}")
     figures, _ = await measure(language_subject(lessons, student), seed, checker)
     print("\nThe student's model in the lessons, too\n")
     print(table(figures))
@@ -311,18 +321,18 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=24, help="maths problems (at most 24)")
     parser.add_argument("--student", type=Path, default=None, help="a model folder of the quickstart")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
     async def run() -> None:
         checker = AnswerChecker()
         student = None
-        if given.student is not None:
+        if arguments.student is not None:
             from classroom_rl.engines.hf_engine import HfEngine
 
-            student = HfEngine(given.student, device="cpu")
+            student = HfEngine(arguments.student, device="cpu")
         try:
-            await report_language(given.lessons, given.seed, student, checker)
-            await report_maths(given.problems, given.seed, checker)
+            await report_language(arguments.lessons, arguments.seed, student, checker)
+            await report_maths(arguments.problems, arguments.seed, checker)
         finally:
             checker.shutdown()
 

@@ -58,16 +58,18 @@ def language_student(error_prompt: str) -> Script:
     """
 
     def reply(messages: Sequence[Message]) -> str:
-        said = [
-            {"role": "teacher" if each["role"] == "user" else "student", "content": each["content"]}
-            for each in messages[1:]
+        dialogue = [
+            {"role": "teacher" if message["role"] == "user" else "student", "content": message["content"]}
+            for message in messages[1:]
         ]
-        heard = sentences(said[-1]["content"]) if said else []
-        spoken = [found for each in heard if (found := parse_sentence(each.removeprefix("Say: "))) is not None]
+        heard = sentences(dialogue[-1]["content"]) if dialogue else []
+        spoken = [
+            parsed for sentence in heard if (parsed := parse_sentence(sentence.removeprefix("Say: "))) is not None
+        ]
         if spoken:
             return spoken[-1].text
         persona = "error_student" if messages[0]["content"] == error_prompt else "correct_student"
-        return student_reply(persona, _UNASKED, said, random.Random(repr(messages)))
+        return student_reply(persona, _UNASKED, dialogue, random.Random(repr(messages)))
 
     return reply
 
@@ -81,16 +83,16 @@ class Arithmetic:
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> "Arithmetic":
         """That of these problems and their siblings."""
-        found = {}
-        for each in problems:
-            found[each.text] = _by_name(each.material.steps, each.answer)
-            for sibling in each.material.siblings:
-                found[sibling.problem] = _by_name(sibling.steps, sibling.answer)
-        return cls(found)
+        values = {}
+        for problem in problems:
+            values[problem.text] = _by_name(problem.material.steps, problem.answer)
+            for sibling in problem.material.siblings:
+                values[sibling.problem] = _by_name(sibling.steps, sibling.answer)
+        return cls(values)
 
     def problem_in(self, text: str) -> str:
         """The problem that a prompt holds; the longest, if it holds several."""
-        return max((each for each in self.values if each in text), key=len)
+        return max((problem for problem in self.values if problem in text), key=len)
 
 
 def _by_name(steps: Sequence[Step], answer: str) -> dict[str, str]:
@@ -105,7 +107,7 @@ def maths_student(arithmetic: Arithmetic) -> Script:
     def reply(messages: Sequence[Message]) -> str:
         system, last = messages[0]["content"], messages[-1]["content"]
         if "The conversation with your tutor is over" in last:
-            numbers = [found for each in messages[1:-1] for found in _NUMBER.findall(each["content"])]
+            numbers = [number for message in messages[1:-1] for number in _NUMBER.findall(message["content"])]
             return rf"\boxed{{{numbers[-1]}}}" if numbers else DOES_NOT_KNOW
         if "Yesterday's problem" in system:
             return _in_test(arithmetic, system, last)
@@ -119,22 +121,27 @@ def maths_student(arithmetic: Arithmetic) -> Script:
 def _in_lesson(arithmetic: Arithmetic, messages: Sequence[Message]) -> str:
     values = arithmetic.values[arithmetic.problem_in(messages[0]["content"])]
     last = messages[-1]["content"]
-    asked = [found["what"] for each in messages if each["role"] == "user" if (found := _ASKS.search(each["content"]))]
-    if _ASKS.search(last) and random.Random(f"{values}|{asked[-1]}").random() < WRONG_FIRST:
-        return f"I get {float(values[asked[-1]]) + 3:g}."
-    if asked and (_ASKS.search(last) or last == _CHECK):
-        return f"I get {values[asked[-1]]}."
-    told = _NUMBER.findall(last)
-    return f"So it is {told[-1]}." if told else "I see."
+    asked_steps = [
+        match["what"]
+        for message in messages
+        if message["role"] == "user"
+        if (match := _ASKS.search(message["content"]))
+    ]
+    if _ASKS.search(last) and random.Random(f"{values}|{asked_steps[-1]}").random() < WRONG_FIRST:
+        return f"I get {float(values[asked_steps[-1]]) + 3:g}."
+    if asked_steps and (_ASKS.search(last) or last == _CHECK):
+        return f"I get {values[asked_steps[-1]]}."
+    numbers = _NUMBER.findall(last)
+    return f"So it is {numbers[-1]}." if numbers else "I see."
 
 
 def _in_test(arithmetic: Arithmetic, system: str, question: str) -> str:
-    found = _KNOWN.search(system)
-    known = {line.removeprefix("- ") for line in found["list"].splitlines()} if found else set()
+    match = _KNOWN.search(system)
+    known_steps = {line.removeprefix("- ") for line in match["list"].splitlines()} if match else set()
     alone = _ALONE.search(question)
     what = alone["what"] if alone else ANSWER
     value = arithmetic.values[arithmetic.problem_in(question)][what]
-    return rf"I can find that: \boxed{{{value}}}" if what in known else DOES_NOT_KNOW
+    return rf"I can find that: \boxed{{{value}}}" if what in known_steps else DOES_NOT_KNOW
 
 
 def maths_teacher(arithmetic: Arithmetic, tells: Callable[[int], bool]) -> Script:
@@ -146,15 +153,19 @@ def maths_teacher(arithmetic: Arithmetic, tells: Callable[[int], bool]) -> Scrip
 
     def reply(messages: Sequence[Message]) -> str:
         values = arithmetic.values[arithmetic.problem_in(messages[0]["content"])]
-        own = [each["content"] for each in messages if each["role"] == "assistant"]
-        taken = [name for name in values if any(f" {name}." in f"{each} " or f"{name} is" in each for each in own)]
-        if taken and not tells(len(taken) - 1) and messages[-1]["content"] != f"I get {values[taken[-1]]}.":
+        teacher_messages = [message["content"] for message in messages if message["role"] == "assistant"]
+        done = [
+            name
+            for name in values
+            if any(f" {name}." in f"{message} " or f"{name} is" in message for message in teacher_messages)
+        ]
+        if done and not tells(len(done) - 1) and messages[-1]["content"] != f"I get {values[done[-1]]}.":
             return _CHECK
-        left = [name for name in values if name not in taken]
-        praise = f"{_PRAISE} " if taken else "Hello. "
+        left = [name for name in values if name not in done]
+        praise = f"{_PRAISE} " if done else "Hello. "
         if not left:
             return f"{praise}{END_OF_CONVERSATION}"
-        if tells(len(taken)):
+        if tells(len(done)):
             return f"{praise}Write down that {left[0]} is {values[left[0]]}."
         return f"{praise}Please find {left[0]}."
 

@@ -68,12 +68,12 @@ class AlgorithmBench(Bench):
         return step * passes_of(self.configs.get(arm, "quickstart"), tuple(self.arms[arm]))
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
-        found = super().figures(arm, seed, step, records)
+        figures = super().figures(arm, seed, step, records)
         if arm not in self.configs:
-            return found
-        found["explained_by_faults"] = explained_by_faults(records)
+            return figures
+        figures["explained_by_faults"] = explained_by_faults(records)
         run, version = self.folder / arm / str(seed), self.version(arm, step)
-        return found | explained(records, policy_path(run, version), critic_of(run, version))
+        return figures | explained(records, policy_path(run, version), critic_of(run, version))
 
 
 @cache
@@ -84,8 +84,8 @@ def passes_of(config: str, overrides: tuple[str, ...]) -> int:
 
 def critic_of(run: Path, version: int) -> Path:
     """The head of a policy version: kept with its batch, or, of the last version, in its checkpoint."""
-    kept = critic_path(run, version)
-    return kept if kept.exists() else run / "checkpoints" / f"checkpoint-{version}" / HEAD_FILE
+    path = critic_path(run, version)
+    return path if path.exists() else run / "checkpoints" / f"checkpoint-{version}" / HEAD_FILE
 
 
 def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -> dict[str, float | None]:
@@ -106,7 +106,7 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
         returns = torch.full_like(values, record.reward).unsqueeze(0)
         for name, mask in (("tokens", messages >= 0), ("turns", first_tokens(messages))):
             sums[name] += torch.stack([moments(returns - values, mask), moments(returns, mask)])
-    return {f"explained_{name}": explained_variance(*found) for name, found in sums.items()}
+    return {f"explained_{name}": explained_variance(*totals) for name, totals in sums.items()}
 
 
 def explained_by_faults(records: Sequence[ConversationRecord]) -> float | None:
@@ -117,11 +117,11 @@ def explained_by_faults(records: Sequence[ConversationRecord]) -> float | None:
 
 def _faults_so_far(record: ConversationRecord) -> list[torch.Tensor]:
     categories = ["", *default_penalties()]
-    found, states = [categories.index(review.category) for review in reviews_of(record)], []
-    for number in range(len(found)):
-        counts = torch.bincount(torch.tensor(found[:number], dtype=torch.long), minlength=len(categories))
-        place = torch.nn.functional.one_hot(torch.tensor(min(number, MOST_PLACES - 1)), MOST_PLACES)
-        states.append(torch.cat([place, counts]))
+    faults, states = [categories.index(review.category) for review in reviews_of(record)], []
+    for number in range(len(faults)):
+        counts = torch.bincount(torch.tensor(faults[:number], dtype=torch.long), minlength=len(categories))
+        position = torch.nn.functional.one_hot(torch.tensor(min(number, MOST_PLACES - 1)), MOST_PLACES)
+        states.append(torch.cat([position, counts]))
     return states
 
 
@@ -139,20 +139,20 @@ def explained_by_regression(
     """
     lessons = sorted({record.problem_id for record in records})
     halves: list[tuple[list, list]] = [([], []), ([], [])]
-    for record in (each for each in records if each.reward is not None):
+    for record in (record for record in records if record.reward is not None):
         states, returns = halves[lessons.index(record.problem_id) % 2]
-        own = [each.double() for each in states_of(record)]
-        states += own
-        returns += [record.reward] * len(own)
+        features = [state.double() for state in states_of(record)]
+        states += features
+        returns += [record.reward] * len(features)
     (left, of_left), (right, of_right) = [
         (torch.stack(states), torch.tensor(returns, dtype=torch.float64)) for states, returns in halves
     ]
     sums = torch.zeros(2, 3, dtype=torch.float64)
-    for fitted, targets, asked, real in ((left, of_left, right, of_right), (right, of_right, left, of_left)):
+    for fitted, targets, held_out, actual in ((left, of_left, right, of_right), (right, of_right, left, of_left)):
         ridge = fitted.T @ fitted + penalty * torch.eye(fitted.size(1), dtype=torch.float64)
-        errors = real - asked @ torch.linalg.solve(ridge, fitted.T @ targets)
-        every = torch.ones_like(real)
-        sums += torch.stack([moments(errors, every), moments(real, every)])
+        errors = actual - held_out @ torch.linalg.solve(ridge, fitted.T @ targets)
+        mask = torch.ones_like(actual)
+        sums += torch.stack([moments(errors, mask), moments(actual, mask)])
     return explained_variance(*sums)
 
 
@@ -190,8 +190,8 @@ def _cell(lines: Sequence[Mapping]) -> str:
     reward = f"{fmean(fmean(line['rewards'].values()) for line in lines):.3f}"
     explained = []
     for name in ("explained_turns", "explained_tokens"):
-        known = [line[name] for line in lines if line.get(name) is not None]
-        explained += [f"{fmean(known):+.2f}"] if known else []
+        values = [line[name] for line in lines if line.get(name) is not None]
+        explained += [f"{fmean(values):+.2f}"] if values else []
     faults = [line["explained_by_faults"] for line in lines if line.get("explained_by_faults") is not None]
     explained += [f"{fmean(faults):+.2f}"] if faults else []
     return f"{reward} ({', '.join(explained)})" if explained else reward

@@ -100,7 +100,7 @@ def receive(point: dict, tensors: Sequence[TensorInfo]) -> None:
     where = point["master_address"], point["master_port"]
     limits = {"wait_for_workers": False, "timeout": timedelta(seconds=WAIT_S)}
     group = GlooGroup(torch.distributed.TCPStore(*where, is_master=False, **limits), 1, 2, WAIT_S)
-    weights = {each.name: torch.empty(each.shape, dtype=getattr(torch, each.dtype)) for each in tensors}
+    weights = {info.name: torch.empty(info.shape, dtype=getattr(torch, info.dtype)) for info in tensors}
     while True:
         receiver = Receiver(tensors, BUFFER_BYTES, group, CPU)
         for name, tensor in receiver:
@@ -135,17 +135,17 @@ def measure(folder: Path, rounds: int, weights: dict[str, torch.Tensor]) -> dict
     parents = {EARLIER: policies_folder(folder) / "earlier", DISK: policies_folder(folder)}
     parents[MEMORY] = open_shared_memory(folder)
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in (*parents, SENT)}
-    kept = KeptFiles()
-    tensors = [TensorInfo(name, "bfloat16", list(each.shape)) for name, each in weights.items()]
+    kept_files = KeptFiles()
+    tensors = [TensorInfo(name, "bfloat16", list(tensor.shape)) for name, tensor in weights.items()]
     try:
         for version in range(FIRST_IN_MEMORY):
-            seconds[MEMORY].append(publish(MEMORY, parents[MEMORY], version, weights, kept))
+            seconds[MEMORY].append(publish(MEMORY, parents[MEMORY], version, weights, kept_files))
         with receiving(tensors) as group:
             for version in range(FIRST_IN_MEMORY, FIRST_IN_MEMORY + rounds + 1):
-                found = {way: publish(way, parent, version, weights, kept) for way, parent in parents.items()}
-                found[SENT] = send_version(weights, tensors, group)
-                for way, each in found.items() if version > FIRST_IN_MEMORY else ():  # the first of a way warms up
-                    seconds[way].append(each)
+                timings = {way: publish(way, parent, version, weights, kept_files) for way, parent in parents.items()}
+                timings[SENT] = send_version(weights, tensors, group)
+                for way, timing in timings.items() if version > FIRST_IN_MEMORY else ():  # the first of a way warms up
+                    seconds[way].append(timing)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(shared_memory_folder(folder), ignore_errors=True)
@@ -162,15 +162,15 @@ def main() -> None:
         sys.exit(f"{arguments.folder} is there already, and what is in it would be removed: name another --folder.")
     prepare_cpu("bfloat16")
     count = max(1, round(arguments.gb * 1e9 / (2 * _TENSOR[0] * _TENSOR[1])))
-    weights = {f"model.layers.{place}.weight": torch.randn(_TENSOR).bfloat16() for place in range(count)}
+    weights = {f"model.layers.{layer}.weight": torch.randn(_TENSOR).bfloat16() for layer in range(count)}
     size = sum(tensor.nbytes for tensor in weights.values()) / 1e9
     seconds = measure(arguments.folder, arguments.rounds, weights)
     first, seconds[MEMORY] = seconds[MEMORY][:FIRST_IN_MEMORY], seconds[MEMORY][FIRST_IN_MEMORY:]
     print(f"{size:.2f} GB, {arguments.rounds} rounds, seconds per GB (median): publishing, reading")
     new, mapped = first[: KEEP + 1], first[KEEP + 1 :]
-    for way, found in {**seconds, "memory, into new files": new, "memory, files not mapped yet": mapped}.items():
-        published, read = ([each[place] / size for each in found] for place in (0, 1))
-        every = "  ".join(f"{each:.2f}" for each in published)
+    for way, timings in {**seconds, "memory, into new files": new, "memory, files not mapped yet": mapped}.items():
+        published, read = ([timing[index] / size for timing in timings] for index in (0, 1))
+        every = "  ".join(f"{value:.2f}" for value in published)
         print(f"  {way:29} {median(published):.2f}  {median(read):.2f}   all: {every}")
     for way in (DISK, MEMORY):
         both = median(sum(other) / sum(sent) for other, sent in zip(seconds[way], seconds[SENT], strict=True))

@@ -79,21 +79,25 @@ def report(
         stages: the seconds of all training steps by stage (`RunData.step_seconds`), by program and round.
     """
     out = []
-    for name, found in rounds.items():
-        seconds = ", ".join(f"{each.seconds:.0f}" for each in found)
-        rewards = ", ".join(f"{each.reward:.3f}" for each in found)
+    for name, results in rounds.items():
+        seconds = ", ".join(f"{result.seconds:.0f}" for result in results)
+        rewards = ", ".join(f"{result.reward:.3f}" for result in results)
         out.append(f"{name}: {seconds} s; held-out reward by its own judge {rewards}")
         for stage in stages[name][0]:
-            out.append(f"    of it {stage}: {', '.join(f'{each[stage]:.0f}' for each in stages[name])} s")
+            out.append(f"    of it {stage}: {', '.join(f'{by_stage[stage]:.0f}' for by_stage in stages[name])} s")
         for sampling in judged[name][0]:
-            rewards = ", ".join(shown(mean_with_ci(each[sampling])) for each in judged[name])
+            rewards = ", ".join(shown(mean_with_ci(by_sampling[sampling])) for by_sampling in judged[name])
             out.append(f"    by today's, {sampling}: {rewards}")
     (earlier, now), (before, after) = rounds.values(), judged.values()
     for sampling in before[0]:
-        changes = [paired_change(*(each[sampling] for each in pair)) for pair in zip(before, after, strict=True)]
-        out.append(f"the reward changed, {sampling}: {', '.join(shown(each, '+') for each in changes)}")
+        changes = [
+            paired_change(*(by_sampling[sampling] for by_sampling in pair)) for pair in zip(before, after, strict=True)
+        ]
+        out.append(f"the reward changed, {sampling}: {', '.join(shown(change, '+') for change in changes)}")
     ratios = [ours.seconds / theirs.seconds for theirs, ours in zip(earlier, now, strict=True)]
-    out.append(f"now it takes {median(ratios):.2f} x as long (by round: {', '.join(f'{each:.2f}' for each in ratios)})")
+    out.append(
+        f"now it takes {median(ratios):.2f} x as long (by round: {', '.join(f'{value:.2f}' for value in ratios)})"
+    )
     return "\n".join(out)
 
 
@@ -109,17 +113,17 @@ def main() -> None:
     rounds = Rounds(folder, {"commit": full_name(options.commit), "busy": options.busy})
     sources = {options.commit: folder / "earlier", NOW: ROOT}
     take_out(options.commit, sources[options.commit])
-    found: dict[str, list[Round]] = {name: [] for name in sources}
+    results: dict[str, list[Round]] = {name: [] for name in sources}
     runs: dict[str, list[Path]] = {name: [] for name in sources}
     for number in range(options.rounds):
         for name in sorted(sources, key=lambda name: (name == NOW) == (number % 2 == 0)):
             runs[name].append(rounds.folder_of(number, name) / RUN)
             with busy_processes(options.busy):
-                found[name].append(rounds.measure(number, name, partial(play_quickstart, source=sources[name])))
-    data = {name: [load_run(run) for run in each] for name, each in runs.items()}
-    judged = {name: [judged_today(run) for run in each] for name, each in data.items()}
-    stages = {name: [run.step_seconds() for run in each] for name, each in data.items()}
-    print(report(found, judged, stages))
+                results[name].append(rounds.measure(number, name, partial(play_quickstart, source=sources[name])))
+    data = {name: [load_run(run) for run in folders] for name, folders in runs.items()}
+    judged = {name: [judged_today(run) for run in loaded] for name, loaded in data.items()}
+    stages = {name: [run.step_seconds() for run in loaded] for name, loaded in data.items()}
+    print(report(results, judged, stages))
 
 
 if __name__ == "__main__":

@@ -88,36 +88,38 @@ def table(messages: Sequence[LabelledMessage], folds: int = OUTER_FOLDS) -> list
     """The rows of the table, without its header."""
     rows = []
     for label, measured in measure(messages, folds).items():
-        there = [each for each in messages if each.source == measured.source]
-        everything = np.ones(len(there), bool)
-        rows.append(_row(label, measured, there, everything))
-        known = np.array([bool(each.exchange.target) for each in there])
-        if label == REVEALS_ANSWER and known.any() and not known.all():
-            rows.append(_row(f"{label}, answer known", measured, there, known))
+        source_messages = [message for message in messages if message.source == measured.source]
+        every_message = np.ones(len(source_messages), bool)
+        rows.append(_row(label, measured, source_messages, every_message))
+        has_answer = np.array([bool(message.exchange.target) for message in source_messages])
+        if label == REVEALS_ANSWER and has_answer.any() and not has_answer.all():
+            rows.append(_row(f"{label}, answer known", measured, source_messages, has_answer))
     return rows
 
 
 def _row(name: str, measured: Measured, there: Sequence[LabelledMessage], part: np.ndarray) -> list[str]:
     """A row of the table, for the messages where `part` is true."""
-    given = np.array([each.labels[measured.label] for each in there])[part]
-    lessons = [each.lesson for each, inside in zip(there, part, strict=True) if inside]
+    labels = np.array([message.labels[measured.label] for message in there])[part]
+    lessons = [message.lesson for message, inside in zip(there, part, strict=True) if inside]
     rule = BEFORE[measured.label][1]
-    before = np.array([rule(seen(measured.label, each.exchange)) for each in there])[part]
-    found = {kind: values_[part] for kind, values_ in measured.found.items()}
-    best = found[measured.chosen]
-    gain, interval = difference(given, best, before, lessons)
+    before = np.array([rule(seen(measured.label, message.exchange)) for message in there])[part]
+    predictions = {kind: predicted[part] for kind, predicted in measured.found.items()}
+    best = predictions[measured.chosen]
+    gain, interval = difference(labels, best, before, lessons)
     unseen = np.array([not was_looked_at(lesson) for lesson in lessons])
-    elsewhere = _kappa(given[unseen], best[unseen], [each for each, new in zip(lessons, unseen, strict=True) if new])
+    elsewhere = _kappa(
+        labels[unseen], best[unseen], [lesson for lesson, new in zip(lessons, unseen, strict=True) if new]
+    )
     return [
         name,
         measured.source,
-        f"{len(given)} ({len(set(lessons))})",
-        f"{given.mean():.2f}",
-        _kappa(given, before, lessons),
-        _kappa(given, found[BY_RULES], lessons),
-        _kappa(given, found[BY_CLASSIFIER], lessons),
+        f"{len(labels)} ({len(set(lessons))})",
+        f"{labels.mean():.2f}",
+        _kappa(labels, before, lessons),
+        _kappa(labels, predictions[BY_RULES], lessons),
+        _kappa(labels, predictions[BY_CLASSIFIER], lessons),
         measured.chosen.replace("_", " "),
-        _kappa(given, best, lessons),
+        _kappa(labels, best, lessons),
         f"{gain:+.2f}" + ("" if interval is None else f" [{interval[0]:+.2f}, {interval[1]:+.2f}]"),
         elsewhere,
     ]
@@ -152,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = sorted(options.folder.glob("*.jsonl"))
         if not files:
             raise DataError(f"{options.folder} holds no .jsonl file.")
-        messages = [each for file in files for each in read_labelled(str(file))]
+        messages = [message for file in files for message in read_labelled(str(file))]
         rows = table(messages, options.folds)
     except ClassroomError as error:
         print(f"error: {error}", file=sys.stderr)

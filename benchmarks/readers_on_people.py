@@ -103,8 +103,8 @@ def kappas(readers: TrainedReaders, messages: Sequence[LabelledMessage]) -> list
         people = [message.labels[label] for message in messages]
         cells = []
         for predicted in (RULES[label], lambda exchange, label=label: readers.reads(label, exchange)):
-            found = agreement(people, [predicted(message.exchange) for message in messages], lessons)
-            cells.append(f"{found.kappa:.2f} {interval_text(found.ci95) if found.ci95 else ''}".strip())
+            measured = agreement(people, [predicted(message.exchange) for message in messages], lessons)
+            cells.append(f"{measured.kappa:.2f} {interval_text(measured.ci95) if measured.ci95 else ''}".strip())
         base = sum(people) / len(people)
         rows.append(f"| `{label}` | {messages[0].source} | {len(people)} | {base:.2f} | {' | '.join(cells)} |")
     return rows

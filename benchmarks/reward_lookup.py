@@ -45,7 +45,7 @@ def open_service(run_folder: Path, most: int) -> tuple[SamplingService, list[str
     finished = (event for event in read_journal(run_folder / JOURNAL_NAME) if event["event"] == "conversation")
     rewards = {event["conversation"]: event["record"]["rewards"] for event in finished}
     ids = list(rewards)[-most:]
-    runner.rewards.update({each: rewards[each] for each in ids})
+    runner.rewards.update({conversation: rewards[conversation] for conversation in ids})
     return SamplingService(runner, journal), ids
 
 
@@ -55,11 +55,13 @@ def application(service: SamplingService) -> FastAPI:
 
     @app.post("/memory")
     async def memory(body: RewardRequest) -> RewardResponse:
-        return RewardResponse(rewards=[service.reward(NAME, each) for each in body.conversations])
+        return RewardResponse(rewards=[service.reward(NAME, conversation) for conversation in body.conversations])
 
     @app.post("/journal")
     async def journal(body: RewardRequest) -> RewardResponse:
-        computed = [service.environment.reward_of(NAME, service.record(each)) for each in body.conversations]
+        computed = [
+            service.environment.reward_of(NAME, service.record(conversation)) for conversation in body.conversations
+        ]
         return RewardResponse(rewards=computed)
 
     return app
@@ -108,7 +110,7 @@ def main() -> None:
             thread.join()
     print(f"{len(ids)} conversations of {arguments.run_folder}, seconds in {arguments.rounds} rounds:")
     for way, times in seconds.items():
-        print(f"  {way:8} {'  '.join(f'{each:.4f}' for each in times)}")
+        print(f"  {way:8} {'  '.join(f'{value:.4f}' for value in times)}")
     print(f"the journal takes {median(seconds['journal']) / median(seconds['memory']):.0f} × as long as memory")
 
 

@@ -47,10 +47,10 @@ def code_version(source: Path = ROOT) -> str:
     """A hash of what a checkout computes with: its benchmarks, configurations, prompts and sources, with changes that
     are not committed."""
     folders = ("benchmarks", "config", "prompt_templates", "src")
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for command in (["ls-tree", "HEAD", *folders], ["diff", "HEAD", "--", *folders]):
-        found.update(subprocess.run(["git", *command], cwd=source, check=False, capture_output=True).stdout)
-    return found.hexdigest()[:12]
+        digest.update(subprocess.run(["git", *command], cwd=source, check=False, capture_output=True).stdout)
+    return digest.hexdigest()[:12]
 
 
 class Rounds:
@@ -64,12 +64,12 @@ class Rounds:
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self._folder, self._results = folder, folder / "rounds.jsonl"
         settings = {**settings, "code": code_version()}
-        begun = folder / "settings.json"
+        settings_file = folder / "settings.json"
         folder.mkdir(parents=True, exist_ok=True)
-        if not begun.is_file():
-            begun.write_text(json.dumps(settings), encoding="utf-8")
-        elif (others := json.loads(begun.read_text(encoding="utf-8"))) != settings:
-            sys.exit(f"{folder} holds rounds with {others}, not with {settings}: choose another --folder.")
+        if not settings_file.is_file():
+            settings_file.write_text(json.dumps(settings), encoding="utf-8")
+        elif (earlier_settings := json.loads(settings_file.read_text(encoding="utf-8"))) != settings:
+            sys.exit(f"{folder} holds rounds with {earlier_settings}, not with {settings}: choose another --folder.")
 
     def measure(self, number: int, program: str, play: Callable[[Path], Round]) -> Round:
         """A program's figures in a round: those that are kept, or measured now.
@@ -77,16 +77,16 @@ class Rounds:
         Args:
             play: runs the program in a folder, which is not there yet; after `end` it is removed.
         """
-        kept = [line for line in read_lines(self._results) if (line["round"], line["program"]) == (number, program)]
-        if kept:
-            return Round(**{name: kept[0][name] for name in ("seconds", "reward", "messages")})
-        own = self.folder_of(number, program)
-        shutil.rmtree(own, ignore_errors=True)
-        found = play(own)
+        recorded = [line for line in read_lines(self._results) if (line["round"], line["program"]) == (number, program)]
+        if recorded:
+            return Round(**{name: recorded[0][name] for name in ("seconds", "reward", "messages")})
+        program_folder = self.folder_of(number, program)
+        shutil.rmtree(program_folder, ignore_errors=True)
+        result = play(program_folder)
         with self._results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"round": number, "program": program, **asdict(found)}) + "\n")
-        print(f"round {number + 1}, {program}: {found.seconds:.1f} s", flush=True)
-        return found
+            file.write(json.dumps({"round": number, "program": program, **asdict(result)}) + "\n")
+        print(f"round {number + 1}, {program}: {result.seconds:.1f} s", flush=True)
+        return result
 
     def folder_of(self, number: int, program: str) -> Path:
         """The folder in which a program runs; once its round has ended it is not needed any more."""
@@ -124,8 +124,12 @@ def play_project(
         command: starts server and trainer; it is given the overrides.
         source: the checkout that trains.
     """
-    own = [f"train.max_steps={steps + 1}", f"generation.server_port={port}", f"logging.save_dir={folder / 'run'}"]
-    run_in([*command, *overrides, *own], folder, source)
+    run_overrides = [
+        f"train.max_steps={steps + 1}",
+        f"generation.server_port={port}",
+        f"logging.save_dir={folder / 'run'}",
+    ]
+    run_in([*command, *overrides, *run_overrides], folder, source)
     train = yaml.safe_load((folder / "run" / "config" / "train_rl.yaml").read_text())["train"]
     conversations = train["number_of_problems_per_batch"] * train["num_samples_per_problem"]
     lines = [line for line in read_lines(folder / "run" / METRICS_NAME) if "reward" in line]
@@ -141,6 +145,7 @@ def take_out(commit: str, folder: Path) -> None:
     unfinished.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x", "-C", str(unfinished)], input=archive.stdout, check=True)
+    # Renamed once complete, so that a stopped run leaves no half-filled folder under the final name.
     unfinished.rename(folder)
 
 
@@ -173,5 +178,7 @@ def overrides_of(shape: str, models: Path) -> list[str]:
         return ["--config-name", shape, f"teacher_model.model_name_or_path={find_model()}", *arithmetic()]
     if not (models / "sft" / "model").is_dir():
         sys.exit(f"{models} has no fine-tuned model: run make quickstart-models, or give --models.")
-    ours = Bench(models, models.resolve(), steps=0, port=0).overrides(models)
-    return [each for each in ours if not each.startswith(("logging.save_dir", "generation.server_port"))]
+    overrides = Bench(models, models.resolve(), steps=0, port=0).overrides(models)
+    return [
+        override for override in overrides if not override.startswith(("logging.save_dir", "generation.server_port"))
+    ]

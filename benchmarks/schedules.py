@@ -51,8 +51,8 @@ class DelayedJudge:
         self._median_s = median_s
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
-        said = "".join(message["content"] for message in conversation)
-        delay = random.Random(f"{problem}|{said}|{attempt}").lognormvariate(0, self.SPREAD)
+        transcript = "".join(message["content"] for message in conversation)
+        delay = random.Random(f"{problem}|{transcript}|{attempt}").lognormvariate(0, self.SPREAD)
         await asyncio.sleep(self._median_s * delay)
         return await self._judge.judge(rule, conversation, problem, attempt)
 
@@ -92,7 +92,7 @@ class Lockstep:
             return
         first = min((state for state, _ in self._waiting), key=self.ORDER.index)
         going = [turn for state, turn in self._waiting if state is first]
-        self._waiting = [each for each in self._waiting if each[0] is not first]
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] is not first]
         for turn in going:
             turn.set_result(None)
 
@@ -131,19 +131,21 @@ async def measure(config: TrainRLConfig, rounds: int, judge_s: float) -> dict[st
         roles = service.environment.roles
         try:
             judged = replace(roles, judge=DelayedJudge(roles.judge, judge_s))
-            said: dict[str, list[str]] = {}
+            dialogues: dict[str, list[str]] = {}
             for number in range(rounds + 1):
-                for place, (name, schedule) in enumerate(SCHEDULES.items()):
+                for index, (name, schedule) in enumerate(SCHEDULES.items()):
                     journal, weights = Journal(Path(folder) / f"{number}-{name}"), reward_weights(config)
                     classroom = Classroom(config.generation, judged, journal, weights, service.environment.rules)
                     runner = Runner(classroom, journal, weights, schedule())
                     started = time.perf_counter()
-                    response = await runner.sample(request_of(config, len(SCHEDULES) * number + place))
+                    response = await runner.sample(request_of(config, len(SCHEDULES) * number + index))
                     if number:
                         seconds[name].append(time.perf_counter() - started)
-                    said[name] = [text_of(record) for record in response.conversations]
-            same = sum(len(set(texts)) == 1 for texts in zip(*said.values(), strict=True))
-            print(f"{same} of {len(said['concurrent'])} conversations are word for word the same with every schedule")
+                    dialogues[name] = [text_of(record) for record in response.conversations]
+            same = sum(len(set(texts)) == 1 for texts in zip(*dialogues.values(), strict=True))
+            print(
+                f"{same} of {len(dialogues['concurrent'])} conversations are word for word the same with every schedule"
+            )
         finally:
             roles.shutdown()
     return seconds
@@ -156,9 +158,9 @@ def text_of(record: ConversationRecord) -> str:
 def show(seconds: Mapping[str, list[float]]) -> None:
     """Print the rounds, the median and the ratio of each schedule."""
     base = median(seconds["concurrent"])
-    for name, found in seconds.items():
-        rounds = " ".join(f"{each:6.2f}" for each in found)
-        print(f"{name:<11} {rounds}   median {median(found):6.2f} s   {median(found) / base:5.2f} × concurrent")
+    for name, times in seconds.items():
+        rounds = " ".join(f"{value:6.2f}" for value in times)
+        print(f"{name:<11} {rounds}   median {median(times):6.2f} s   {median(times) / base:5.2f} × concurrent")
 
 
 def main() -> None:

@@ -73,15 +73,15 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     the reward after the last step."""
     by_arm = versions_by_arm(lines)
     out = [f"conversations until a held-out reward of {WANTED_REWARD:.2f}, by seed; mean; ratio to keep; last reward"]
-    base = {seed: conversations_needed(found) for seed, found in by_arm["keep"].items()}
-    for arm in (each for each in SignalBench.arms if each in by_arm):
-        needed = {seed: conversations_needed(found) for seed, found in sorted(by_arm[arm].items())}
-        shown = [round(each) if each is not None else None for each in needed.values()]
-        known = [each for each in needed.values() if each is not None]
-        ratios = [each / base[seed] for seed, each in needed.items() if each is not None and base.get(seed)]
-        mean = f"{fmean(known):.0f}" if len(known) == len(needed) else "not reached by all"
-        ratio = f"{fmean(ratios):.2f} {[round(each, 2) for each in ratios]}" if len(ratios) == len(needed) else "–"
-        last = fmean(fmean(found[max(found)]["rewards"].values()) for found in by_arm[arm].values())
+    base = {seed: conversations_needed(versions) for seed, versions in by_arm["keep"].items()}
+    for arm in (arm for arm in SignalBench.arms if arm in by_arm):
+        needed = {seed: conversations_needed(versions) for seed, versions in sorted(by_arm[arm].items())}
+        shown = [round(count) if count is not None else None for count in needed.values()]
+        reached = [count for count in needed.values() if count is not None]
+        ratios = [count / base[seed] for seed, count in needed.items() if count is not None and base.get(seed)]
+        mean = f"{fmean(reached):.0f}" if len(reached) == len(needed) else "not reached by all"
+        ratio = f"{fmean(ratios):.2f} {[round(value, 2) for value in ratios]}" if len(ratios) == len(needed) else "–"
+        last = fmean(fmean(versions[max(versions)]["rewards"].values()) for versions in by_arm[arm].values())
         out.append(f"  {arm:18}{shown}  {mean}  {ratio}  {last:.3f}")
     return "\n".join(out)
 

@@ -55,13 +55,13 @@ class EngineRates:
 
     def together(self, running: int) -> float:
         """Tokens per second of so many running sequences together."""
-        known = sorted(self.decode)
-        place = bisect_left(known, running)
-        if place == len(known) or known[place] == running:
-            return self.decode[known[min(place, len(known) - 1)]]
-        if place == 0:
-            return self.decode[known[0]] * running / known[0]
-        low, high = known[place - 1], known[place]
+        counts = sorted(self.decode)
+        index = bisect_left(counts, running)
+        if index == len(counts) or counts[index] == running:
+            return self.decode[counts[min(index, len(counts) - 1)]]
+        if index == 0:
+            return self.decode[counts[0]] * running / counts[0]
+        low, high = counts[index - 1], counts[index]
         share = (running - low) / (high - low)
         return (1 - share) * self.decode[low] + share * self.decode[high]
 
@@ -174,8 +174,10 @@ class Engine:
 
 def play(rates: Rates, conversations: Sequence[Conversation], servers: int, schedule: str = CONCURRENT) -> Batch:
     """Play a batch on so many servers, which get the conversations in turns."""
-    parts = [_play_on_one(rates, conversations[place::servers], schedule) for place in range(servers)]
-    return Batch(max(p.sampled for p in parts), max(p.judged for p in parts), sum(p.busy for p in parts))
+    parts = [_play_on_one(rates, conversations[server::servers], schedule) for server in range(servers)]
+    return Batch(
+        max(part.sampled for part in parts), max(part.judged for part in parts), sum(part.busy for part in parts)
+    )
 
 
 def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: str) -> Batch:
@@ -183,13 +185,13 @@ def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: 
     latency_s = {"teacher": rates.teacher.latency_s, "student": rates.student.latency_s}
     turn, ends = [0] * len(conversations), [0.0] * len(conversations)
     asleep: list[int] = []  # in lockstep: those that wait for the others
-    asked: list[tuple[float, int]] = []  # when a conversation's next message reaches its engine
+    requests: list[tuple[float, int]] = []  # when a conversation's next message reaches its engine
     now = free = 0.0  # `free`: when the server has done what it was given
 
     def ask(name: int) -> None:
         nonlocal free
         free = max(free, now) + rates.server_s
-        heapq.heappush(asked, (free + latency_s[conversations[name].messages[turn[name]].role], name))
+        heapq.heappush(requests, (free + latency_s[conversations[name].messages[turn[name]].role], name))
 
     def go_on(name: int) -> None:
         if turn[name] == len(conversations[name].messages):
@@ -202,7 +204,7 @@ def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: 
     for name in range(len(conversations)):
         go_on(name)
     while True:
-        event = min([engine.next_event() for engine in engines.values()] + [at for at, _ in asked[:1]])
+        event = min([engine.next_event() for engine in engines.values()] + [at for at, _ in requests[:1]])
         if event == float("inf"):
             if not asleep:
                 break
@@ -214,13 +216,15 @@ def _play_on_one(rates: Rates, conversations: Sequence[Conversation], schedule: 
         for name in [name for engine in engines.values() for name in engine.advance(now)]:
             turn[name] += 1
             go_on(name)
-        while asked and asked[0][0] <= now:
-            name = heapq.heappop(asked)[1]
+        while requests and requests[0][0] <= now:
+            name = heapq.heappop(requests)[1]
             message = conversations[name].messages[turn[name]]
             engines[message.role].ask(now, name, message)
     sampled = max(ends, default=0.0)
-    begun = ends if schedule == CONCURRENT else [sampled] * len(ends)
-    judged = max((at + each.judge_s for at, each in zip(begun, conversations, strict=True)), default=0.0)
+    judge_starts = ends if schedule == CONCURRENT else [sampled] * len(ends)
+    judged = max(
+        (at + conversation.judge_s for at, conversation in zip(judge_starts, conversations, strict=True)), default=0.0
+    )
     return Batch(sampled, judged, sum(engine.busy for engine in engines.values()))
 
 
@@ -264,11 +268,14 @@ def simulate(rates: Rates, servers: int, train_gpus: int, schedule: str, stalene
     """Steps of a training with so many servers, and GPUs that train."""
     generator = random.Random(seed)
     drawn = [[draw(rates, generator) for _ in range(rates.conversations)] for _ in range(_STEPS)]
-    batches = [play(rates, each, servers, schedule) for each in drawn]
-    train = [sum(one.tokens for one in each) / (rates.train_tokens_s * train_gpus) for each in drawn]
+    batches = [play(rates, conversations, servers, schedule) for conversations in drawn]
+    train = [
+        sum(conversation.tokens for conversation in conversations) / (rates.train_tokens_s * train_gpus)
+        for conversations in drawn
+    ]
     publish = rates.weights_gb / rates.publish_gb_s
     ends = steps(batches, train, publish, staleness)
-    whole = (ends[-1] - ends[1]) / (_STEPS - 2)
+    step_s = (ends[-1] - ends[1]) / (_STEPS - 2)
     later = range(2, _STEPS)
 
     def mean(values: Sequence[float]) -> float:
@@ -281,7 +288,7 @@ def simulate(rates: Rates, servers: int, train_gpus: int, schedule: str, stalene
         "publishing": publish,
     }
     busy = mean([batch.busy for batch in batches]) / (2 * servers)
-    return Step(whole, 1 - busy / whole, 1 - mean(train) / whole, parts)
+    return Step(step_s, 1 - busy / step_s, 1 - mean(train) / step_s, parts)
 
 
 def sharing(rates: Rates) -> Rates:
@@ -307,11 +314,11 @@ def draw(rates: Rates, generator: random.Random) -> Conversation:
     cache; it reads its prompt and what the other one said."""
     lengths = {"teacher": rates.teacher_tokens, "student": rates.student_tokens}
     messages: list[Message] = []
-    for place in range(rates.messages):
-        role = ROLES[place % 2]
-        read = (messages[-1].sample if messages else 0) + (rates.prompt_tokens[role] if place < 2 else 0)
+    for index in range(rates.messages):
+        role = ROLES[index % 2]
+        read = (messages[-1].sample if messages else 0) + (rates.prompt_tokens[role] if index < 2 else 0)
         messages.append(Message(role, read, generator.choice(lengths[role])))
-    tokens = rates.prompt_tokens["teacher"] + sum(each.sample for each in messages)
+    tokens = rates.prompt_tokens["teacher"] + sum(message.sample for message in messages)
     return Conversation(tuple(messages), tokens, generator.choice(rates.judge_s))
 
 

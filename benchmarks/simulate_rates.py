@@ -57,20 +57,20 @@ def tokens_to_read(batch: Sequence[Replayed], block: int) -> list[list[int]]:
     Args:
         block: tokens in a block of the engines' prefix caches, which are empty in the beginning.
     """
-    known: dict[str, set[int]] = {role: set() for role in ROLES}
-    found: list[list[int]] = [[] for _ in batch]
-    for place in range(max(len(replayed.messages) for replayed in batch)):
-        for reads, replayed in zip(found, batch, strict=True):
-            if place < len(replayed.messages):
-                message = replayed.messages[place]
+    cached: dict[str, set[int]] = {role: set() for role in ROLES}
+    all_reads: list[list[int]] = [[] for _ in batch]
+    for index in range(max(len(replayed.messages) for replayed in batch)):
+        for reads, replayed in zip(all_reads, batch, strict=True):
+            if index < len(replayed.messages):
+                message = replayed.messages[index]
                 hits = 0
                 for prefix in _prefixes(message.prompt_ids[:-1], block):  # the last token is always read
-                    if prefix not in known[message.role]:
+                    if prefix not in cached[message.role]:
                         break
                     hits += 1
                 reads.append(len(message.prompt_ids) - hits * block)
-                known[message.role].update(_prefixes(_known_after(replayed.messages, place), block))
-    return found
+                cached[message.role].update(_prefixes(_known_after(replayed.messages, index), block))
+    return all_reads
 
 
 def _prefixes(ids: Sequence[int], block: int) -> Iterator[int]:
@@ -85,7 +85,7 @@ def _known_after(messages: Sequence[Message], place: int) -> list[int]:
     """What an engine has in its cache of a conversation after a message: its prompt and, as far as the role's next
     prompt repeats them, the sampled tokens but the last one."""
     message = messages[place]
-    following = [each.prompt_ids for each in messages[place + 1 :] if each.role == message.role]
+    following = [later.prompt_ids for later in messages[place + 1 :] if later.role == message.role]
     return following[0][: len(message.prompt_ids) + message.tokens - 1] if following else message.prompt_ids
 
 
@@ -97,7 +97,9 @@ def conversation_of(replayed: Replayed, reads: Sequence[int]) -> Conversation:
     """
     messages = zip(replayed.messages, reads, strict=True)
     return Conversation(
-        tuple(simulate.Message(each.role, read, each.tokens) for each, read in messages), len(replayed.ids), 0.0
+        tuple(simulate.Message(message.role, read, message.tokens) for message, read in messages),
+        len(replayed.ids),
+        0.0,
     )
 
 
@@ -115,13 +117,13 @@ class Bench:
     def numbers(self, batch: int) -> list[int]:
         """How many sequences are sampled at once, one after the other."""
         most = min(self._slots, batch)
-        return sorted({*(each for each in _RUNNING if each < most), most})
+        return sorted({*(running for running in _RUNNING if running < most), most})
 
     def fresh(self, running: int) -> list[list[int]]:
         """So many prompts that the engine has not read: each begins with two tokens like no other."""
-        begun = [divmod(next(self._new), 100) for _ in range(running)]
-        chosen = [self._prompts[place % len(self._prompts)] for place in range(running)]
-        return [[10 + first, 10 + second, *ids] for (first, second), ids in zip(begun, chosen, strict=True)]
+        prefixes = [divmod(next(self._new), 100) for _ in range(running)]
+        chosen = [self._prompts[index % len(self._prompts)] for index in range(running)]
+        return [[10 + first, 10 + second, *ids] for (first, second), ids in zip(prefixes, chosen, strict=True)]
 
     async def seconds(self, prompts: Sequence[list[int]], tokens: int) -> float:
         """Sample so many tokens after each prompt, all at once."""
@@ -139,8 +141,8 @@ class Bench:
         """Tokens per second of these sequences together, and the seconds of their first tokens, with prompts that are
         in the cache up to their last blocks."""
         first = await self.seconds(prompts, 1)
-        whole = await self.seconds(prompts, _SAMPLED)
-        return len(prompts) * (_SAMPLED - 1) / max(whole - first, 1e-9), first
+        total = await self.seconds(prompts, _SAMPLED)
+        return len(prompts) * (_SAMPLED - 1) / max(total - first, 1e-9), first
 
     def not_cached(self, prompts: Sequence[list[int]]) -> int:
         """How many tokens of prompts that were read already are read again."""
@@ -170,14 +172,14 @@ def fit(firsts: Sequence[tuple[int, int, float]], decode: Mapping[int, float]) -
         decode: tokens per second of so many sequences together.
     """
     rows = np.array([(tokens / seconds, messages / seconds, 1 / seconds) for messages, tokens, seconds in firsts])
-    wanted = np.array([1 - messages / decode[messages] / seconds for messages, _, seconds in firsts])
+    targets = np.array([1 - messages / decode[messages] / seconds for messages, _, seconds in firsts])
     free = [0, 1, 2]
     while True:
-        found = np.zeros(3)
-        found[free] = np.linalg.lstsq(rows[:, free], wanted, rcond=None)[0]
-        if (found >= 0).all():
-            return tuple(float(each) for each in found)
-        free.remove(int(found.argmin()))
+        coefficients = np.zeros(3)
+        coefficients[free] = np.linalg.lstsq(rows[:, free], targets, rcond=None)[0]
+        if (coefficients >= 0).all():
+            return tuple(float(value) for value in coefficients)
+        free.remove(int(coefficients.argmin()))
 
 
 async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, EngineRates]:
@@ -187,33 +189,33 @@ async def engine_rates(benches: Mapping[str, Bench], batch: int) -> dict[str, En
     numbers = {role: bench.numbers(batch) for role, bench in benches.items()}
     for bench in benches.values():
         await bench.sampled(bench.fresh(max(bench.numbers(batch))))  # warms up
-    for places in range(max(map(len, numbers.values()))):
-        running = {role: each[min(places, len(each) - 1)] for role, each in numbers.items()}
+    for index in range(max(map(len, numbers.values()))):
+        running = {role: counts[min(index, len(counts) - 1)] for role, counts in numbers.items()}
         fresh = {role: partial(bench.first, running[role]) for role, bench in benches.items()}
-        for role, found in (await _side_by_side(fresh)).items():
-            seconds, tokens = (median(each) for each in zip(*found, strict=True))
+        for role, results in (await _side_by_side(fresh)).items():
+            seconds, tokens = (median(values) for values in zip(*results, strict=True))
             firsts[role].append((running[role], tokens, seconds))
         prompts = {role: bench.fresh(running[role]) for role, bench in benches.items()}
         for role, bench in benches.items():
             await bench.seconds(prompts[role], 1)  # from here on they are in the cache
         measured = {role: partial(bench.sampled, prompts[role]) for role, bench in benches.items()}
-        for role, found in (await _side_by_side(measured)).items():
-            decode[role][running[role]] = round(median(rate for rate, _ in found), 1)
-            again = benches[role].not_cached(prompts[role])
-            firsts[role].append((running[role], again, median(first for _, first in found)))
+        for role, results in (await _side_by_side(measured)).items():
+            decode[role][running[role]] = round(median(rate for rate, _ in results), 1)
+            reread = benches[role].not_cached(prompts[role])
+            firsts[role].append((running[role], reread, median(first for _, first in results)))
     return {role: bench.rates(decode[role], firsts[role]) for role, bench in benches.items()}
 
 
 async def _side_by_side(measures: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, list[Any]]:
     """What each measures `_TIMES` times; who is done first goes on, so that the others are never alone."""
-    found: dict[str, list[Any]] = {name: [] for name in measures}
+    results: dict[str, list[Any]] = {name: [] for name in measures}
 
     async def repeat(name: str) -> None:
-        while any(len(each) < _TIMES for each in found.values()):
-            found[name].append(await measures[name]())
+        while any(len(values) < _TIMES for values in results.values()):
+            results[name].append(await measures[name]())
 
     await asyncio.gather(*map(repeat, measures))
-    return {name: each[:_TIMES] for name, each in found.items()}
+    return {name: values[:_TIMES] for name, values in results.items()}
 
 
 async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
@@ -224,10 +226,14 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
     engines = {
         role: await ReplayingEngine.start(model, config.seed, config.generation) for role, model in models.items()
     }
-    said = {role: [m for each in batch for m in each.messages if m.role == role] for role in ROLES}
+    messages_by_role = {
+        role: [message for replayed in batch for message in replayed.messages if message.role == role] for role in ROLES
+    }
     try:
         benches = {
-            role: Bench(engines[role], role, models[role].vllm, [message.prompt_ids for message in said[role]])
+            role: Bench(
+                engines[role], role, models[role].vllm, [message.prompt_ids for message in messages_by_role[role]]
+            )
             for role in ROLES
         }
         rates = await engine_rates(benches, len(batch))
@@ -243,19 +249,25 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
     finally:
         for engine in engines.values():
             engine.shutdown()
-    gigabytes = sum(each.numel() * each.element_size() for each in model.state_dict().values()) / 1e9
-    first = {role: [next(m for m in each.messages if m.role == role) for each in batch] for role in ROLES}
+    gigabytes = sum(weight.numel() * weight.element_size() for weight in model.state_dict().values()) / 1e9
+    first_messages = {
+        role: [next(message for message in replayed.messages if message.role == role) for replayed in batch]
+        for role in ROLES
+    }
     return Rates(
         **rates,
-        train_tokens_s=round(sum(len(each.ids) for each in batch) / trained, 1),
+        train_tokens_s=round(sum(len(replayed.ids) for replayed in batch) / trained, 1),
         judge_s=[0.0],
         weights_gb=round(gigabytes, 4),
         publish_gb_s=round(gigabytes / median(published), 3),
         conversations=len(batch),
-        messages=round(fmean(len(each.messages) for each in batch)),
-        teacher_tokens=[message.tokens for message in said["teacher"]],
-        student_tokens=[message.tokens for message in said["student"]],
-        prompt_tokens={role: round(fmean(len(m.prompt_ids) for m in messages)) for role, messages in first.items()},
+        messages=round(fmean(len(replayed.messages) for replayed in batch)),
+        teacher_tokens=[message.tokens for message in messages_by_role["teacher"]],
+        student_tokens=[message.tokens for message in messages_by_role["student"]],
+        prompt_tokens={
+            role: round(fmean(len(message.prompt_ids) for message in messages))
+            for role, messages in first_messages.items()
+        },
         engine_gpus=1,
         sources={
             "engines, training, publishing": f"measured with the models of {run}",
@@ -271,10 +283,10 @@ async def measure(run: Path, config: TrainRLConfig, server_s: float) -> Rates:
 def predicted(batch: Sequence[Replayed], rates: Rates) -> dict[str, float]:
     """The simulated seconds of a step that plays this batch on one server and trains on it."""
     reads = tokens_to_read(batch, rates.block_tokens)
-    conversations = [conversation_of(*each) for each in zip(batch, reads, strict=True)]
+    conversations = [conversation_of(*pair) for pair in zip(batch, reads, strict=True)]
     parts = {
         "rollout": play(rates, conversations, servers=1).judged,
-        "train": sum(each.tokens for each in conversations) / rates.train_tokens_s,
+        "train": sum(conversation.tokens for conversation in conversations) / rates.train_tokens_s,
         "publish": rates.weights_gb / rates.publish_gb_s,
     }
     return parts | {"step": sum(parts.values())}
@@ -288,13 +300,14 @@ def compare(
     Args:
         lines: those of the run's metrics, whose `step` is the number of batches that were trained on by then.
     """
-    both = []
+    pairs = []
     for before, line in pairwise(lines):
         step = max(step for step in batches if step < line["step"])
         took = {part: line[f"seconds/{part}"] for part in ("rollout", "train", "publish")}
-        both.append((predicted(batches[step], rates), took | {"step": line["time"] - before["time"]}))
+        pairs.append((predicted(batches[step], rates), took | {"step": line["time"] - before["time"]}))
     return {
-        part: (median(each[part] for each, _ in both), median(each[part] for _, each in both)) for part in both[0][0]
+        part: (median(simulated[part] for simulated, _ in pairs), median(measured[part] for _, measured in pairs))
+        for part in pairs[0][0]
     }
 
 
@@ -309,8 +322,8 @@ def main() -> int:
     options, overrides = parser.parse_known_args()
     config = load(TrainRLConfig, "train_rl", [*overrides, *options.overrides], check_train_rl)
     if options.command == "measure":
-        found = asyncio.run(measure(options.run, config, options.server_ms / 1000))
-        rates = TypeAdapter(Rates).dump_python(found)
+        measured_rates = asyncio.run(measure(options.run, config, options.server_ms / 1000))
+        rates = TypeAdapter(Rates).dump_python(measured_rates)
         options.rates.write_text(yaml.safe_dump(rates, sort_keys=False, default_flow_style=None), encoding="utf-8")
         print(f"{options.rates} is written")
         return 0

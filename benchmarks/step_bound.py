@@ -66,8 +66,8 @@ class ReplayingEngine(VllmEngine):
 
     async def replay(self, message: "Message", sampling: Sampling) -> None:
         """Sample a message again, with log-probs if it is the teacher's, as in a training."""
-        own = replace(sampling, max_tokens=message.tokens)
-        await self._sample(message.prompt_ids, own, with_logprobs=message.role == "teacher")
+        message_sampling = replace(sampling, max_tokens=message.tokens)
+        await self._sample(message.prompt_ids, message_sampling, with_logprobs=message.role == "teacher")
 
 
 @dataclass(frozen=True)
@@ -102,23 +102,23 @@ def trained_on(run: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
     """The step, and the messages and the end as events of the journal, of each conversation that a run was trained on:
     no evaluation on the same server, none that was played anew with other weights, and none that did not end."""
     training = f"{(run / 'run_id').read_text(encoding='utf-8')}-step"
-    begun: dict[str, Mapping[str, Any]] = {}
+    batch_events: dict[str, Mapping[str, Any]] = {}
     played: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for event in read_journal(run / JOURNAL_NAME):
         request = event.get("request") or request_of(event.get("conversation", ""))
         if not request.startswith(training):
             continue
         if event["event"] == "batch":
-            before = begun.get(request)
+            before = batch_events.get(request)
             if before is None or begins_anew(before, event):
                 played[request] = defaultdict(list)
-            begun[request] = event
+            batch_events[request] = event
         elif event["event"] in ("turn", "conversation"):
             played[request][event["conversation"]].append(event)
     for request, conversations in played.items():
         for events in conversations.values():
             if events[-1]["event"] == "conversation":
-                yield begun[request]["step"], events
+                yield batch_events[request]["step"], events
 
 
 def _replayed(
@@ -127,22 +127,22 @@ def _replayed(
     config: TrainRLConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Replayed:
-    found = Replayed()
-    said = [{"role": turn["role"], "content": turn["text"]} for turn in record["turns"] if turn["given"]]
+    replayed = Replayed()
+    dialogue = [{"role": turn["role"], "content": turn["text"]} for turn in record["turns"] if turn["given"]]
     for event in turns:
         turn = event["turn"]
         if turn["role"] == "teacher":
-            if not found.ids:
-                found.ids, found.mask = list(event["prompt_ids"]), [0] * len(event["prompt_ids"])
-            found.messages.append(Message("teacher", list(found.ids), turn["tokens"]))
+            if not replayed.ids:
+                replayed.ids, replayed.mask = list(event["prompt_ids"]), [0] * len(event["prompt_ids"])
+            replayed.messages.append(Message("teacher", list(replayed.ids), turn["tokens"]))
         else:
-            found.messages.append(
-                Message("student", _student_prompt(turn, said, record, config, tokenizer), turn["tokens"])
+            replayed.messages.append(
+                Message("student", _student_prompt(turn, dialogue, record, config, tokenizer), turn["tokens"])
             )
-        found.ids += event["ids"]
-        found.mask += [1] * len(event["logprobs"]) + [0] * (len(event["ids"]) - len(event["logprobs"]))
-        said.append({"role": turn["role"], "content": visible_text(turn["text"])})
-    return found
+        replayed.ids += event["ids"]
+        replayed.mask += [1] * len(event["logprobs"]) + [0] * (len(event["ids"]) - len(event["logprobs"]))
+        dialogue.append({"role": turn["role"], "content": visible_text(turn["text"])})
+    return replayed
 
 
 def _student_prompt(
@@ -156,9 +156,9 @@ def _student_prompt(
     named = {"student_name": record["student_name"], "problem": record["problem"]}
     persona = generation.student_personas_prompts_paths[turn["persona"]]
     messages = [{"role": "system", "content": render(persona, **named, include_thinking=generation.use_thinking)}]
-    for each in said:
-        text = each["content"].replace(END_OF_CONVERSATION, "").strip()
-        messages.append({"role": "user" if each["role"] == "teacher" else "assistant", "content": text})
+    for message in said:
+        text = message["content"].replace(END_OF_CONVERSATION, "").strip()
+        messages.append({"role": "user" if message["role"] == "teacher" else "assistant", "content": text})
     return encode_chat(tokenizer, messages)
 
 
@@ -186,14 +186,15 @@ def train(
     for rows in _micro_batches(batch, options.per_device_train_batch_size):
         width = max(len(row.ids) for row in rows)
         ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
-        for place, row in enumerate(rows):
-            ids[place, : len(row.ids)] = torch.tensor(row.ids)
-            mask[place, : len(row.mask)] = torch.tensor(row.mask, dtype=torch.bool)
-        wanted = mask[:, 1:]
+        for index, row in enumerate(rows):
+            ids[index, : len(row.ids)] = torch.tensor(row.ids)
+            mask[index, : len(row.mask)] = torch.tensor(row.mask, dtype=torch.bool)
+        # The hidden state at a position predicts the token at the next one.
+        sampled = mask[:, 1:]
         with torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bfloat16"):
-            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][wanted]
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][sampled]
             logits = model.lm_head(hidden)
-        cross_entropy(logits.float(), ids[:, 1:][wanted], reduction="sum").div(1000).backward()
+        cross_entropy(logits.float(), ids[:, 1:][sampled], reduction="sum").div(1000).backward()
     optimizer.step()
     optimizer.zero_grad()
     return time.perf_counter() - started
@@ -239,7 +240,7 @@ async def measure(run: Path, config: TrainRLConfig) -> dict[str, list[float]]:
     finally:
         for engine in engines.values():
             engine.shutdown()
-    parts["step"] = [sum(each) for each in zip(*parts.values(), strict=True)]
+    parts["step"] = [sum(parts_of_step) for parts_of_step in zip(*parts.values(), strict=True)]
     return parts
 
 

@@ -138,9 +138,9 @@ class Bench:
             if not policy_path(run, steps).is_dir():
                 sys.exit(f"{run} was trained for other steps, or its weights are gone: choose another --folder.")
             return run
-        own = [f"seed={seed}", f"train.max_steps={steps}", "logging.save_steps=10"]
-        own += ["train.keep_published_policies=1000", *self.arms[arm], *more]
-        command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, self.config)), *own]
+        run_overrides = [f"seed={seed}", f"train.max_steps={steps}", "logging.save_steps=10"]
+        run_overrides += ["train.keep_published_policies=1000", *self.arms[arm], *more]
+        command = ["./start_rl_training.sh", *self.overrides(run, self.configs.get(arm, self.config)), *run_overrides]
         print(f"training {arm}, seed {seed}: {run}", flush=True)
         run.mkdir(parents=True, exist_ok=True)
         with (run / "launcher.log").open("a") as log:
@@ -188,17 +188,19 @@ def figures(records: Sequence[ConversationRecord]) -> dict[str, dict[str, float]
         valid[record.problem_id].append(fmean(review.valid for review in reviews))
         penalties[record.problem_id].append(fmean(review.penalty for review in reviews))
     named = {"rewards": rewards, "valid": valid, "process": penalties}
-    return {name: {problem: fmean(values) for problem, values in found.items()} for name, found in named.items()}
+    return {
+        name: {problem: fmean(values) for problem, values in by_problem.items()} for name, by_problem in named.items()
+    }
 
 
 def reviews_of(record: ConversationRecord) -> Iterator[Review]:
     """The rubric's priced reviews of the tutor's messages."""
-    said: list[dict[str, str]] = []
+    dialogue: list[dict[str, str]] = []
     for turn in record.turns:
         if turn.role == "teacher":
-            about = MessageToReview(list(said), visible_text(turn.text), record.problem, cut=not turn.ended)
+            about = MessageToReview(list(dialogue), visible_text(turn.text), record.problem, cut=not turn.ended)
             yield priced(review_by_rubric(about), default_penalties())
-        said.append({"role": turn.role, "content": visible_text(turn.text)})
+        dialogue.append({"role": turn.role, "content": visible_text(turn.text)})
 
 
 @contextmanager
@@ -227,7 +229,7 @@ def report(lines: Sequence[Mapping]) -> str:
     by_arm = versions_by_arm(lines)
     arms = [arm for arm in ARMS if arm in by_arm]
     seeds = sorted(set.intersection(*(set(by_arm[arm]) for arm in arms)))
-    last = min(max(found) for arm in arms for found in by_arm[arm].values())
+    last = min(max(versions) for arm in arms for versions in by_arm[arm].values())
     out = [f"seeds {seeds}, {last} steps of {CONVERSATIONS_PER_STEP} conversations", ""]
     out.append("after the last step: mean, and difference to rl [95 % interval over lessons of all seeds]")
     for figure in ("rewards", "valid"):
@@ -237,14 +239,14 @@ def report(lines: Sequence[Mapping]) -> str:
     steps = list(range(EVERY, last + 1, EVERY))
     out += ["", "the mean over all measured versions after the first: how fast it was learned"]
     for arm in arms:
-        whole = _by_lesson(by_arm[arm], seeds, "rewards", steps)
-        out.append(f"  rewards {arm:10}{_mean(whole):.3f}  {_difference(by_arm, arm, seeds, 'rewards', steps)}")
+        all_versions = _by_lesson(by_arm[arm], seeds, "rewards", steps)
+        out.append(f"  rewards {arm:10}{_mean(all_versions):.3f}  {_difference(by_arm, arm, seeds, 'rewards', steps)}")
     out += ["", f"conversations until a held-out reward of {WANTED_REWARD:.2f} (interpolated), by seed, and their mean"]
     for arm in arms:
         needed = [conversations_needed(by_arm[arm][seed]) for seed in seeds]
-        known = [each for each in needed if each is not None]
-        mean = f"{fmean(known):.0f}" if len(known) == len(needed) else "not reached by all"
-        out.append(f"  {arm:10}{[round(each) if each is not None else None for each in needed]}  {mean}")
+        reached = [count for count in needed if count is not None]
+        mean = f"{fmean(reached):.0f}" if len(reached) == len(needed) else "not reached by all"
+        out.append(f"  {arm:10}{[round(count) if count is not None else None for count in needed]}  {mean}")
     return "\n".join(out)
 
 
@@ -252,7 +254,7 @@ def versions_by_arm(lines: Sequence[Mapping]) -> dict[str, dict[int, dict[int, M
     """The lines of results by arm, seed and step; a seed with no line of a trained version is left out."""
     trained = {(line["arm"], line["seed"]) for line in lines if line["step"] > 0}
     by_arm: dict[str, dict[int, dict[int, Mapping]]] = defaultdict(lambda: defaultdict(dict))
-    for line in [each for each in lines if (each["arm"], each["seed"]) in trained]:
+    for line in [line for line in lines if (line["arm"], line["seed"]) in trained]:
         by_arm[line["arm"]][line["seed"]][line["step"]] = line
     return by_arm
 
@@ -275,11 +277,11 @@ def conversations_needed(by_step: Mapping[int, Mapping]) -> float | None:
 
 def _by_lesson(by_seed: Mapping, seeds: Sequence[int], figure: str, steps: Sequence[int]) -> dict[str, list[float]]:
     """The figure's mean over these steps, for each lesson of each seed."""
-    found = {}
+    means = {}
     for seed in seeds:
         for lesson in by_seed[seed][steps[0]][figure]:
-            found[f"{seed}|{lesson}"] = [fmean(by_seed[seed][step][figure][lesson] for step in steps)]
-    return found
+            means[f"{seed}|{lesson}"] = [fmean(by_seed[seed][step][figure][lesson] for step in steps)]
+    return means
 
 
 def _difference(by_arm: Mapping, arm: str, seeds: Sequence[int], figure: str, steps: Sequence[int]) -> str:
@@ -331,9 +333,9 @@ def run(
 
 def measure(bench: Bench, wanted: Sequence[tuple[str, int]], lessons: Sequence[str]) -> None:
     """Train each (arm, seed), measure the versions of all of them on one server, and delete their weights."""
-    known = bench.measured()
+    measured = bench.measured()
     due = [
-        (arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in bench.measured_steps(arm)} <= known
+        (arm, seed) for arm, seed in wanted if not {(arm, seed, step) for step in bench.measured_steps(arm)} <= measured
     ]
     runs = [bench.train(arm, seed) for arm, seed in due]
     if not due:

@@ -40,22 +40,22 @@ def random_batch() -> Batch:
     completions = torch.randint(_COMPLETION * 4 // 5, _COMPLETION + 1, (_SAMPLES, 1), generator=draw)
     prompts = torch.randint(_PROMPT * 4 // 5, _PROMPT + 1, (_SAMPLES, 1), generator=draw)
     ids = torch.randint(5, SHAPES["Qwen3-0.6B"].vocabulary, (_SAMPLES, _PROMPT + _COMPLETION), generator=draw)
-    place = torch.arange(_COMPLETION)[None]
-    is_there = place < completions
-    mask = is_there & (place // _MESSAGE % 2 == 0)
+    position = torch.arange(_COMPLETION)[None]
+    completion_mask = position < completions
+    mask = completion_mask & (position // _MESSAGE % 2 == 0)
     prompt_mask = torch.arange(_PROMPT)[None] >= _PROMPT - prompts
     zeros = torch.zeros(_SAMPLES, _COMPLETION)
     columns = (
         ids[:, :_PROMPT],
         prompt_mask.long(),
         ids[:, _PROMPT:],
-        is_there.long(),
+        completion_mask.long(),
         mask,
         torch.zeros_like(mask),
         zeros,
         zeros,
     )
-    return Batch(*(each.to(_DEVICE) for each in columns))
+    return Batch(*(column.to(_DEVICE) for column in columns))
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     accelerator, batch = Accelerator(mixed_precision="bf16"), random_batch()
     model, reference = random_model(("log_probs", "entropy")).train(), random_model(("log_probs",)).eval()
     tokens = int(batch.prompt_mask_BP.sum() + batch.completion_mask_BT.sum())
-    operations = 6 * sum(each.numel() for each in model.parameters()) * tokens
+    operations = 6 * sum(parameter.numel() for parameter in model.parameters()) * tokens
     print(f"{torch.cuda.get_device_name()}, {tokens} tokens, {int(batch.mask_BT.sum())} of them sampled")
 
     def forward(scored: PreTrainedModel, places: Sequence[int]) -> torch.Tensor:
@@ -74,13 +74,13 @@ def main() -> None:
         return log_probs(scored, micro, micro.mask_BT, accelerator).logps_BT.sum()
 
     def train(rows: int, count: int | None = None) -> None:
-        for places in micro_batches_by_rows(_SAMPLES, rows)[:count]:
-            forward(model, places).backward()
+        for indices in micro_batches_by_rows(_SAMPLES, rows)[:count]:
+            forward(model, indices).backward()
 
     @torch.no_grad()
     def score(rows: int) -> None:
-        for places in micro_batches_by_rows(_SAMPLES, rows):
-            forward(reference, places)
+        for indices in micro_batches_by_rows(_SAMPLES, rows):
+            forward(reference, indices)
 
     print("| pass | rows | seconds | TFLOP/s | peak, GiB |\n|---|---|---|---|---|")
     for rows in options.rows:

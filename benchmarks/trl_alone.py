@@ -81,29 +81,29 @@ class Rollout:
         config = self._config
         teacher = trainer.accelerator.unwrap_model(trainer.model)
         self._student.to(teacher.device)
-        dialogues = [self._open(self._problems[each], trainer.state.global_step) for each in prompts]
+        dialogues = [self._open(self._problems[problem_id], trainer.state.global_step) for problem_id in prompts]
         if opens_dialogue(config.generation.teacher_prompt_path):
             self._reply(dialogues)
-        for each in dialogues:
-            each.prompt_ids = self._first_prompt(each)
-        going = dialogues
-        while going:
-            self._teach(going, teacher)
-            going = [
-                each
-                for each in going
-                if len(each.turns) < config.generation.max_turns
-                and END_OF_CONVERSATION not in each.turns[-1].text
-                and self._room(each) > 1
+        for dialogue in dialogues:
+            dialogue.prompt_ids = self._first_prompt(dialogue)
+        active = dialogues
+        while active:
+            self._teach(active, teacher)
+            active = [
+                dialogue
+                for dialogue in active
+                if len(dialogue.turns) < config.generation.max_turns
+                and END_OF_CONVERSATION not in dialogue.turns[-1].text
+                and self._room(dialogue) > 1
             ]
-            if going:
-                self._reply(going)
-        self.messages = sum(len(each.turns) for each in dialogues)
+            if active:
+                self._reply(active)
+        self.messages = sum(len(dialogue.turns) for dialogue in dialogues)
         return {
-            "prompt_ids": [each.prompt_ids for each in dialogues],
-            "completion_ids": [each.completion_ids for each in dialogues],
+            "prompt_ids": [dialogue.prompt_ids for dialogue in dialogues],
+            "completion_ids": [dialogue.completion_ids for dialogue in dialogues],
             "logprobs": None,
-            "env_mask": [each.mask for each in dialogues],
+            "env_mask": [dialogue.mask for dialogue in dialogues],
             "dialogue": dialogues,
         }
 
@@ -124,22 +124,25 @@ class Rollout:
         return self._config.generation.max_tokens_in_conversation - used
 
     def _teach(self, dialogues: Sequence[Dialogue], model: PreTrainedModel) -> None:
-        prompts = [each.prompt_ids + each.completion_ids for each in dialogues]
-        for each, ids in zip(dialogues, self._sample(model, prompts, self._config.teacher_model), strict=True):
+        prompts = [dialogue.prompt_ids + dialogue.completion_ids for dialogue in dialogues]
+        for dialogue, ids in zip(dialogues, self._sample(model, prompts, self._config.teacher_model), strict=True):
             ended = ids[-1] == self._frame.turn_end_id
-            given = [] if ended else [self._frame.turn_end_id]
-            each.completion_ids += ids + given
-            each.mask += [1] * len(ids) + [0] * len(given)
-            each.turns.append(Turn("teacher", self._text(ids)))
+            # A message that was cut off is closed by a token that was not sampled, so its mask is 0.
+            forced = [] if ended else [self._frame.turn_end_id]
+            dialogue.completion_ids += ids + forced
+            dialogue.mask += [1] * len(ids) + [0] * len(forced)
+            dialogue.turns.append(Turn("teacher", self._text(ids)))
 
     def _reply(self, dialogues: Sequence[Dialogue]) -> None:
-        prompts = [encode_chat(self._tokenizer, self._student_view(each)) for each in dialogues]
-        for each, ids in zip(dialogues, self._sample(self._student, prompts, self._config.student_model), strict=True):
-            each.turns.append(Turn("student", self._text(ids), each.next_persona))
-            if each.prompt_ids:
-                framed = self._frame.reply(each.turns[-1].text)
-                each.completion_ids += framed
-                each.mask += [0] * len(framed)
+        prompts = [encode_chat(self._tokenizer, self._student_view(dialogue)) for dialogue in dialogues]
+        for dialogue, ids in zip(
+            dialogues, self._sample(self._student, prompts, self._config.student_model), strict=True
+        ):
+            dialogue.turns.append(Turn("student", self._text(ids), dialogue.next_persona))
+            if dialogue.prompt_ids:
+                framed = self._frame.reply(dialogue.turns[-1].text)
+                dialogue.completion_ids += framed
+                dialogue.mask += [0] * len(framed)
 
     def _student_view(self, dialogue: Dialogue) -> list[dict[str, str]]:
         generation: GenerationConfig = self._config.generation
@@ -150,7 +153,7 @@ class Rollout:
         return messages + [{"role": roles[turn.role], "content": turn.text} for turn in dialogue.turns]
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([each for each in ids if each != self._frame.turn_end_id]).strip()
+        return self._tokenizer.decode([token for token in ids if token != self._frame.turn_end_id]).strip()
 
     def _sample(self, model: PreTrainedModel, prompts: list[list[int]], role: ModelConfig) -> list[list[int]]:
         """One message after each prompt, by one `generate`."""
@@ -158,12 +161,13 @@ class Rollout:
         room = self._config.generation.max_tokens_in_conversation - width - 1
         ids = torch.full((len(prompts), width), end)
         attended = torch.zeros_like(ids)
+        # Padded on the left: `generate` goes on from the last column of every row.
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :], attended[row, width - len(prompt) :] = torch.tensor(prompt), 1
         was_training = model.training
         model.eval()
         with torch.inference_mode():
-            whole = model.generate(
+            sequences = model.generate(
                 input_ids=ids.to(model.device),
                 attention_mask=attended.to(model.device),
                 do_sample=True,
@@ -176,10 +180,10 @@ class Rollout:
                 use_cache=True,
             )
         model.train(was_training)
-        found = []
-        for row in whole[:, width:].tolist():
-            found.append(row[: row.index(end) + 1] if end in row else row)
-        return found
+        completions = []
+        for row in sequences[:, width:].tolist():
+            completions.append(row[: row.index(end) + 1] if end in row else row)
+        return completions
 
 
 class Reward:
@@ -193,13 +197,13 @@ class Reward:
         self._max_turns = config.generation.max_turns
 
     def __call__(self, prompts: list, completions: list, dialogue: list[Dialogue], **_: Any) -> list[float]:
-        return [self._score(each) for each in dialogue]
+        return [self._score(conversation) for conversation in dialogue]
 
     def _score(self, dialogue: Dialogue) -> float:
         facts = ConversationFacts(tuple(turn.persona for turn in dialogue.turns), self._max_turns)
-        said = visible_messages(dialogue.turns)
-        asked = self._judge.judge(self._rule, said, dialogue.problem.text, 0, facts)
-        return parse_verdict(self._rule, 0, asyncio.run(asked)).scores.final_reward
+        messages = visible_messages(dialogue.turns)
+        judging = self._judge.judge(self._rule, messages, dialogue.problem.text, 0, facts)
+        return parse_verdict(self._rule, 0, asyncio.run(judging)).scores.final_reward
 
 
 class Lines(TrainerCallback):

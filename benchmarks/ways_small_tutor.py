@@ -68,8 +68,8 @@ class SmallBench(WaysBench):
 
     def measured_steps(self, arm: str) -> Sequence[int]:
         half = self.steps // 2
-        whole = [0, half, self.steps]
-        return {GRPO: whole, LEVEL: whole, DISTILLED: [half]}.get(arm, [self.steps])
+        all_versions = [0, half, self.steps]
+        return {GRPO: all_versions, LEVEL: all_versions, DISTILLED: [half]}.get(arm, [self.steps])
 
     def overrides(self, save_dir: Path, config: str = "small_tutor") -> list[str]:
         return [
@@ -84,17 +84,17 @@ class SmallBench(WaysBench):
         ]
 
     def figures(self, arm: str, seed: int, step: int, records: Sequence[ConversationRecord]) -> dict[str, Any]:
-        found: dict[str, dict[str, list[float]]] = {"rewards": defaultdict(list)}
+        by_figure: dict[str, dict[str, list[float]]] = {"rewards": defaultdict(list)}
         for record in records:
             if record.reward is not None:
-                found["rewards"][record.problem_id].append(record.reward)
-        found |= {name: values for name, values in level_by_lesson(records, RULES).items() if name in FIGURES}
+                by_figure["rewards"][record.problem_id].append(record.reward)
+        by_figure |= {name: values for name, values in level_by_lesson(records, RULES).items() if name in FIGURES}
         (self.folder / arm / str(seed) / f"held_out_{step}.jsonl").write_text(
             "".join(f"{record.model_dump_json()}\n" for record in records), encoding="utf-8"
         )
         return {
             name: {lesson: fmean(values) for lesson, values in by_lesson.items() if values}
-            for name, by_lesson in found.items()
+            for name, by_lesson in by_figure.items()
         }
 
 
@@ -105,7 +105,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     out = []
     for figure, title in FIGURES.items():
         out.append(title)
-        for seed in sorted({seed for found in by_arm.values() for seed in found}):
+        for seed in sorted({seed for by_seed in by_arm.values() for seed in by_seed}):
             grpo = by_arm.get(GRPO, {}).get(seed, {})
             versions = [
                 (arm, step, line[figure])
@@ -113,14 +113,14 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
                 for step, line in sorted(by_arm.get(arm, {}).get(seed, {}).items())
                 if figure in line
             ]
-            begin = next((found for _, step, found in versions if not step), {})
+            begin = next((means for _, step, means in versions if not step), {})
             out.append(f"  seed {seed}  {'begin':10}{0:4}  {shown(_estimate(begin))}")
-            for arm, step, found in versions:
+            for arm, step, means in versions:
                 if not step:
                     continue
-                text = f"  seed {seed}  {arm:10}{step:4}  {shown(_estimate(found))}  to begin {_change(begin, found)}"
+                text = f"  seed {seed}  {arm:10}{step:4}  {shown(_estimate(means))}  to begin {_change(begin, means)}"
                 if arm != GRPO and step in grpo:
-                    text += f"  to grpo {_change(grpo[step].get(figure, {}), found)}"
+                    text += f"  to grpo {_change(grpo[step].get(figure, {}), means)}"
                 out.append(text)
     return "\n".join(out)
 

@@ -77,8 +77,8 @@ class WaysBench(OutcomeBench):
             return self._train_offline(arm, seed)
         if arm == DISTILLED:
             return self.train_with(arm, seed, [f"train.distillation.model={self._finished_grpo(seed) / 'model'}"])
-        own = [f"train.distillation.model={self.base_model}"] if arm in ("own_teacher", "informed") else []
-        return self.train_with(arm, seed, own)
+        overrides = [f"train.distillation.model={self.base_model}"] if arm in ("own_teacher", "informed") else []
+        return self.train_with(arm, seed, overrides)
 
     def _finished_grpo(self, seed: int) -> Path:
         """The run of `grpo` that others learn from, trained if it is not finished; once it is measured, its published
@@ -122,20 +122,20 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
     """By way of learning: conversations until the held-out reward for form was reached, seconds of all training, and
     the figures of the last version with their difference to `grpo` [95 % interval over lessons of the same seeds]."""
     by_arm: dict[str, dict[int, dict[int, Mapping]]] = dict(versions_by_arm(lines))
-    begin = {seed: {0: found[0]} for seed, found in by_arm.get(GRPO, {}).items() if 0 in found}
+    begin = {seed: {0: by_step[0]} for seed, by_step in by_arm.get(GRPO, {}).items() if 0 in by_step}
     out = [
         f"conversations until a held-out reward for form of {WANTED_REWARD:.2f}, and seconds of all training, by seed"
     ]
-    for arm in [each for each in WaysBench.arms if each in by_arm]:
-        needed = [conversations_needed(found) for _, found in sorted(by_arm[arm].items())]
-        seconds = [round(found[max(found)]["seconds"]) for _, found in sorted(by_arm[arm].items())]
-        reached = [round(each) if each is not None else None for each in needed]
+    for arm in [arm for arm in WaysBench.arms if arm in by_arm]:
+        needed = [conversations_needed(by_step) for _, by_step in sorted(by_arm[arm].items())]
+        seconds = [round(by_step[max(by_step)]["seconds"]) for _, by_step in sorted(by_arm[arm].items())]
+        reached = [round(count) if count is not None else None for count in needed]
         out.append(f"  {arm:12}{'after grpo' if arm in OFFLINE else reached!s:24}{seconds}")
     out.append("held-out lessons after the last step: mean of the seeds, each, and the difference to grpo")
     for figure, title in FIGURES.items():
-        for arm, found in ({SFT: begin} | by_arm).items():
-            last = {seed: by_step[max(by_step)][figure] for seed, by_step in sorted(found.items())}
-            means = [round(fmean(each.values()), 3) for each in last.values() if each]
+        for arm, by_seed in ({SFT: begin} | by_arm).items():
+            last = {seed: by_step[max(by_step)][figure] for seed, by_step in sorted(by_seed.items())}
+            means = [round(fmean(values.values()), 3) for values in last.values() if values]
             line = f"  {title:18}{arm:12}{fmean(means):.3f}  {means}"
             common = sorted(set(last) & set(by_arm.get(GRPO, {}))) if arm != GRPO else []
             if common:
@@ -146,7 +146,7 @@ def report(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _by_lesson(by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
-    return {f"{seed}|{lesson}": [value] for seed, found in by_seed.items() for lesson, value in found.items()}
+    return {f"{seed}|{lesson}": [value] for seed, by_lesson in by_seed.items() for lesson, value in by_lesson.items()}
 
 
 def main() -> None:

@@ -43,18 +43,20 @@ def replay_bound(folder: Path, project: Path, overrides: Sequence[str], played: 
 def play_trl_alone(folder: Path, overrides: Sequence[str], steps: int) -> Round:
     """A short training by TRL alone."""
     out = folder / "steps.jsonl"
-    own = [f"train.max_steps={steps + 1}", f"logging.save_dir={folder / 'run'}"]
-    run_in([sys.executable, "-m", "benchmarks.trl_alone", str(out), *overrides, *own], folder)
+    run_overrides = [f"train.max_steps={steps + 1}", f"logging.save_dir={folder / 'run'}"]
+    run_in([sys.executable, "-m", "benchmarks.trl_alone", str(out), *overrides, *run_overrides], folder)
     return Round.of(read_lines(out))
 
 
 def report(rounds: Mapping[str, Sequence[Round]]) -> str:
     """Each program's times and figures, and the ratio of the rounds."""
     out = ["                seconds of a step, by round             median   messages   reward"]
-    for name, found in rounds.items():
-        shown = ", ".join(f"{each.seconds:.1f}" for each in found)
-        middle, messages = median(each.seconds for each in found), fmean(each.messages for each in found)
-        out.append(f"{name:15} {shown:40} {middle:5.1f} {messages:10.0f} {fmean(each.reward for each in found):8.3f}")
+    for name, results in rounds.items():
+        shown = ", ".join(f"{result.seconds:.1f}" for result in results)
+        middle, messages = median(result.seconds for result in results), fmean(result.messages for result in results)
+        out.append(
+            f"{name:15} {shown:40} {middle:5.1f} {messages:10.0f} {fmean(result.reward for result in results):8.3f}"
+        )
     *_, other = (name for name in rounds if name not in (BOUND, DEEPSPEED))
     pairs = list(zip(rounds[other], rounds[PROJECT], strict=True))
     ratio = median(theirs.seconds / ours.seconds for theirs, ours in pairs)
@@ -97,16 +99,16 @@ def main() -> None:
         TRL_ALONE: partial(play_trl_alone, overrides=overrides, steps=steps),
         DEEPSPEED: partial(play, command=_WITH_DEEPSPEED),
     }
-    found: dict[str, list[Round]] = {name: [] for name in programs}
+    results: dict[str, list[Round]] = {name: [] for name in programs}
     for number in range(arguments.rounds):
         for name in programs:
             way = ways.get(name, partial(play, source=folder / "earlier"))
             if name == BOUND:
                 project = rounds.folder_of(number, PROJECT)
-                way = partial(replay_bound, project=project, overrides=overrides, played=found[PROJECT][-1])
-            found[name].append(rounds.measure(number, name, way))
+                way = partial(replay_bound, project=project, overrides=overrides, played=results[PROJECT][-1])
+            results[name].append(rounds.measure(number, name, way))
         rounds.end(number)
-    print(report(found))
+    print(report(results))
 
 
 if __name__ == "__main__":

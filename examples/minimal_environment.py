@@ -53,11 +53,11 @@ class Environment(DialogueEnvironment):
     def reward(self, name: str, episode: DialogueEpisode) -> float:
         """`digit`: the share of messages that are one. `next`: of those that are the right one."""
         first = int(episode.problem.text)
-        wanted = [str((first + more) % 10) for more in (1, 6)]
-        said = [message.strip() for message in episode.messages]
+        expected = [str((first + offset) % 10) for offset in (1, 6)]
+        texts = [message.strip() for message in episode.messages]
         if name == "digit":
-            return sum(text.isdecimal() and len(text) == 1 for text in said) / len(said)
-        return sum(text == right for text, right in zip(said, wanted, strict=False)) / len(said)
+            return sum(text.isdecimal() and len(text) == 1 for text in texts) / len(texts)
+        return sum(text == right for text, right in zip(texts, expected, strict=False)) / len(texts)
 
 
 if __name__ == "__main__":

@@ -110,8 +110,8 @@ async def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
-        found = sum(guesses(rollout)[-1] == rollout.meta["number"] for rollout in played)
-        print(f"step {step + 1:3}  reward {rewards.mean():.3f}  found {found / len(played):.0%}", flush=True)
+        solved = sum(guesses(rollout)[-1] == rollout.meta["number"] for rollout in played)
+        print(f"step {step + 1:3}  reward {rewards.mean():.3f}  found {solved / len(played):.0%}", flush=True)
     print(played[0].messages())
 
 

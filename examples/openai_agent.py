@@ -38,11 +38,11 @@ def play(base_url, api_key, problem):
     number, guesses = int(problem.answer), []
     while number not in guesses and len(guesses) < 4:
         answer = client.chat.completions.create(model="teacher", messages=messages)
-        said = answer.choices[0].message.content
-        guess = int(said) if re.fullmatch(r"\s*[0-7]\s*", said) else None
+        text = answer.choices[0].message.content
+        guess = int(text) if re.fullmatch(r"\s*[0-7]\s*", text) else None
         guesses.append(guess)
         hint = "One digit." if guess is None else "Higher." if guess < number else "Lower."
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": hint}]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": hint}]
     return float(number in guesses) + 0.5 * sum(guess is not None for guess in guesses) / len(guesses)
 
 

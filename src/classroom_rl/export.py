@@ -242,8 +242,13 @@ def _save_gguf(run: FinishedRun, folder: Path, arguments: argparse.Namespace) ->
     write_gguf(run.model, file, run.folder.name, dtype, rule or pre_tokenizer_of(run.model))
     if rule is None:
         return []
-    records = [each for side in run.data.measurements.values() for found in side.records.values() for each in found]
-    texts = sorted({text for each in records for text in (each.problem, *(turn.text for turn in each.turns))})
+    records = [
+        record
+        for measurement in run.data.measurements.values()
+        for records in measurement.records.values()
+        for record in records
+    ]
+    texts = sorted({text for record in records for text in (record.problem, *(turn.text for turn in record.turns))})
     changed = f"{encoded_otherwise(run.model, rule, texts)} of {len(texts)} texts of the run's evaluations"
     return [f"Text is split by the rule {rule}: {changed} get other tokens than by the tokenizer's own."]
 
@@ -270,9 +275,9 @@ def modelfile(run: FinishedRun) -> str:
         lines += ["# The chat template is not ChatML, so there is no TEMPLATE. Ollama then takes one of its own, if"]
         lines += ["# the one in the GGUF file is like it: compare what `ollama show --template` shows."]
     generation = json.loads((run.model / "generation_config.json").read_text(encoding="utf-8"))
-    ends = generation.get("eos_token_id")
-    for end in dict.fromkeys([run.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]):
-        lines += [] if end is None else [f'PARAMETER stop "{run.tokenizer.convert_ids_to_tokens(end)}"']
+    eos_ids = generation.get("eos_token_id")
+    for eos_id in dict.fromkeys([run.tokenizer.eos_token_id, *(eos_ids if isinstance(eos_ids, list) else [eos_ids])]):
+        lines += [] if eos_id is None else [f'PARAMETER stop "{run.tokenizer.convert_ids_to_tokens(eos_id)}"']
     if sampling:  # min_p and repeat_penalty, which Ollama sets by itself, were not used in the training
         values = [("temperature", sampling["temperature"]), ("top_p", sampling["top_p"]), ("min_p", 0)]
         values += [("top_k", max(0, sampling["top_k"])), ("repeat_penalty", 1), ("num_ctx", sampling["max_length"])]
@@ -313,7 +318,7 @@ def chatml_system(tokenizer: "PreTrainedTokenizerBase", variables: dict[str, Any
 
 
 def _chatml(chat: Sequence[Message]) -> str:
-    turns = [f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in chat]
+    turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
@@ -335,15 +340,15 @@ def write_card(run: FinishedRun, folder: Path, to: str, licence: str | None, not
     """Write README.md: the card that the training wrote, with what is known of the run by now."""
     path = run.model / "README.md"
     card = ModelCard.load(path) if path.is_file() else ModelCard(f"---\n{{}}\n---\n\n# {run.folder.name}\n")
-    library, use = _USES[to]
+    library, usage = _USES[to]
     card.data.license, card.data.library_name = licence, library
     after = run.data.after
     results = card.data.eval_results or []
     for name in after.samplings if after is not None else ():
-        reward, sampled = look_up(after.metrics[name], "reward", "mean"), f"reward ({name})"
+        reward, metric_name = look_up(after.metrics[name], "reward", "mean"), f"reward ({name})"
         if reward is not None:
-            of = ("text-generation", "dialogue", "held-out lessons", "reward", reward)
-            results.append(EvalResult(*of, dataset_split="held-out", metric_name=sampled))
+            arguments = ("text-generation", "dialogue", "held-out lessons", "reward", reward)
+            results.append(EvalResult(*arguments, dataset_split="held-out", metric_name=metric_name))
     if results:
         card.data.model_name, card.data.eval_results = card.data.model_name or run.folder.name, results
     measured = comparison_table(run.data)
@@ -351,22 +356,22 @@ def write_card(run: FinishedRun, folder: Path, to: str, licence: str | None, not
     if run.program == "train_rl":
         measured += f"\n\n```\n{describe_learning(learning_of(run.data)[0])}\n```"
     sections = {
-        "Use": "\n\n".join([use, *notes]),
+        "Use": "\n\n".join([usage, *notes]),
         "Measured": measured,
         "Data": _data_lines(run),
         **({"Judge and guards": _judge_lines(run)} if run.program == "train_rl" else {}),
         "Licence": licence or f"That of the base model, `{Path(run.base).name}`; which one it is was not stated.",
     }
-    head, mark, rest = card.text.partition("\n## ")
+    head, separator, rest = card.text.partition("\n## ")
     added = "\n\n".join(f"## {title}\n\n{body}" for title, body in sections.items())
-    card.text = f"{head.rstrip()}\n\n{added}\n{mark}{rest}"
+    card.text = f"{head.rstrip()}\n\n{added}\n{separator}{rest}"
     card.save(folder / "README.md")
 
 
 def _data_lines(run: FinishedRun) -> str:
     dataset = run.config.get("dataset") or {}
-    sources = [each for name in ("train_datasets", "val_datasets") for each in dataset.get(name) or ()]
-    lines = [f"- `{each['name_or_path']}`, split {each['split']}, share {each['ratio']:g}" for each in sources]
+    sources = [source for name in ("train_datasets", "val_datasets") for source in dataset.get(name) or ()]
+    lines = [f"- `{source['name_or_path']}`, split {source['split']}, share {source['ratio']:g}" for source in sources]
     lines += [f"- pairs: `{dataset['pairs']}`"] if dataset.get("pairs") else []
     return "\n".join(lines) or f"None is named: the environment `{run.config.get('environment')}` makes its own."
 
@@ -379,12 +384,12 @@ def _judge_lines(run: FinishedRun) -> str:
     )
     lines = [f"The judge was `{judge}`, the held-out judge {f'`{held_out}`' if held_out else 'none'}."]
     warned = [check for check in checks if check["warnings"]]
-    checked = f"Of {len(checks)} checks whether it can be fooled, {len(warned)} warned."
-    lines += [checked if checks else "It was never checked whether it can be fooled."]
+    summary = f"Of {len(checks)} checks whether it can be fooled, {len(warned)} warned."
+    lines += [summary if checks else "It was never checked whether it can be fooled."]
     warnings = dict.fromkeys(f"- {warning}" for check in warned for warning in check["warnings"])
-    guards = [f"- {name}: {value:.3g}" for name, value in figures.items() if name.startswith("guard/")]
+    guard_lines = [f"- {name}: {value:.3g}" for name, value in figures.items() if name.startswith("guard/")]
     lines += ["\n".join(warnings)] if warnings else []
-    return "\n\n".join([*lines, *(["What the guards measured last:", "\n".join(guards)] if guards else [])])
+    return "\n\n".join([*lines, *(["What the guards measured last:", "\n".join(guard_lines)] if guard_lines else [])])
 
 
 def parser() -> argparse.ArgumentParser:

@@ -81,9 +81,9 @@ def new_name(name: str) -> str:
     """The present name of a module that was called `src.…` or `tutor_rollouts.…`."""
     parts = name.split(".")[1:]
     for length in range(len(parts), 0, -1):
-        room = ".".join(parts[:length])
-        if room in _NEW_NAMES and not (room == "rollout" and parts[1:]):
-            return ".".join(filter(None, [_PACKAGE, _NEW_NAMES[room], *parts[length:]]))
+        former_name = ".".join(parts[:length])
+        if former_name in _NEW_NAMES and not (former_name == "rollout" and parts[1:]):
+            return ".".join(filter(None, [_PACKAGE, _NEW_NAMES[former_name], *parts[length:]]))
     return ".".join([_PACKAGE, *parts])
 
 
@@ -93,10 +93,10 @@ class _Forward(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in _FORMER_PACKAGES or "." not in fullname:
             return None
-        found = find_spec(new_name(fullname))
-        if found is None:
+        spec = find_spec(new_name(fullname))
+        if spec is None:
             return None
-        return ModuleSpec(fullname, self, origin=found.origin, is_package=found.submodule_search_locations is not None)
+        return ModuleSpec(fullname, self, origin=spec.origin, is_package=spec.submodule_search_locations is not None)
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -106,8 +106,8 @@ class _Forward(MetaPathFinder, Loader):
     def get_code(self, fullname: str) -> CodeType | None:
         """What `python -m` runs."""
         _warn(fullname)
-        found = find_spec(new_name(fullname))
-        return found.loader.get_code(found.name)  # type: ignore[union-attr]
+        spec = find_spec(new_name(fullname))
+        return spec.loader.get_code(spec.name)  # type: ignore[union-attr]
 
 
 def _warn(name: str) -> None:

@@ -85,8 +85,8 @@ def test_a_rejected_draft_counts_in_the_mean_and_a_replaced_message_does_not() -
     one = ProcessRewards([0.0, 0.0], [(1, -2.0)])
     other = ProcessRewards([0.0, -1.0], [(1, -1.0)], frozenset({1}))
     first, second = group_credits([one, other], [0, 0], "immediate", 0.9, 1.0)
-    assert first.messages == pytest.approx([0.0, 1.0]) and first.beside == pytest.approx([-1.0])
-    assert second.messages == pytest.approx([0.0, 0.0]) and second.beside == pytest.approx([0.0])
+    assert first.messages == pytest.approx([0.0, 1.0]) and first.drafts == pytest.approx([-1.0])
+    assert second.messages == pytest.approx([0.0, 0.0]) and second.drafts == pytest.approx([0.0])
 
 
 def test_turn_rewards_are_weighed_and_summed() -> None:
@@ -100,7 +100,7 @@ def test_turn_rewards_are_weighed_and_summed() -> None:
 def test_a_draft_has_its_own_penalty() -> None:
     branch = AuxSample("draft", 2, 9, (7, 8), (-1.0, -1.0), reward=-2.0, draft=0)
     record = conversation(0, PROBLEMS[0], seed=3, branches=[branch], turn_rewards={"supervisor": [0.0, 0.0, 0.0]})
-    assert process_rewards(record, rows_of(record), {"supervisor": 0.5}).beside == [(1, -1.0)]
+    assert process_rewards(record, rows_of(record), {"supervisor": 0.5}).drafts == [(1, -1.0)]
     row = rows_of(record)[1]
     assert (row.kind, row.message, row.prompt_ids) == ("draft", 1, record.prompt_ids)
     assert row.completion_ids == [*record.completion_ids[:9], 7, 8]
@@ -163,10 +163,10 @@ def test_equal_messages_earn_a_group_nothing(known: list[float | None], mode: st
 def test_shuffling_keeps_the_values_and_the_gaps(batch: list[list[float | None]], seed: int) -> None:
     before = [ProcessRewards(list(each), [(0, -7.0)]) for each in batch]
     after = shuffled(before, seed)
-    flat = [value for each in after for value in [*each.messages, *(b for _, b in each.beside)]]
+    flat = [value for each in after for value in [*each.messages, *(b for _, b in each.drafts)]]
     assert [value is None for value in flat[: len(batch[0])]] == [value is None for value in batch[0]]
     known = sorted(value for value in flat if value is not None)
-    wanted = [value for each in before for value in [*each.messages, *(b for _, b in each.beside)] if value is not None]
+    wanted = [value for each in before for value in [*each.messages, *(b for _, b in each.drafts)] if value is not None]
     assert known == sorted(wanted)
 
 
@@ -422,7 +422,7 @@ def test_drafts_keep_their_places_and_have_no_outcome() -> None:
     players = [PlayerOutcome(COLONIST, 1.0, (0, 1)), PlayerOutcome(TRAITOR, 2.0, (2,))]
     process = ProcessRewards([0.0, 0.0, 0.0], [(2, -1.0), (0, -2.0), (2, -3.0)], frozenset({2}))
     colonist, traitor = by_player(process, players, None)
-    assert colonist.process.beside == [(0, -2.0)] and traitor.process.beside == [(0, -1.0), (0, -3.0)]
+    assert colonist.process.drafts == [(0, -2.0)] and traitor.process.drafts == [(0, -1.0), (0, -3.0)]
     assert traitor.process.replaced == {0} and not colonist.process.replaced
     credits = [Credits([10.0, 11.0], [12.0]), Credits([20.0], [21.0, 22.0])]
     (found,) = merged([[colonist, traitor]], credits, [100.0, 200.0])
@@ -442,8 +442,8 @@ def test_nothing_gets_lost_between_splitting_and_merging(games: list[list[int]],
         process = ProcessRewards([float(place) for place in range(len(seats))], drafts)
         own = by_player(process, players, None)
         episodes.append(own)
-        credits += [Credits(each.process.messages, [value for _, value in each.process.beside]) for each in own]
+        credits += [Credits(each.process.messages, [value for _, value in each.process.drafts]) for each in own]
     found = merged(episodes, credits, [0.0] * len(credits))
     for each, seats, players in zip(found, games, episodes, strict=True):
         assert each.messages == list(range(len(seats)))
-        assert each.beside == [float(place) for place in range(sum(len(p.beside) for p in players))]
+        assert each.drafts == [float(place) for place in range(sum(len(p.draft_indices) for p in players))]

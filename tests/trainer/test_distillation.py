@@ -248,9 +248,12 @@ def test_a_shared_head_gives_the_log_probs_of_trls_fused_one(scaled: dict[str, A
     distributions.share_head(model, TEMPERATURE)
     ids = torch.arange(1, 13).view(2, 6)
     output = model(
-        input_ids=ids, labels=ids, fused_lm_head=True, beside=lambda head, hidden: head.logits(hidden).log_softmax(-1)
+        input_ids=ids,
+        labels=ids,
+        fused_lm_head=True,
+        head_hook=lambda head, hidden: head.logits(hidden).log_softmax(-1),
     )
-    own = output.beside.gather(1, ids[:, 1:].reshape(-1, 1)).view(2, 5)
+    own = output.hook_output.gather(1, ids[:, 1:].reshape(-1, 1)).view(2, 5)
     assert (own - output.log_probs).abs().max() < 1e-5 < own.std()
 
 

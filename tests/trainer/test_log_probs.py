@@ -1,4 +1,4 @@
-"""The log-probs of a micro-batch that was cut to what is trained on are those of the whole one."""
+"""The log-probs of a micro-batch that was trimmed to what is trained on are those of the whole one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from classroom_rl.trainer.batch import KEPT, NO_PADDING, TRIMMED, Batch, Padding
-from classroom_rl.trainer.log_probs import Cut, can_trim_padding, log_probs
+from classroom_rl.trainer.log_probs import TrimmedRows, can_trim_padding, log_probs
 from classroom_rl.trainer.model_loading import _use_small_tiles
 from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
@@ -88,16 +88,18 @@ def test_wanted_tokens_have_their_log_prob_and_gradient_and_all_others_nothing(
 
 @settings(max_examples=60)
 @given(batch=micro_batches())
-def test_a_cut_leaves_nothing_but_padding_and_rows_without_wanted_tokens(batch) -> None:
+def test_trimming_leaves_out_nothing_but_padding_and_rows_without_wanted_tokens(batch) -> None:
     ids, attention, wanted, _ = batch
-    cut = Cut.of(attention, wanted)
-    left = cut.apply(attention)
-    assert left[:, 0].any() and (left[:, -1].any() or left.size(1) == attention.size(1) - wanted.size(1) - cut.left + 1)
-    assert set(cut.rows.tolist()) >= set(wanted.any(dim=1).nonzero().flatten().tolist())
+    trimmed = TrimmedRows.of(attention, wanted)
+    left = trimmed.apply(attention)
+    assert left[:, 0].any() and (
+        left[:, -1].any() or left.size(1) == attention.size(1) - wanted.size(1) - trimmed.left + 1
+    )
+    assert set(trimmed.rows.tolist()) >= set(wanted.any(dim=1).nonzero().flatten().tolist())
     completion = torch.nn.functional.pad(wanted, (attention.size(1) - wanted.size(1), 0)).long()
-    assert torch.equal(cut.undo(cut.apply(completion)), completion)
-    uncut = Cut.of(attention, wanted, columns=False)
-    assert torch.equal(uncut.apply(attention), attention[cut.rows])
+    assert torch.equal(trimmed.undo(trimmed.apply(completion)), completion)
+    whole_columns = TrimmedRows.of(attention, wanted, columns=False)
+    assert torch.equal(whole_columns.apply(attention), attention[trimmed.rows])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.problem import Problem
 from classroom_rl.trainer.batch import NO_PADDING, TRIMMED, Batch
-from classroom_rl.trainer.log_probs import OneRow
+from classroom_rl.trainer.log_probs import PackedRow
 from classroom_rl.trainer.padding_free import attend_within_sequences
 from tests.support.offline_trainer import conversation, offline_trainer
 
@@ -122,7 +122,7 @@ def test_a_row_says_where_its_sequences_begin() -> None:
     ids = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 0]])
     attention, wanted = (ids > 0).long(), torch.tensor([[True, False], [False, False], [True, False]])
     attention[2, 0] = 1
-    row = OneRow.of(attention, wanted)
+    row = PackedRow.of(attention, wanted)
     found = {
         name: each if isinstance(each, int) else each.tolist() for name, each in row.inputs(ids, attention).items()
     }

@@ -109,8 +109,8 @@ class EnvironmentConfig(LimitsConfig, ServerConfig):
 
     def identity(self) -> dict[str, Any]:
         """The values that an episode depends on: all keys except those of `ServerConfig`."""
-        own = {item.name for item in fields(ServerConfig)}
-        return {name: value for name, value in asdict(self).items() if name not in own}
+        server_keys = {item.name for item in fields(ServerConfig)}
+        return {name: value for name, value in asdict(self).items() if name not in server_keys}
 
 
 @config_group
@@ -306,14 +306,14 @@ class GenerationConfig(JudgingConfig, EnvironmentConfig, PromptsConfig):
         classroom's identity if there is a supervisor. The limits of tools count only if there are tools, readers only
         if some are named, the post-test only if there is one, quotations only if they are made, levels only if
         something is said of them, and the trained role only if it is the student."""
-        apart = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
-        apart += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
-        apart += [] if self.readers_path else ["readers_path"]
-        apart += [] if self.post_test.enable else ["post_test"]
-        apart += [] if self.quote_teacher else ["quote_teacher"]
-        apart += [] if self.level != LevelConfig() else ["level"]
-        apart += ["trained_role"] if self.trained_role == TRAINS_TEACHER else []
-        return {name: value for name, value in super().identity().items() if name not in apart}
+        excluded = ["student_attempt_prompt_path", "answer_timeout_s", "supervisor"]
+        excluded += [] if self.teacher_tools else ["teacher_tools", "tool_limits"]
+        excluded += [] if self.readers_path else ["readers_path"]
+        excluded += [] if self.post_test.enable else ["post_test"]
+        excluded += [] if self.quote_teacher else ["quote_teacher"]
+        excluded += [] if self.level != LevelConfig() else ["level"]
+        excluded += ["trained_role"] if self.trained_role == TRAINS_TEACHER else []
+        return {name: value for name, value in super().identity().items() if name not in excluded}
 
     def __post_init__(self) -> None:
         if self.forced_conversation_type is None and SCORING_RULES & set(self.judges_rules_prompts_paths):

@@ -114,9 +114,11 @@ def _check_tasks(benchmark: BenchmarkConfig) -> None:
         raise ConfigError(
             f"benchmark.tasks is {benchmark.tasks}; it must name one or more of {', '.join(TUTOR_TASKS)}, each once."
         )
-    strange = [key for key in benchmark.prompts_paths if key not in TUTOR_TASKS]
-    if strange:
-        raise ConfigError(f"benchmark.prompts_paths names {', '.join(strange)}; of mathtutorbench it names tasks.")
+    unknown_prompts = [key for key in benchmark.prompts_paths if key not in TUTOR_TASKS]
+    if unknown_prompts:
+        raise ConfigError(
+            f"benchmark.prompts_paths names {', '.join(unknown_prompts)}; of mathtutorbench it names tasks."
+        )
     if benchmark.reward_url is not None:
         check_url("benchmark.reward_url", benchmark.reward_url)
 

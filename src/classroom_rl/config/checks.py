@@ -155,23 +155,23 @@ def check_generation(generation: GenerationConfig) -> None:
     _check_opening(generation)
     _check_tools(generation)
     _check_post_test(generation.post_test)
-    wrong = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
-    if wrong:
+    invalid_names = [name for name in generation.student_names if not (name is None or isinstance(name, str))]
+    if invalid_names:
         raise ConfigError(
-            f"generation.student_names holds {wrong[0]!r}; each is a text, or null for a nameless student."
+            f"generation.student_names holds {invalid_names[0]!r}; each is a text, or null for a nameless student."
         )
 
 
 def _check_tools(generation: GenerationConfig) -> None:
-    named = generation.teacher_tools
-    for name in named:
+    tools = generation.teacher_tools
+    for name in tools:
         if name not in BUILT_IN_TOOLS:
             raise ConfigError(
                 f"generation.teacher_tools names {name!r}, and there is no such tool; there are: "
                 f"{', '.join(BUILT_IN_TOOLS)}."
             )
-    if len(set(named)) < len(named):
-        raise ConfigError(f"generation.teacher_tools is {named}: name each tool once.")
+    if len(set(tools)) < len(tools):
+        raise ConfigError(f"generation.teacher_tools is {tools}: name each tool once.")
 
 
 def _check_post_test(test: PostTestConfig) -> None:
@@ -204,8 +204,8 @@ def _check_servers(generation: ServerConfig) -> None:
         raise ConfigError(
             "generation.server_urls is empty; name each server's address, or set it to null for one server."
         )
-    for place, url in enumerate(urls or []):
-        check_url(f"generation.server_urls[{place}]", url)
+    for index, url in enumerate(urls or []):
+        check_url(f"generation.server_urls[{index}]", url)
     check_between("generation.server_index", generation.server_index, 0, len(urls or [""]) - 1)
 
 
@@ -226,7 +226,11 @@ def _check_error_rate(generation: GenerationConfig) -> None:
     rate, personas = generation.student_error_rate, set(generation.student_personas_prompts_paths)
     if isinstance(rate, dict):
         weights = list(rate.values())
-        if set(rate) != personas or not all(_is_number(w) and w >= 0 for w in weights) or sum(weights) <= 0:
+        if (
+            set(rate) != personas
+            or not all(_is_number(weight) and weight >= 0 for weight in weights)
+            or sum(weights) <= 0
+        ):
             raise ConfigError(
                 f"generation.student_error_rate is {rate}; as a mapping it gives each persona of "
                 f"generation.student_personas_prompts_paths ({', '.join(sorted(personas))}) a weight from 0, not all 0."
@@ -331,11 +335,12 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")
 def _check_publishing(config: TrainRLConfig) -> None:
     generation = config.generation
     hosts = [urlsplit(url).hostname or "" for url in generation.server_urls or []] or [generation.server_host]
-    elsewhere = [host for host in hosts if not is_loopback(host) and host not in _ALL_ADDRESSES]
-    if config.train.publish_through == MEMORY and elsewhere:
+    remote_hosts = [host for host in hosts if not is_loopback(host) and host not in _ALL_ADDRESSES]
+    if config.train.publish_through == MEMORY and remote_hosts:
         raise ConfigError(
-            f"train.publish_through is {MEMORY}, the shared memory of one machine, but a server is at {elsewhere[0]}: "
-            "start it on the trainer's machine and name it by 127.0.0.1, or set train.publish_through=disk."
+            f"train.publish_through is {MEMORY}, the shared memory of one machine, but a server is at "
+            f"{remote_hosts[0]}: start it on the trainer's machine and name it by 127.0.0.1, or set "
+            "train.publish_through=disk."
         )
     if config.train.publish_through != NCCL:
         return
@@ -366,19 +371,20 @@ def check_machines(config: TrainRLConfig, machines: int, processes: int) -> None
             f"{machines}: set train.publish_through=disk."
         )
     urls = config.generation.server_urls or [f"http://{config.generation.server_host}"]
-    local = [url for url in urls if is_loopback(urlsplit(url).hostname or "")]
-    if config.train.publish_through == NCCL and machines > 1 and local and len(urls) > 1:
+    local_urls = [url for url in urls if is_loopback(urlsplit(url).hostname or "")]
+    if config.train.publish_through == NCCL and machines > 1 and local_urls and len(urls) > 1:
         raise ConfigError(
             f"train.publish_through is {NCCL}, and the training was launched on {machines} machines: its first process "
-            f"sends the weights to every server, but {local[0]} means each machine's own. Name the servers in "
+            f"sends the weights to every server, but {local_urls[0]} means each machine's own. Name the servers in "
             "generation.server_urls by addresses that all machines reach."
         )
     if len(urls) <= processes:
         return
     more = f"generation.server_urls names {len(urls)} servers for {processes} processes, so each process uses them all"
-    if machines > 1 and local:
+    if machines > 1 and local_urls:
         raise ConfigError(
-            f"{more}, but {local[0]} means each machine's own. Name the servers by addresses that all machines reach."
+            f"{more}, but {local_urls[0]} means each machine's own. Name the servers by addresses that all machines "
+            "reach."
         )
     if config.generation.colocate:
         raise ConfigError(
@@ -460,8 +466,8 @@ def check_classroom_rewards(
     """Check that a configuration provides everything that the rewards of `key` are computed from. Raises a
     `ConfigError` if it does not."""
     check_reward_model(reward_model, generation)
-    scored = SCORING_RULES & set(generation.judges_rules_prompts_paths)
-    if "pedagogical" in weights and (not scored or generation.number_judge_attempts < 1):
+    scoring_rules = SCORING_RULES & set(generation.judges_rules_prompts_paths)
+    if "pedagogical" in weights and (not scoring_rules or generation.number_judge_attempts < 1):
         raise ConfigError(
             "The pedagogical reward needs a judge rule that scores: name pedagogical_eval in "
             "generation.judges_rules_prompts_paths and set generation.number_judge_attempts to at least 1."

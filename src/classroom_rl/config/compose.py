@@ -67,8 +67,8 @@ class CommandLine:
     @property
     def file(self) -> Path | None:
         """The first file of this name in the folders; None if no folder has it."""
-        found = (folder / f"{self.name.removesuffix('.yaml')}.yaml" for folder in self.folders)
-        return next((path for path in found if os.path.isfile(path)), None)
+        candidates = (folder / f"{self.name.removesuffix('.yaml')}.yaml" for folder in self.folders)
+        return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def parse_command_line(arguments: Sequence[str], shipped: Path) -> CommandLine:
@@ -119,7 +119,7 @@ def _override(argument: str, sweeps: bool) -> str:
         argument = _FUNCTION_IN_MAPPING.sub(r"\1\\:\2", argument)
     if _HOME.fullmatch(value) or not (_ORDINARY.fullmatch(value) or value.startswith(_STRUCTURED) or _reads(argument)):
         values = value.split(",") if sweeps else [value]
-        argument = f"{key}={','.join(quoted(each) for each in values)}"
+        argument = f"{key}={','.join(quoted(item) for item in values)}"
     return f"++{argument}"
 
 
@@ -152,12 +152,12 @@ def _short(text: str) -> str:
 @contextmanager
 def searching(folders: Sequence[Path]) -> Iterator[None]:
     """Inside, Hydra searches these folders for YAMLs, in order; the first one is its config path."""
-    before = _Folders.further
+    previous = _Folders.further
     _Folders.further = tuple(folders[1:])
     try:
         yield
     finally:
-        _Folders.further = before
+        _Folders.further = previous
 
 
 def compose(command: CommandLine) -> tuple[DictConfig, list[Layer]]:
@@ -179,25 +179,25 @@ def unreadable(error: Exception) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, UnicodeDecodeError):
-        around = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
-        return ConfigError(f"A configuration file is not UTF-8: {error.reason} after {around!r}. Save it as UTF-8.")
+        preceding = error.object[max(0, error.start - 30) : error.start].decode(errors="replace")
+        return ConfigError(f"A configuration file is not UTF-8: {error.reason} after {preceding!r}. Save it as UTF-8.")
     if isinstance(error, RecursionError):
         return ConfigError(
             "The configuration cannot be read: its defaults or interpolations lead back to where they began, or it is "
             "nested too deeply."
         )
-    words = str(error)
+    message = str(error)
     if isinstance(error, OverrideParseException):
         return ConfigError(
-            f"The override {error.override.removeprefix('++')} cannot be read: {words} "
+            f"The override {error.override.removeprefix('++')} cannot be read: {message} "
             "A value with special characters is put in quotes: \"key='value'\"."
         )
     cause = str(error.__cause__ or "").partition("\n")[0]
-    if cause and cause not in words:
-        words = f"{words}: {cause}" if words else cause
+    if cause and cause not in message:
+        message = f"{message}: {cause}" if message else cause
     if not isinstance(error, HydraException | OmegaConfBaseException | yaml.YAMLError):
-        words = f"The configuration cannot be read: {words or repr(error)}"
-    return ConfigError(words.replace("override ++", "override ") or repr(error))
+        message = f"The configuration cannot be read: {message or repr(error)}"
+    return ConfigError(message.replace("override ++", "override ") or repr(error))
 
 
 class _CheckedFiles(FileConfigSource):
@@ -211,19 +211,19 @@ class _CheckedFiles(FileConfigSource):
         path = Path(self.path) / self._normalize_file_name(config_path)
         check_yaml(path)
         try:
-            found = super().load_config(config_path)
+            result = super().load_config(config_path)
         except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
             raise
         except (OSError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}.") from error
         except Exception as error:  # any type: from the constructor that a YAML tag calls
             raise ConfigError(f"{path} cannot be read: a value does not fit its tag (!!…): {error}.") from error
-        if isinstance(found.config, DictConfig) and _name_of(config_path) in _defaults(found.config):
+        if isinstance(result.config, DictConfig) and _name_of(config_path) in _defaults(result.config):
             raise ConfigError(
                 f"{path} names itself in its defaults: a file of yours comes before the shipped one of the same name. "
                 "Give yours another name."
             )
-        return found
+        return result
 
 
 class _Folders(SearchPathPlugin):
@@ -252,7 +252,7 @@ def _defaults(config: DictConfig) -> set[str]:
     entries = config._get_node("defaults") if "defaults" in config else None
     if not isinstance(entries, ListConfig):
         return set()
-    return {_name_of(each) for each in entries._iter_ex(resolve=False) if isinstance(each, str)}
+    return {_name_of(entry) for entry in entries._iter_ex(resolve=False) if isinstance(entry, str)}
 
 
 def check_yaml(path: Path) -> None:
@@ -299,17 +299,17 @@ class _OpenNodes:
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in (node.anchor for node in self._open):
                 raise ConfigError(f"{where}: *{event.anchor} stands inside of what it stands for, which has no end.")
-            meant = self._anchored.get(event.anchor, _Node())
-            self._add(_Node(None, meant.size, meant.levels), where)
+            target = self._anchored.get(event.anchor, _Node())
+            self._add(_Node(None, target.size, target.levels), where)
 
     def _add(self, node: _Node, where: str) -> None:
         if node.anchor is not None:
             self._anchored[node.anchor] = node
         self._refuse_deep(node.levels, where)
-        holder = self._open[-1]
-        holder.size += node.size
-        holder.levels = max(holder.levels, node.levels + 1)
-        if holder.size > MOST_VALUES:
+        parent = self._open[-1]
+        parent.size += node.size
+        parent.levels = max(parent.levels, node.levels + 1)
+        if parent.size > MOST_VALUES:
             raise ConfigError(
                 f"{where}: with its aliases unfolded the configuration has more than {MOST_VALUES} values. Write out "
                 "what is meant."

@@ -236,9 +236,9 @@ class EvalConfig:
         if self.benchmark is not None:  # nothing is played
             return
         if self.generation.student_personas_prompts_paths == self.generation.judges_rules_prompts_paths == {}:
-            plain, filled = GenerationConfig(), {}
+            defaults, filled = GenerationConfig(), {}
             for name, value in MATHS_CLASSROOM.items():
-                if getattr(self.generation, name) == getattr(plain, name):
+                if getattr(self.generation, name) == getattr(defaults, name):
                     setattr(self.generation, name, copy.deepcopy(value))
                     filled[f"generation.{name}"] = value
             if not self.dataset.eval_datasets:
@@ -361,21 +361,21 @@ def _check_supervision(config: EvalConfig) -> None:
 
 def _check_counterfactuals(config: EvalConfig) -> None:
     """Check that there are messages to fork at, and somebody who prices them, in this process."""
-    asked = f"counterfactuals.forks is {config.counterfactuals.forks}"
+    setting = f"counterfactuals.forks is {config.counterfactuals.forks}"
     if config.server_url is not None:
         raise ConfigError(
-            f"{asked}, but a server cannot continue a conversation from the middle: set server_url=null to hold the "
+            f"{setting}, but a server cannot continue a conversation from the middle: set server_url=null to hold the "
             "conversations here."
         )
     if config.tutors:
-        raise ConfigError(f"{asked}, but tutors names several: measure one at a time, as teacher_model.")
+        raise ConfigError(f"{setting}, but tutors names several: measure one at a time, as teacher_model.")
     if SAMPLED not in config.samplings:
         raise ConfigError(
-            f"{asked}, but samplings is {config.samplings}: the messages come from the sampling sampled, so name it."
+            f"{setting}, but samplings is {config.samplings}: the messages come from the sampling sampled, so name it."
         )
     if config.supervisor_model is None:
         raise ConfigError(
-            f"{asked}, but there is no supervisor to price messages: set supervisor_model.model_name_or_path, to "
+            f"{setting}, but there is no supervisor to price messages: set supervisor_model.model_name_or_path, to "
             "rules, rubric or a model."
         )
 
@@ -424,9 +424,9 @@ def _check_students(config: EvalConfig) -> None:
         check_key_variable(f"api_key_env of the student {name}", student.api_key_env)
         check_model(f"students: {name}", student.model(config.student_model), config.generation)
     if config.server_url is not None or config.tutors or config.counterfactuals.forks:
-        given = "server_url" if config.server_url else "tutors" if config.tutors else "counterfactuals.forks"
+        key = "server_url" if config.server_url else "tutors" if config.tutors else "counterfactuals.forks"
         raise ConfigError(
-            f"{given} is set beside students, which are played here with teacher_model alone: set server_url=null, "
+            f"{key} is set beside students, which are played here with teacher_model alone: set server_url=null, "
             "and leave tutors and counterfactuals out."
         )
 

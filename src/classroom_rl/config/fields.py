@@ -208,8 +208,8 @@ def types_of(group: type) -> dict[str, Any]:
 
 def descriptions_of(group: type) -> dict[str, str]:
     """The docstring of each key of a group that has one; pydantic knows those of a class's own keys only."""
-    known = [getattr(base, "__pydantic_fields__", {}) for base in reversed(group.__mro__)]
-    return {name: item.description for items in known for name, item in items.items() if item.description}
+    fields_of_classes = [getattr(base, "__pydantic_fields__", {}) for base in reversed(group.__mro__)]
+    return {name: item.description for items in fields_of_classes for name, item in items.items() if item.description}
 
 
 def values_of(config: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:

@@ -152,7 +152,7 @@ def _log_to_terminal() -> None:
 
 def _quieten_libraries() -> None:
     """Silence output of libraries that no user can act on; a variable that is set already keeps its value."""
-    quiet = {
+    variables = {
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -161,7 +161,7 @@ def _quieten_libraries() -> None:
         # Of what an engine that was ended left behind: the tracker, a process of its own, removes it.
         "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
     }
-    for name, value in quiet.items():
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     for name in (
         "vllm.triton_utils.importing",  # CPUs have no Triton, and need none
@@ -271,4 +271,8 @@ def _package_versions() -> dict[str, str]:
 
 
 def _distributions() -> list[tuple[str, str]]:
-    return [(d.metadata["Name"], d.version) for d in metadata.distributions() if d.metadata["Name"]]
+    return [
+        (distribution.metadata["Name"], distribution.version)
+        for distribution in metadata.distributions()
+        if distribution.metadata["Name"]
+    ]

@@ -70,8 +70,8 @@ def replace_mappings(raw: dict[Any, Any], layers: Sequence[Layer], schema: type)
         entries, adds = _entries(key, layers)
         if entries is not None:
             group, _, last = key.rpartition(".")
-            holder = value_of(raw, group) if group else raw
-            holder[last] = {f"{_PLUS}{name}": value for name, value in entries.items()} if adds else entries
+            parent = value_of(raw, group) if group else raw
+            parent[last] = {f"{_PLUS}{name}": value for name, value in entries.items()} if adds else entries
 
 
 def _entries(key: str, layers: Sequence[Layer]) -> tuple[dict[Any, Any] | None, bool]:
@@ -93,8 +93,8 @@ def _entries(key: str, layers: Sequence[Layer]) -> tuple[dict[Any, Any] | None, 
         if not isinstance(content, dict):
             entries, adds = (None if isinstance(content, str) and "${" in content else {}), False
         elif is_one_name or _adds(key, content):
-            new = {name if is_one_name else name.removeprefix(_PLUS): value for name, value in content.items()}
-            entries = None if entries is None else entries | new
+            added = {name if is_one_name else name.removeprefix(_PLUS): value for name, value in content.items()}
+            entries = None if entries is None else entries | added
         else:
             entries, adds = content, False
     return entries, adds
@@ -113,21 +113,23 @@ def with_defaults(raw: dict[Any, Any], schema: type, default: Any = None, prefix
     filled = dict(raw)
     for item in fields(schema):
         key, kind = f"{prefix}{item.name}", types_of(schema)[item.name]
-        before = _default_of(item) if default is None else getattr(default, item.name)
+        default_value = _default_of(item) if default is None else getattr(default, item.name)
         value, group = raw.get(item.name, _ABSENT), group_in(kind)
         if value is _ABSENT:
-            filled[item.name] = _as_plain(before)
+            filled[item.name] = _as_plain(default_value)
         elif isinstance(value, list) and group is not None:
             filled[item.name] = [
                 with_defaults(entry, group, prefix=f"{key}[].") if isinstance(entry, dict) else entry for entry in value
             ]
         elif isinstance(value, dict) and group is not None:
-            filled[item.name] = with_defaults(value, group, before if is_dataclass(before) else None, f"{key}.")
+            filled[item.name] = with_defaults(
+                value, group, default_value if is_dataclass(default_value) else None, f"{key}."
+            )
         elif isinstance(value, dict):
             adds = _adds(key, value)
-            names = {name.removeprefix(_PLUS): entry for name, entry in value.items()} if adds else value
-            keeps = (adds or Merges in metadata_of(kind)) and isinstance(before, dict)
-            filled[item.name] = before | names if keeps else names
+            entries = {name.removeprefix(_PLUS): entry for name, entry in value.items()} if adds else value
+            merges = (adds or Merges in metadata_of(kind)) and isinstance(default_value, dict)
+            filled[item.name] = default_value | entries if merges else entries
     return filled
 
 
@@ -166,10 +168,10 @@ def _as_plain(value: Any) -> Any:
 
 def _adds(key: str, names: Collection[Any]) -> bool:
     """Whether all names begin with a plus. Raises a `ConfigError` if only some do."""
-    marked = [name for name in names if str(name).startswith(_PLUS)]
-    if marked and len(marked) < len(names):
+    with_plus = [name for name in names if str(name).startswith(_PLUS)]
+    if with_plus and len(with_plus) < len(names):
         raise ConfigError(
             f"{key} has {', '.join(map(str, names))}: names with a plus add to the mapping that the configuration "
             "builds on, names without one replace it. Give all of them a plus, or none."
         )
-    return bool(marked)
+    return bool(with_plus)

@@ -42,14 +42,14 @@ def fill_in(raw: dict[Any, Any], schema: type) -> None:
     """
     if not _is_training_with_students(schema):
         return
-    named = [f"generation.{name}" for name in MATHS_CLASSROOM if value_of(raw, f"generation.{name}")]
-    named += [_DATASETS] if value_of(raw, _DATASETS) else []
-    if named:
-        _refuse_partial(raw, named)
+    configured = [f"generation.{name}" for name in MATHS_CLASSROOM if value_of(raw, f"generation.{name}")]
+    configured += [_DATASETS] if value_of(raw, _DATASETS) else []
+    if configured:
+        _refuse_partial(raw, configured)
         return
-    own = {f"generation.{name}": value for name, value in MATHS_CLASSROOM.items()}
-    own[_DATASETS] = [{"name_or_path": MATHS_DATASET}]
-    filled = {key: value for key, value in own.items() if value_of(raw, key) is None}
+    defaults = {f"generation.{name}": value for name, value in MATHS_CLASSROOM.items()}
+    defaults[_DATASETS] = [{"name_or_path": MATHS_DATASET}]
+    filled = {key: value for key, value in defaults.items() if value_of(raw, key) is None}
     for key, value in filled.items():
         group, _, name = key.rpartition(".")
         raw.setdefault(group, {})[name] = copy.deepcopy(value)

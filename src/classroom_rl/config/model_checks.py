@@ -34,8 +34,10 @@ def check_vllm(key_of_block: str, options: VllmConfig) -> None:
 def check_lora(name: str, lora: LoraConfig) -> None:
     """Check a `lora` block for values that PEFT would refuse or read as something else."""
     modules = lora.target_modules
-    listed = isinstance(modules, list) and modules and all(isinstance(each, str) and each for each in modules)
-    if modules != "all-linear" and not listed:
+    is_list_of_names = (
+        isinstance(modules, list) and modules and all(isinstance(module, str) and module for module in modules)
+    )
+    if modules != "all-linear" and not is_list_of_names:
         raise ConfigError(
             f"{name}.target_modules is {modules!r}; it is all-linear, or a list of module names such as "
             "[q_proj, v_proj]."
@@ -71,11 +73,11 @@ def check_judge(
         _check_group_judge(judge, generation, name, of_training)
     if judge.rubric is not None:
         _check_rubric(judge, generation, name)
-    known = SCORING_RULES | ({LEAK_RULE} if judge.model_name_or_path == RULES else set())
-    unknown = [rule for rule in generation.judge_rules if rule not in known]
+    supported = SCORING_RULES | ({LEAK_RULE} if judge.model_name_or_path == RULES else set())
+    unknown = [rule for rule in generation.judge_rules if rule not in supported]
     if judge.model_name_or_path in EMBEDDED_JUDGES and unknown:
         raise ConfigError(
-            f"{name} is {judge.model_name_or_path}, which judges by {', '.join(sorted(known))} alone, and "
+            f"{name} is {judge.model_name_or_path}, which judges by {', '.join(sorted(supported))} alone, and "
             f"generation.judges_rules_prompts_paths has {', '.join(unknown)}: name a judge model, or leave that out."
         )
 
@@ -120,10 +122,10 @@ def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, n
             f"{name}.mode is {GROUP}, but no rule of generation.judges_rules_prompts_paths gives scores "
             f"({', '.join(sorted(SCORING_RULES))}): set {name}.mode={ABSOLUTE}."
         )
-    without = [rule for rule in scoring if rule not in judge.group_prompts_paths]
-    if without:
+    missing = [rule for rule in scoring if rule not in judge.group_prompts_paths]
+    if missing:
         raise ConfigError(
-            f"{name}.mode is {GROUP}, but {name}.group_prompts_paths has no template for {', '.join(without)}: name "
+            f"{name}.mode is {GROUP}, but {name}.group_prompts_paths has no template for {', '.join(missing)}: name "
             "one, such as prompt_templates/judges/language_tutor_group.txt."
         )
 

@@ -44,12 +44,12 @@ class PromptSearchConfig:
 def check_prompt_search(config: Any) -> None:
     """Check the search of an evaluation (`EvalConfig`). Raises a `ConfigError` naming the key, the rule and the fix."""
     search = config.prompt_search
-    beside = [key for key in ("server_url", "tutors", "students", "extra_judges") if getattr(config, key)]
-    beside += ["counterfactuals.forks"] if config.counterfactuals.forks else []
-    if beside:
+    conflicts = [key for key in ("server_url", "tutors", "students", "extra_judges") if getattr(config, key)]
+    conflicts += ["counterfactuals.forks"] if config.counterfactuals.forks else []
+    if conflicts:
         raise ConfigError(
-            f"{beside[0]} is set beside prompt_search, which plays one tutor with many prompts in this process: leave "
-            "it out (server_url=null, tutors=[])."
+            f"{conflicts[0]} is set beside prompt_search, which plays one tutor with many prompts in this process: "
+            "leave it out (server_url=null, tutors=[])."
         )
     if SUPERVISED in config.samplings:
         raise ConfigError("samplings names supervised, but a prompt is measured without a supervisor: leave it out.")

@@ -65,9 +65,9 @@ class Place:
 
 def page() -> str:
     """The page as Markdown."""
-    every = [place for program, schema in _PROGRAMS.items() for place in _places(Place("", program, schema))]
+    all_places = [place for program, schema in _PROGRAMS.items() for place in _places(Place("", program, schema))]
     owners: dict[tuple[type, tuple[str, ...]], list[Place]] = {}
-    for place in every:
+    for place in all_places:
         for owner in reversed(place.group.__mro__):
             names = _keys(place.group, owner)
             if names or owner is place.group:
@@ -75,7 +75,7 @@ def page() -> str:
     sections: dict[tuple[Place, ...], list[type]] = {}
     for (owner, _), places in owners.items():
         sections.setdefault(tuple(places), []).append(owner)
-    texts = [_section(where, classes, every) for where, classes in sections.items()]
+    texts = [_section(places, classes, all_places) for places, classes in sections.items()]
     texts += [_section_of_environment(name) for name in ENVIRONMENTS if name != _CLASSROOM]
     return _INTRODUCTION + _OF_DOCS.sub(r"[\1](\1)", "\n".join(["", *texts]))
 
@@ -126,10 +126,12 @@ def _other_defaults(place: Place, classes: Sequence[type]) -> str:
     if place.default is None:
         return ""
     names = {name for owner in classes for name in _keys(place.group, owner)}
-    usual = {item.name: _default(item) for item in fields(place.group) if item.name in names}
-    found = {name: getattr(place.default, name) for name in usual}
-    other = [f"`{name}` {_written(value)}" for name, value in found.items() if value != usual[name]]
-    return f"Defaults in {place.title} ({place.program}): {', '.join(other)}.\n" if other else ""
+    class_defaults = {item.name: _default(item) for item in fields(place.group) if item.name in names}
+    place_defaults = {name: getattr(place.default, name) for name in class_defaults}
+    differences = [
+        f"`{name}` {_written(value)}" for name, value in place_defaults.items() if value != class_defaults[name]
+    ]
+    return f"Defaults in {place.title} ({place.program}): {', '.join(differences)}.\n" if differences else ""
 
 
 def _section_of_environment(name: str) -> str:

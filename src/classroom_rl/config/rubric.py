@@ -86,10 +86,10 @@ def load_rubric(path: str) -> Rubric:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         number, *field = first["loc"]
-        named = content[number].get("name") if isinstance(content[number], dict) else content[number]
-        where = f"criterion {number + 1} ({str(named)[:60]})"
+        criterion_name = content[number].get("name") if isinstance(content[number], dict) else content[number]
+        location = f"criterion {number + 1} ({str(criterion_name)[:60]})"
         raise ConfigError(
-            f"judge_model.rubric: {path}, {where}: {'.'.join(map(str, field)) or 'it'}: {first['msg']}."
+            f"judge_model.rubric: {path}, {location}: {'.'.join(map(str, field)) or 'it'}: {first['msg']}."
         ) from error
     return _checked(path, tuple(criteria))
 
@@ -99,13 +99,13 @@ def _checked(path: str, rubric: Rubric) -> Rubric:
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise ConfigError(f"judge_model.rubric: {path} has {', '.join(repeated)} twice: name each criterion once.")
-    if taken := [name for name in counts if name in TAKEN]:
-        raise ConfigError(f"judge_model.rubric: {path} names a criterion {taken[0]}, as a built-in one: rename it.")
-    flat = [criterion.name for criterion in rubric if len(criterion.anchors) < 2]
-    if flat:
+    if reserved := [name for name in counts if name in TAKEN]:
+        raise ConfigError(f"judge_model.rubric: {path} names a criterion {reserved[0]}, as a built-in one: rename it.")
+    with_few_anchors = [criterion.name for criterion in rubric if len(criterion.anchors) < 2]
+    if with_few_anchors:
         raise ConfigError(
-            f"judge_model.rubric: {path}: the anchors of {flat[0]} have no two scores: give at least two, such as "
-            "{0: never, 1: always}."
+            f"judge_model.rubric: {path}: the anchors of {with_few_anchors[0]} have no two scores: give at least two, "
+            "such as {0: never, 1: always}."
         )
     if not any(criterion.weight > 0 for criterion in rubric):
         raise ConfigError(

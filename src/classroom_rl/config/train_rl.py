@@ -476,7 +476,7 @@ class TrainRLConfig:
         if getattr(self.generation, "trained_role", TRAINS_TEACHER) != TRAINS_STUDENT:
             return self.teacher_model
         model = self.student_model
-        return TeacherModelConfig(**{each.name: getattr(model, each.name) for each in fields(model)})
+        return TeacherModelConfig(**{item.name: getattr(model, item.name) for item in fields(model)})
 
     @property
     def served_teacher(self) -> str:

@@ -52,7 +52,7 @@ OF_GRPO = {
 """Keys of `train` that mean nothing to PPO, and what they say."""
 
 NOT_OF_ONLINE_DPO = {
-    **{key: says for key, says in OF_GRPO.items() if key not in ("reward_step", "groups_without_variance")},
+    **{key: meaning for key, meaning in OF_GRPO.items() if key not in ("reward_step", "groups_without_variance")},
     **dict.fromkeys(["epsilon", "epsilon_high"], "how far ratios of probabilities may move"),
     **dict.fromkeys(["importance_sampling_mode", "importance_sampling_clip_max"], "how ratios to the engine count"),
     **{f"ppo.{key.name}": "something of PPO alone" for key in fields(PPOConfig)},
@@ -148,29 +148,29 @@ def check_strong_tutor(config: TrainRLConfig, name: str) -> None:
 
     key = "train.distillation.model"
     own_key, own_name = "teacher_model.model_name_or_path", config.teacher_model.model_name_or_path
-    own, strong = load_tokenizer(own_key, own_name), load_tokenizer(key, name)
-    for each in (own, strong):
-        set_variables(each, config.teacher_model.vllm.chat_template_kwargs)
-    reason = why_other_tokens(own, strong)
+    own_tokenizer, strong_tokenizer = load_tokenizer(own_key, own_name), load_tokenizer(key, name)
+    for tokenizer in (own_tokenizer, strong_tokenizer):
+        set_variables(tokenizer, config.teacher_model.vllm.chat_template_kwargs)
+    reason = why_other_tokens(own_tokenizer, strong_tokenizer)
     if reason is not None:
         raise ConfigError(
             f"{key} is {name}, whose tokenizer is not that of {own_key}, {own_name}: {reason}. The strong tutor reads "
             "the token ids that the trained model wrote: take one of the same family, with the same chat template."
         )
     top_k = config.train.distillation.top_k
-    if top_k is not None and top_k >= len(own):
+    if top_k is not None and top_k >= len(own_tokenizer):
         raise ConfigError(
-            f"train.distillation.top_k is {top_k}, but {own_name} has {len(own)} tokens, and one at least must be left "
-            "for the others: make it smaller, or leave it out to compare all."
+            f"train.distillation.top_k is {top_k}, but {own_name} has {len(own_tokenizer)} tokens, and one at least "
+            "must be left for the others: make it smaller, or leave it out to compare all."
         )
 
 
 def _refuse_keys(train: TrainConfig, keys: Mapping[str, str]) -> None:
-    for name, says in keys.items():
+    for name, meaning in keys.items():
         value, default = attrgetter(name)(train), attrgetter(name)(TrainConfig())
         if value != default and (name, value) != ("beta", 0):  # 0 says the same: there is no such term
             raise ConfigError(
-                f"train.{name} is {value}, which says {says}; train.algorithm={train.algorithm} has no use for it. "
+                f"train.{name} is {value}, which says {meaning}; train.algorithm={train.algorithm} has no use for it. "
                 f"Leave it out, or set it to {default}."
             )
 
@@ -240,8 +240,8 @@ def check_supervision(config: TrainRLConfig) -> None:
             f"supervisor_model is {config.supervisor_model.model_name_or_path}, but the environment "
             f"{config.environment} asks no supervisor: leave supervisor_model out."
         )
-    known = getattr(_environment(config), "default_penalties", default_penalties)()
-    check_supervisor(config.supervisor_model, supervision, generation, known)
+    penalties = getattr(_environment(config), "default_penalties", default_penalties)()
+    check_supervisor(config.supervisor_model, supervision, generation, penalties)
     _check_turn_credit(config, train.turn_credit)
     _check_corrections(config, train.corrections)
     changes = supervision.on_invalid in (RETRY, REPLACE)
@@ -261,8 +261,8 @@ def check_readers(config: TrainRLConfig) -> None:
     held_out = config.guards.held_out_judge_model
     judges = [config.judge_model, *([held_out] if held_out else [])]
     supervisor = config.supervisor_model
-    by_rules = supervisor is not None and supervisor.model_name_or_path != RUBRIC
-    if path is not None and not by_rules and all(judge.model_name_or_path != RULES for judge in judges):
+    supervised_by_rules = supervisor is not None and supervisor.model_name_or_path != RUBRIC
+    if path is not None and not supervised_by_rules and all(judge.model_name_or_path != RULES for judge in judges):
         raise ConfigError(
             f"generation.readers_path is {path}, but nobody here reads by rules: the judge is "
             f"{config.judge_model.model_name_or_path}, and the supervisor "
@@ -325,8 +325,8 @@ def _environment(config: TrainRLConfig) -> ModuleType:
 
 
 def _check_turn_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
-    own = getattr(_environment(config), "TURN_REWARD_NAMES", ())
-    names = tuple(dict.fromkeys((SUPERVISOR_REWARD, *own)))
+    environment_rewards = getattr(_environment(config), "TURN_REWARD_NAMES", ())
+    names = tuple(dict.fromkeys((SUPERVISOR_REWARD, *environment_rewards)))
     for name in credit.rewards:
         if name not in names and takes_own_rewards(config.environment):
             function_of("train.turn_credit.rewards", name, names)
@@ -337,7 +337,7 @@ def _check_turn_credit(config: TrainRLConfig, credit: TurnCreditConfig) -> None:
         raise ConfigError(
             f"train.turn_credit.mode is {credit.mode}, which pays the supervisor's penalties, and there is no "
             "supervisor: set supervisor_model.model_name_or_path, or name turn rewards that need none in "
-            f"train.turn_credit.rewards ({', '.join(own) or 'this environment has none'})."
+            f"train.turn_credit.rewards ({', '.join(environment_rewards) or 'this environment has none'})."
         )
 
 

@@ -37,21 +37,21 @@ def drop_keys_without_effect(raw: dict[Any, Any]) -> None:
     for pattern, replacement in REPLACED.items():
         for key in (pattern.replace("*", model) for model in _MODELS) if "*" in pattern else (pattern,):
             group, _, name = key.rpartition(".")
-            holder = value_of(raw, group)
-            if isinstance(holder, dict) and name in holder:
-                del holder[name]
+            parent = value_of(raw, group)
+            if isinstance(parent, dict) and name in parent:
+                del parent[name]
                 logger.warning("Config key %s has no effect here: %s.", key, replacement)
 
 
 def rename_keys(raw: dict[Any, Any]) -> None:
     """Rename the keys in `RENAMED_KEYS`, with a warning for each. If both names are set, the one known here counts."""
-    for key, meant in RENAMED_KEYS.items():
+    for key, new_key in RENAMED_KEYS.items():
         group, _, name = key.rpartition(".")
-        holder, new_name = value_of(raw, group), meant.rpartition(".")[2]
-        if isinstance(holder, dict) and name in holder:
-            value = holder.pop(name)
-            holder.setdefault(new_name, value)
-            logger.warning("%s is taken as %s=%s.", key, meant, holder[new_name])
+        parent, new_name = value_of(raw, group), new_key.rpartition(".")[2]
+        if isinstance(parent, dict) and name in parent:
+            value = parent.pop(name)
+            parent.setdefault(new_name, value)
+            logger.warning("%s is taken as %s=%s.", key, new_key, parent[new_name])
 
 
 def rename_values(raw: dict[Any, Any]) -> None:

@@ -55,13 +55,13 @@ def validate(raw: DictConfig, schema: type[Config], check: Check | None = None, 
         if layers:
             replace_mappings(content, layers, schema)
         fill_in(content, schema)
-        whole = OmegaConf.create(with_defaults(content, schema))
-        config = _adapter(schema).validate_python(OmegaConf.to_container(whole, resolve=True, throw_on_missing=True))
+        merged = OmegaConf.create(with_defaults(content, schema))
+        config = _adapter(schema).validate_python(OmegaConf.to_container(merged, resolve=True, throw_on_missing=True))
     except ValidationError as error:
         raise _config_error(error.errors(include_url=False), schema) from error
     except OmegaConfBaseException as error:
-        where = f" key {error.full_key}" if error.full_key else ""
-        raise ConfigError(f"Config{where}: {str(error).partition(chr(10))[0]}") from error
+        location = f" key {error.full_key}" if error.full_key else ""
+        raise ConfigError(f"Config{location}: {str(error).partition(chr(10))[0]}") from error
     except Exception as error:  # OmegaConf passes on Python's own errors about a value that cannot be converted
         raise unreadable(error) from error
     check_contents(config)
@@ -102,7 +102,7 @@ def refuse_lists_for_groups(overrides: Sequence[str], schema: type) -> None:
     reason."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if value.startswith("[") and any(known.startswith(f"{key}.") for known in config_keys(schema)):
+        if value.startswith("[") and any(name.startswith(f"{key}.") for name in config_keys(schema)):
             raise ConfigError(f"Config key {key} is {value}, but it is a group of keys.")
 
 
@@ -143,13 +143,13 @@ def _nearest(path: Sequence[str | int], schema: type) -> str:
         in_list = in_list or isinstance(part, int)
         if isinstance(part, str):
             group = group_in(types_of(group)[part])
-    known = config_keys(schema)
+    all_keys = config_keys(schema)
     key = "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    own, everywhere = set(types_of(group)), {_last(name) for name in known}
-    names = [_last(key)] if not in_list and _last(key) in everywhere else []  # the right key in another group
-    names = names or difflib.get_close_matches(_last(key), own, n=1)
-    names = names or ([] if in_list else difflib.get_close_matches(_last(key), everywhere, n=1))
-    close = difflib.get_close_matches(key, [name for name in known if _last(name) in names], n=1, cutoff=0.0)
+    group_names, all_names = set(types_of(group)), {_last(name) for name in all_keys}
+    names = [_last(key)] if not in_list and _last(key) in all_names else []  # the right key in another group
+    names = names or difflib.get_close_matches(_last(key), group_names, n=1)
+    names = names or ([] if in_list else difflib.get_close_matches(_last(key), all_names, n=1))
+    close = difflib.get_close_matches(key, [name for name in all_keys if _last(name) in names], n=1, cutoff=0.0)
     return f"Did you mean {close[0]}?" if close else f"There are: {', '.join(types_of(group))}."
 
 

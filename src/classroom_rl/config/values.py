@@ -186,11 +186,11 @@ def check_path(key: str, path: str) -> str:
 
 def check_folder_name(key: str, path: str) -> None:
     """Raise a `ConfigError` for a path that libraries would read as a pattern, or no terminal can show."""
-    wrong = sorted(set(_OF_PATTERNS) & set(path))
-    if wrong:
+    wildcards = sorted(set(_OF_PATTERNS) & set(path))
+    if wildcards:
         raise ConfigError(
-            f"{key} is {path}, with {' '.join(wrong)} in it: vLLM and DeepSpeed look for a model's files by a pattern, "
-            "and would take that for a part of it. Rename the folder, or name another one."
+            f"{key} is {path}, with {' '.join(wildcards)} in it: vLLM and DeepSpeed look for a model's files by a "
+            "pattern, and would take that for a part of it. Rename the folder, or name another one."
         )
     if not path.isprintable():
         raise ConfigError(f"{key} is {path!r}, with a character that cannot be shown: rename the folder.")

@@ -97,10 +97,10 @@ class ApiEngine:
 
         client, slots = self._open()
         async with slots:
-            asked: list[Any] = list(messages)  # openai has types of its own for them
+            chat_messages: list[Any] = list(messages)  # openai has types of its own for them
             try:
                 reply = await client.chat.completions.create(
-                    model=self.model_name, messages=asked, **self._options(sampling)
+                    model=self.model_name, messages=chat_messages, **self._options(sampling)
                 )
             except openai.OpenAIError as error:
                 raise self._translate(error) from error

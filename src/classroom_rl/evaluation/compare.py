@@ -71,28 +71,28 @@ def compare_tutors(config: EvalConfig) -> dict[str, Any]:
     measured_level(config, problems)  # refuses lessons without a level before anything is played
     check_exams(config.generation, problems)
     folder = record_run(config, "eval")
-    scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
-    if scored:
+    uses_scorer = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
+    if uses_scorer:
         check_scorer(config)
-    measured: dict[str, EvaluationResult] = {}
+    results: dict[str, EvaluationResult] = {}
     initial: InitialSolutions | None = None  # the student's own, the same for all tutors
     for arm in arms_of(config, problems):
         logger.info("measuring the tutor %s", arm.name)
         tutor_folder = folder / "tutors" / arm.name
         tutor_folder.mkdir(parents=True, exist_ok=True)
         with config_of_arm(arm, config, tutor_folder) as arm_config:
-            measured[arm.name] = asyncio.run(play_all(arm_config, problems, tutor_folder, initial))
-        initial = measured[arm.name].initial
-    conversations = {name: result.records for name, result in measured.items()}
+            results[arm.name] = asyncio.run(play_all(arm_config, problems, tutor_folder, initial))
+        initial = results[arm.name].initial
+    conversations = {name: result.records for name, result in results.items()}
     write_compared(folder / CONVERSATIONS_NAME, conversations)  # already here, because what follows may fail
     records = {name: [record for _, record in pairs] for name, pairs in conversations.items()}
-    if scored:
+    if uses_scorer:
         scores = iter(asyncio.run(score_messages(config, [record for group in records.values() for record in group])))
-        for result in measured.values():
+        for result in results.values():
             result.scores = [next(scores) for _ in result.records]
-    extra_scores, paid = asyncio.run(ask_extra_judges(config, records, folder))
-    metrics = summarise_comparison(config, measured, extra_scores, readers)
-    metrics["extra_judges_paid"] = paid
+    extra_scores, spending = asyncio.run(ask_extra_judges(config, records, folder))
+    metrics = summarise_comparison(config, results, extra_scores, readers)
+    metrics["extra_judges_paid"] = spending
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     report = write_comparison_report(folder, metrics, conversations)
@@ -116,19 +116,19 @@ def arms_of(config: EvalConfig, problems: Sequence[Problem]) -> list[Arm]:
 @contextmanager
 def config_of_arm(arm: Arm, config: EvalConfig, folder: Path) -> Iterator[EvalConfig]:
     """The configuration that evaluates this arm alone. A merged adapter is deleted at the end of the context."""
-    alone = replace(config, tutors=[])
+    arm_config = replace(config, tutors=[])
     if arm.script is not None:
-        yield replace(alone, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
+        yield replace(arm_config, teacher_model=ApiModelConfig(SCRIPT + arm.script, vllm=config.teacher_model.vllm))
     elif arm.config is None:
-        yield alone
+        yield arm_config
     elif arm.config.server_url is not None:
-        yield replace(alone, server_url=arm.config.server_url, reward_weights=reward_weights(config))
+        yield replace(arm_config, server_url=arm.config.server_url, reward_weights=reward_weights(config))
     elif arm.config.adapter is not None:
         with tempfile.TemporaryDirectory(dir=folder, prefix="merged-") as merged:
             merge_adapter(Path(arm.config.adapter), arm.config.model_name_or_path, Path(merged))
-            yield replace(alone, teacher_model=replace(config.teacher_model, model_name_or_path=merged))
+            yield replace(arm_config, teacher_model=replace(config.teacher_model, model_name_or_path=merged))
     else:
-        yield replace(alone, teacher_model=model_of_tutor(arm.config, config.teacher_model))
+        yield replace(arm_config, teacher_model=model_of_tutor(arm.config, config.teacher_model))
 
 
 def summarise_comparison(
@@ -181,11 +181,11 @@ def _figures(
             maths = maths_by_problem(records, result.initial, result.scores_of(sampling), by_answer)
             by_tutor[name] = judged_by_lesson(records) | maths
         return by_tutor, {"fidelity": {}}
-    labelled = any(result.labels is not None for result in measured.values())
+    has_labels = any(result.labels is not None for result in measured.values())
     by_tutor, fidelity = {}, {}
     for name, result in measured.items():
         # The conversations of a tutor on a server have no labels: they enter no figure about errors.
-        labels = {} if labelled and result.labels is None else result.labels
+        labels = {} if has_labels and result.labels is None else result.labels
         by_tutor[name], fidelity[name] = figures_by_lesson(
             result.of(sampling), labels, readers, measured_level(config, ())
         )

@@ -78,17 +78,17 @@ class Dialogues:
 
     def add(self, where: str, problem: str, turns: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> None:
         """Add a conversation from its turns as stored. Raises `DataError` for an unknown role or key."""
-        kept, personas, ended = [], [], []
+        messages, personas, ended = [], [], []
         for number, turn in enumerate(turns, start=1):
             side, text = _side_and_text(f"{where}: turn {number}", turn)
             if side is None or text is None:
                 self.left_out["messages of neither side" if side is None else "messages without text"] += 1
             else:
-                kept.append((side, visible_text(text).replace(END_OF_CONVERSATION, "").strip()))
+                messages.append((side, visible_text(text).replace(END_OF_CONVERSATION, "").strip()))
                 personas.append(turn.get("persona"))
                 ended.append(bool(turn.get("ended", True)))
-        if {side for side, _ in kept} == {True, False}:
-            self.conversations.append((problem, kept))
+        if {side for side, _ in messages} == {True, False}:
+            self.conversations.append((problem, messages))
             self.rows.append({**row, PERSONAS: personas, ENDED: ended})
         else:
             self.left_out["conversations in which only one side speaks"] += 1
@@ -106,8 +106,8 @@ def _side_and_text(where: str, turn: Any) -> tuple[bool | None, str | None]:
         )
     name = role.strip().lower()
     if name not in TUTOR_ROLES | STUDENT_ROLES | OTHER_ROLES:
-        known = (", ".join(sorted(roles)) for roles in (TUTOR_ROLES, STUDENT_ROLES, OTHER_ROLES))
-        raise DataError("{} is said by {!r}. Known: tutors {}; students {}; left out {}.".format(where, role, *known))
+        names = (", ".join(sorted(roles)) for roles in (TUTOR_ROLES, STUDENT_ROLES, OTHER_ROLES))
+        raise DataError("{} is said by {!r}. Known: tutors {}; students {}; left out {}.".format(where, role, *names))
     return None if name in OTHER_ROLES else name in TUTOR_ROLES, text
 
 
@@ -123,8 +123,8 @@ def read_dialogues(path: Path) -> list[Dialogues]:
     files = [path]
     if path.is_dir():
         sets = path.glob(f"eval/*/{CONVERSATIONS_NAME}")
-        measured = sorted(sets, key=lambda file: (file.parent.name != "before", file))
-        files = [*sorted(path.glob("rollouts/*.parquet")), *measured]
+        evaluation_files = sorted(sets, key=lambda file: (file.parent.name != "before", file))
+        files = [*sorted(path.glob("rollouts/*.parquet")), *evaluation_files]
     for file in files:
         folder = file.parent.relative_to(path) if path.is_dir() else file
         for where, part, problem, turns, row in _read(file):
@@ -188,8 +188,8 @@ def _turns_of(where: str, row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]
     history, reply = row.get("history"), row.get("tutor")
     if isinstance(history, list) and isinstance(reply, str):
         sides = [("tutor", "student")[(len(history) - index) % 2] for index in range(len(history))]
-        said = [{"role": side, "text": text} for side, text in zip(sides, history, strict=True)]
-        return [*said, {"role": "tutor", "text": reply}]
+        turns = [{"role": side, "text": text} for side, text in zip(sides, history, strict=True)]
+        return [*turns, {"role": "tutor", "text": reply}]
     raise DataError(
         f"{where} has the keys {', '.join(map(str, row))[:200]}; it must have a list of turns under one of "
         f"{', '.join(TURNS)}, or a list `history` and a text `tutor`."
@@ -207,15 +207,19 @@ def uptake(student: str, tutor: str) -> float | None:
     It sees repeated words only: no paraphrase ("the total" for "the sum"), no pronoun, no inflected form, no answer to
     the student's question; and it cannot tell building on a contribution from echoing it.
     """
-    said = words(student)
-    content = set(said) - STOPWORDS
-    return len(content & set(words(tutor))) / len(content) if len(said) >= SHORTEST_UPTAKE and content else None
+    tokens = words(student)
+    content = set(tokens) - STOPWORDS
+    return len(content & set(words(tutor))) / len(content) if len(tokens) >= SHORTEST_UPTAKE and content else None
 
 
 def _ngrams(text: str) -> set[tuple[str, ...]]:
     """The n-grams of a message's words; of a shorter message, all of its words."""
-    said = words(text)
-    return {tuple(said[index : index + _NGRAM]) for index in range(max(1, len(said) - _NGRAM + 1))} if said else set()
+    tokens = words(text)
+    return (
+        {tuple(tokens[index : index + _NGRAM]) for index in range(max(1, len(tokens) - _NGRAM + 1))}
+        if tokens
+        else set()
+    )
 
 
 def measures_of(
@@ -233,17 +237,17 @@ def measures_of(
         "tutor's words per message": [float(length) for length in lengths[0]],
         "student's words per message": [float(length) for length in lengths[1]],
         "questions per tutor's message": [float(sum(map(is_question, part))) for part in parts],
-        "words per tutor's sentence": [fmean(len(one.split()) for one in part) for part in parts if part],
+        "words per tutor's sentence": [fmean(len(sentence.split()) for sentence in part) for part in parts if part],
         UPTAKE: [value for value in uptakes if value is not None],
     }
     drifts = {f"drift: {name}": _drift(values) for name, values in by_message.items()}
-    total, whole = sum(map(sum, lengths)), "\n".join(tutor)
-    ease = flesch_reading_ease(whole) if is_english(whole) else None
-    heard: set[tuple[str, ...]] = set()
+    total, tutor_text = sum(map(sum, lengths)), "\n".join(tutor)
+    ease = flesch_reading_ease(tutor_text) if is_english(tutor_text) else None
+    seen_ngrams: set[tuple[str, ...]] = set()
     repeated = []
     for ngrams in filter(None, map(_ngrams, tutor)):
-        repeated += [len(ngrams & heard) / len(ngrams)] if heard else []
-        heard |= ngrams
+        repeated += [len(ngrams & seen_ngrams) / len(ngrams)] if seen_ngrams else []
+        seen_ngrams |= ngrams
     return {
         "turns": [float(len(turns))],
         "student's share of words": [sum(lengths[1]) / total] if total else [],
@@ -271,8 +275,8 @@ def values_of(dialogues: Dialogues, level: LevelRules | None = None) -> dict[str
     """Measure → problem → its values."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for problem, turns in dialogues.conversations:
-        for name, found in measures_of(turns, problem, level).items():
-            values[name][problem] += found
+        for name, new_values in measures_of(turns, problem, level).items():
+            values[name][problem] += new_values
     return values
 
 
@@ -289,11 +293,11 @@ def table(files: Sequence[Dialogues], level: LevelRules | None = None) -> str:
         change = [shown(paired_change(by_file[0][name], by_file[1][name]), "+", 2)] if common else []
         rows.append([name, *estimates, *change])
     lines = []
-    for title, dialogues, values, own in zip(titles, files, by_file, problems, strict=True):
+    for title, dialogues, values, file_problems in zip(titles, files, by_file, problems, strict=True):
         exchanges, english = (sum(map(len, values[name].values())) for name in (UPTAKE, EASE))
-        counted = f"{len(dialogues.conversations)} conversations ({english} in English) on {len(own)} problems"
+        counts = f"{len(dialogues.conversations)} conversations ({english} in English) on {len(file_problems)} problems"
         left_out = "".join(f"; left out: {count} {reason}" for reason, count in dialogues.left_out.items())
-        lines.append(f"{title} {dialogues.name}: {counted}, uptake in {exchanges} exchanges{left_out}")
+        lines.append(f"{title} {dialogues.name}: {counts}, uptake in {exchanges} exchanges{left_out}")
     return "\n".join([*lines, "", align(rows), "", "drift: second half of a conversation minus its first half"])
 
 
@@ -306,10 +310,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--level", choices=CEFR_LEVELS, help="of lessons whose text does not say it")
     parser.add_argument("--language", default=ENGLISH, help="of lessons whose text does not say it")
-    given = parser.parse_args(arguments)
-    level = None if given.word_list is None else LevelRules(given.word_list, given.level, given.language)
+    options = parser.parse_args(arguments)
+    level = None if options.word_list is None else LevelRules(options.word_list, options.level, options.language)
     try:
-        print(table([dialogues for path in given.files for dialogues in read_dialogues(path)], level))
+        print(table([dialogues for path in options.files for dialogues in read_dialogues(path)], level))
     except (ClassroomError, OSError) as error:
         print_error(error)
         return 2

@@ -80,7 +80,7 @@ def measure(
     request = request.model_copy(update={"request_id": f"measured-{request.digest[:16]}"})
     if path.is_file():
         records = read_records(path, record)
-        if {each.request_id for each in records} == {request.request_id}:
+        if {episode.request_id for episode in records} == {request.request_id}:
             return records
     if untrained and client.health().policy != policy:
         raise DataError(
@@ -101,9 +101,9 @@ def figures_of(records: Sequence[Trajectory]) -> Figures:
         for name, value in record.figures.items():
             figures[name][record.problem_id].append(value)
         for name, values in record.turn_rewards.items():
-            scored = [value for value in values if value is not None]
-            if scored and record.figures:
-                figures[f"turn_rewards/{name}/mean"][record.problem_id].append(fmean(scored))
+            scores = [value for value in values if value is not None]
+            if scores and record.figures:
+                figures[f"turn_rewards/{name}/mean"][record.problem_id].append(fmean(scores))
     return {name: dict(by_problem) for name, by_problem in figures.items()}
 
 

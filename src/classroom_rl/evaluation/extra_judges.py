@@ -117,19 +117,19 @@ async def ask_extra_judges(
     """Have each of `extra_judges` judge every tutor's conversations once, by the configured judge's rules. Returns the
     scores, and the spending of the judges behind an API. Raises `ProviderFailure` if a judge cannot be asked at all."""
     extra_scores: JudgeScores = {}
-    paid: SpendingByJudge = {}
+    spending: SpendingByJudge = {}
     for number, judge in enumerate(config.extra_judges):
         ledger_path = folder / f"extra_judge_{number}_calls.sqlite"
         role, api = open_second_judge(judge, config.generation, ledger_path, "extra judge")
         try:
             keys = [conversation_key(tutor, record) for tutor, group in records.items() for record in group]
-            asked = (_score(role, config, record) for group in records.values() for record in group)
-            extra_scores[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*asked), strict=True))
+            requests = (_score(role, config, record) for group in records.values() for record in group)
+            extra_scores[judge.model_name_or_path] = dict(zip(keys, await asyncio.gather(*requests), strict=True))
         finally:
             if api is not None:
-                paid[judge.model_name_or_path] = asdict(api.ledger.spending())
+                spending[judge.model_name_or_path] = asdict(api.ledger.spending())
                 api.ledger.close()
-    return extra_scores, paid
+    return extra_scores, spending
 
 
 async def _score(judge: Judge, config: EvalConfig, record: ConversationRecord) -> Optional[float]:
@@ -175,8 +175,8 @@ def summarise_judges(
             judge: {tutor: _estimate(tutor, group, scores) for tutor, group in records.items()}
             for judge, scores in judges.items()
         },
-        "spearman": {judge: rank_correlation(scored) for judge, scored in pairs.items()},
-        "pairs": {judge: len(scored) for judge, scored in pairs.items()},
+        "spearman": {judge: rank_correlation(score_pairs) for judge, score_pairs in pairs.items()},
+        "pairs": {judge: len(score_pairs) for judge, score_pairs in pairs.items()},
         "krippendorff_alpha": krippendorff_alpha(units),
         "n": sum(len(unit) - unit.count(None) > 1 for unit in units),
     }

@@ -56,19 +56,19 @@ def load_measured_problems(config: EvalConfig) -> tuple[list[Problem], dict[str,
 
 def _warn_about_other_rewards(config: EvalConfig, runs: Sequence[Path]) -> None:
     """Warn about runs that were trained on another sum of rewards than the one that is measured."""
-    measured, implied = reward_weights(config), reward_weights(replace(config, reward_weights=None))
+    measured_weights, implied_weights = reward_weights(config), reward_weights(replace(config, reward_weights=None))
     for run in runs:
         try:
             recorded = _recorded_config(run)
-            trained = recorded and (recorded["train"]["reward_weights"] or implied)
+            trained_weights = recorded and (recorded["train"]["reward_weights"] or implied_weights)
         except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
             logger.warning("which rewards %s is trained on cannot be told: %s", run, error)
             continue
-        if trained and without_zeros(trained) != without_zeros(measured):
+        if trained_weights and without_zeros(trained_weights) != without_zeros(measured_weights):
             logger.warning(
                 "%s was trained on the rewards %s, but %s are measured: reward_weights='%s' measures what it was "
                 "trained on",
-                *(run, trained, dict(measured), json.dumps(trained).replace('"', "")),
+                *(run, trained_weights, dict(measured_weights), json.dumps(trained_weights).replace('"', "")),
             )
 
 

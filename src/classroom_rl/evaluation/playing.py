@@ -97,8 +97,8 @@ async def play_all(
         PolicyMismatch: if the server's tutor changed while it was measured.
         EngineFailure, DeadlineExceeded: if the tutor cannot be reached, or does not answer.
     """
-    opened = _tutor_in_process(config, folder) if config.server_url is None else _tutor_on_server(config)
-    async with opened as tutor:
+    tutor_context = _tutor_in_process(config, folder) if config.server_url is None else _tutor_on_server(config)
+    async with tutor_context as tutor:
         started = time.monotonic()
         about = {
             "tutor": tutor.teacher.model,
@@ -117,10 +117,10 @@ async def play_all(
         run = uuid4().hex[:12]
         for sampling in config.samplings:
             requests = list(make_requests(problems, config, sampling, tutor.policy, run))
-            played = await _play(tutor, requests, sampling, config.reward_weights)
+            conversations = await _play(tutor, requests, sampling, config.reward_weights)
             if sampling == SUPERVISED:
-                _check_reviewed(played)
-            result.records += [(sampling, record) for record in played]
+                _check_reviewed(conversations)
+            result.records += [(sampling, record) for record in conversations]
         if tutor.roles is not None and not is_measured_by_solutions(config):
             records = [record for _, record in result.records]
             result.labels = await label_errors(config, tutor.roles, tutor.schedule, records)
@@ -144,8 +144,8 @@ def make_requests(
     """
     samples = config.num_samples_per_problem
     per_request = max(1, CONVERSATIONS_PER_REQUEST // samples)
-    for number, first in enumerate(range(0, len(problems), per_request)):
-        group = problems[first : first + per_request]
+    for number, start in enumerate(range(0, len(problems), per_request)):
+        group = problems[start : start + per_request]
         repeated = [problem for problem in group for _ in range(samples)]
         yield SampleRequest(
             problems=[problem.text for problem in repeated],
@@ -195,8 +195,8 @@ async def _play(
 def _check_reviewed(records: Sequence[ConversationRecord]) -> None:
     """Refuse supervised conversations in which no message of the tutor was reviewed: their metrics would look like
     those with a supervisor."""
-    written = [turn for record in records for turn in record.turns if turn.role == "teacher" and not turn.given]
-    if written and all(turn.review is None for turn in written):
+    tutor_turns = [turn for record in records for turn in record.turns if turn.role == "teacher" and not turn.given]
+    if tutor_turns and all(turn.review is None for turn in tutor_turns):
         raise ConfigError(
             "samplings names supervised, but not one message of the tutor was reviewed: the server has no supervisor "
             "(start it with supervisor_model.model_name_or_path), or generation.supervisor.share is 0. Or leave "

@@ -92,9 +92,9 @@ def search_prompt(config: EvalConfig) -> dict[str, Any]:
             "name more lessons, or lower these."
         )
     folder = record_run(config, "eval")
-    about, measured = asyncio.run(_search_and_measure(config, train, held_out, folder))
-    metrics = {**summarise_comparison(config, measured), "prompt_search": about, "problems_trained_on": trained_on}
-    records = {name: result.records for name, result in measured.items()}
+    about, results = asyncio.run(_search_and_measure(config, train, held_out, folder))
+    metrics = {**summarise_comparison(config, results), "prompt_search": about, "problems_trained_on": trained_on}
+    records = {name: result.records for name, result in results.items()}
     write_compared(folder / CONVERSATIONS_NAME, records)
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(comparison_text(metrics))
@@ -148,14 +148,14 @@ class PromptAdapter:
         from gepa import EvaluationBatch
 
         prompt = candidate[_PROMPT]
-        new = [problem for problem in batch if (prompt, problem.id) not in self._played]
-        for record in self._wait_for(self.play(prompt, new, SAMPLED, 1)):
+        unplayed = [problem for problem in batch if (prompt, problem.id) not in self._played]
+        for record in self._wait_for(self.play(prompt, unplayed, SAMPLED, 1)):
             self._played[prompt, record.problem_id] = record.reward or 0.0, example_of(record)
             self.counts.update(conversations=1, without_verdict=int(record.reward is None))
             self.counts.update({f"{turn.role}_tokens": turn.tokens for turn in record.turns})
         scores, examples = zip(*(self._played[prompt, problem.id] for problem in batch), strict=True)
-        played, mean = self.counts["conversations"], sum(scores) / len(scores)
-        logger.info("prompt %s: reward %.3f on %d lessons; %d conversations", _name(prompt), mean, len(batch), played)
+        total, mean = self.counts["conversations"], sum(scores) / len(scores)
+        logger.info("prompt %s: reward %.3f on %d lessons; %d conversations", _name(prompt), mean, len(batch), total)
         return EvaluationBatch(list(scores), list(scores), list(examples) if capture_traces else None)
 
     def make_reflective_dataset(self, candidate: dict[str, str], eval_batch: Any, components: list[str]) -> Any:
@@ -173,8 +173,8 @@ class PromptAdapter:
         self.counts["rounds"] += 1
         refused: list[dict[str, str]] = []
         while len(refused) < self._search.replies_per_proposal:
-            given = {"prompt": candidate[_PROMPT], "examples": reflective_dataset[_PROMPT], "refused": refused}
-            request = render(self._search.reflection_prompt_path, **given, variables=sorted(self._variables))
+            fields = {"prompt": candidate[_PROMPT], "examples": reflective_dataset[_PROMPT], "refused": refused}
+            request = render(self._search.reflection_prompt_path, **fields, variables=sorted(self._variables))
             reply = visible_text(self._wait_for(self._reflect(request)))
             prompt = without_surrogates(InstructionProposalSignature.output_extractor(reply)["new_instruction"])
             reason = self.why_unusable(prompt)
@@ -187,8 +187,8 @@ class PromptAdapter:
 
     def stops(self, _: Any) -> bool:
         """Whether the search is over: after a failure, or if the next round might cost more than is left."""
-        left = self._search.conversations - self.counts["conversations"]
-        too_expensive = left < 2 * self._search.minibatch_lessons + self._search.selection_lessons
+        remaining = self._search.conversations - self.counts["conversations"]
+        too_expensive = remaining < 2 * self._search.minibatch_lessons + self._search.selection_lessons
         return too_expensive or self.failure is not None or self.counts["rounds"] >= self._search.max_rounds
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -227,8 +227,8 @@ class PromptAdapter:
             api = self._roles.apis["teacher" if self._search.reflection_model is None else "reflection"]
             return (await ApiChatEngine(model, api).chat(messages, sampling)).text
         key = ChatRequest(messages, sampling).key(model.model_name_or_path)
-        if (kept := self._ledger.find_reply(key)) is not None:
-            return kept[0]
+        if (stored_reply := self._ledger.find_reply(key)) is not None:
+            return stored_reply[0]
         answer = await self._roles.teacher.chat(messages, sampling)
         call = self._ledger.enter(key, model.model_name_or_path, 0.0)
         self._ledger.settle(call, USABLE, answer.text, CallUsage(0, answer.tokens, 0.0))
@@ -323,22 +323,22 @@ async def _search_and_measure(
             raise adapter.failure
         best = result.best_candidate[_PROMPT]
         write_whole(folder / BEST_PROMPT, best)
-        measured = {}
+        results = {}
         for arm, prompt in ((BASE, adapter.first), (BEST, best)):
             started, records = time.monotonic(), []
             for sampling in config.samplings:
-                played = await adapter.play(prompt, held_out, sampling, config.num_samples_per_problem)
-                records += [(sampling, record) for record in played]
+                conversations = await adapter.play(prompt, held_out, sampling, config.num_samples_per_problem)
+                records += [(sampling, record) for record in conversations]
             about = {"tutor": f"prompt {_name(prompt)}", "seed": config.seed, "problems": len(held_out)}
             about |= {"num_samples_per_problem": config.num_samples_per_problem}
-            measured[arm] = EvaluationResult(about | {"seconds": round(time.monotonic() - started, 3)}, records)
+            results[arm] = EvaluationResult(about | {"seconds": round(time.monotonic() - started, 3)}, records)
         ledgers = {role: api.ledger for role, api in service.environment.roles.apis.items()} | {"reflection": ledger}
-        paid = {role: asdict(each.spending()) for role, each in ledgers.items()}
+        spending = {role: asdict(role_ledger.spending()) for role, role_ledger in ledgers.items()}
     finally:
         service.environment.roles.shutdown()
         service.journal.close()
         ledger.close()
-    found = zip(result.candidates, result.parents, result.val_aggregate_scores, strict=True)
-    candidates = [{"prompt": _name(prompt[_PROMPT]), "parents": ids, "reward": mean} for prompt, ids, mean in found]
+    rows = zip(result.candidates, result.parents, result.val_aggregate_scores, strict=True)
+    candidates = [{"prompt": _name(prompt[_PROMPT]), "parents": ids, "reward": mean} for prompt, ids, mean in rows]
     about = {**adapter.counts, "budget": search.conversations, "refused": adapter.refused, "candidates": candidates}
-    return about | {"best": result.best_idx, "paid": paid}, measured
+    return about | {"best": result.best_idx, "paid": spending}, results

@@ -76,7 +76,7 @@ def judge_again(judge: Judge | EmbeddedJudge, record: ConversationRecord, config
     """Judge a finished conversation again, and compute its rewards, by the current code and a configuration."""
     generation, weights = config.generation, reward_weights(config)
     rules = classroom_rules(generation, weights, config.teacher_model.vllm.max_length, config.reward_model.grades)
-    attempts = [(rule, i) for rule in rules.judge_rules for i in range(generation.number_judge_attempts)]
+    attempts = [(rule, number) for rule in rules.judge_rules for number in range(generation.number_judge_attempts)]
     conversation = record.conversation(rules)
     refused = {(verdict.rule, verdict.attempt) for verdict in conversation.verdicts if verdict.refused}
     in_groups = config.judge_model.mode == GROUP
@@ -90,8 +90,8 @@ def judge_again(judge: Judge | EmbeddedJudge, record: ConversationRecord, config
         verdict if verdict.valid else replace(verdict, refused=(verdict.rule, verdict.attempt) in refused)
         for verdict in verdicts
     ]
-    now = weighted_sum({name: reward_of(name)(conversation) for name in weights}, weights)
-    return Rejudged(record.id, record.reward, now, conversation.verdicts)
+    reward = weighted_sum({name: reward_of(name)(conversation) for name in weights}, weights)
+    return Rejudged(record.id, record.reward, reward, conversation.verdicts)
 
 
 @contextmanager

@@ -68,13 +68,13 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     if config.counterfactuals.forks > 0:
         check_outcomes(config, problems)
     folder = record_run(config, "eval")
-    scored = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
-    if scored:
+    uses_scorer = is_measured_by_solutions(config) and config.score_using_pedagogical_reward
+    if uses_scorer:
         check_scorer(config)
     result = asyncio.run(play_all(config, problems, folder))
     conversations = folder / CONVERSATIONS_NAME
     write_records(conversations, result.records, result.initial)  # already here, because scoring may fail
-    if scored:
+    if uses_scorer:
         started = time.monotonic()
         result.scores = asyncio.run(score_messages(config, [record for _, record in result.records]))
         result.about["seconds"] += round(time.monotonic() - started, 3)
@@ -83,11 +83,11 @@ def evaluate(config: EvalConfig) -> dict[str, Any]:
     metrics |= {"problems_trained_on": trained_on} if trained_on else {}
     write_whole(folder / "metrics.json", json.dumps(metrics, indent=2, allow_nan=False) + "\n")
     print(measurement_table(metrics))
-    written = [folder / "metrics.json", conversations]
+    paths = [folder / "metrics.json", conversations]
     if result.compared is not None:
         print(f"\n{counterfactual_table(metrics['counterfactuals'])}")
-        written.append(write_comparisons(folder, result.compared))
-    print("\n" + "\n".join(map(str, written)))
+        paths.append(write_comparisons(folder, result.compared))
+    print("\n" + "\n".join(map(str, paths)))
     for run, count in trained_on.items():
         print(f"warning: {what_was_trained_on(run, count, len(problems))}")
     log_to_wandb(config, metrics, folder)

@@ -40,23 +40,23 @@ def students_table(students: Mapping[str, Mapping[str, Any]]) -> str:
     could not be measured stands below with what it needs."""
     reference = students.get(REFERENCE, {"figures": {}})["figures"]
     rows, dimension = [["mean [95 % interval over problems]", *students]], ""
-    for name, (of, _) in FIGURES.items():
-        if of != dimension:
-            dimension = of
-            rows.append([f"{of}:", *("" for _ in students)])
+    for name, (figure_dimension, _) in FIGURES.items():
+        if figure_dimension != dimension:
+            dimension = figure_dimension
+            rows.append([f"{figure_dimension}:", *("" for _ in students)])
         cells = []
-        for student, measured in students.items():
-            estimate = measured["figures"].get(name)
+        for student, measurement in students.items():
+            estimate = measurement["figures"].get(name)
             star = " *" if student != REFERENCE and differs(estimate, reference.get(name), name) else ""
             cells.append("not measurable" if estimate is None else shown(estimate, digits=2) + star)
         rows.append([f"  {name}", *cells])
     lines = [
-        f"{name}: {each['conversations']} conversations, {each['messages']} messages, {each['problems']} problems"
-        for name, each in students.items()
+        f"{name}: {counts['conversations']} conversations, {counts['messages']} messages, {counts['problems']} problems"
+        for name, counts in students.items()
     ]
     notes = ["* clearly another value than the reference's"] if reference else []
     for name in FIGURES:
-        lacking = [student for student, measured in students.items() if name in measured["needs"]]
+        lacking = [student for student, measurement in students.items() if name in measurement["needs"]]
         if lacking:
             needs = students[lacking[0]]["needs"][name]
             notes.append(f"not measurable here: {name} ({', '.join(lacking)}) needs {needs}")
@@ -95,23 +95,27 @@ def compare_students(config: EvalConfig) -> dict[str, Any]:
     reference = read_reference_talks(None if config.reference is None else Path(config.reference))
     problems, trained_on = load_measured_problems(config)
     folder = record_run(config, "eval")
-    played: dict[str, EvaluationResult] = {}
+    results: dict[str, EvaluationResult] = {}
     for student in config.students:
         logger.info("playing with the student %s", student.name)
-        own = folder / "students" / student.name
-        own.mkdir(parents=True, exist_ok=True)
-        played[student.name] = asyncio.run(play_all(config_of_student(student, config), problems, own))
-    write_compared(folder / CONVERSATIONS_NAME, {name: each.records for name, each in played.items()}, "student")
+        student_folder = folder / "students" / student.name
+        student_folder.mkdir(parents=True, exist_ok=True)
+        results[student.name] = asyncio.run(play_all(config_of_student(student, config), problems, student_folder))
+    write_compared(folder / CONVERSATIONS_NAME, {name: result.records for name, result in results.items()}, "student")
     metrics: dict[str, Any] = {
-        "students": {name: each.about for name, each in played.items()},
+        "students": {name: result.about for name, result in results.items()},
         "seed": config.seed,
         "problems": len(problems),
-        "seconds": round(sum(each.about["seconds"] for each in played.values()), 3),
+        "seconds": round(sum(result.about["seconds"] for result in results.values()), 3),
     }
     for sampling in config.samplings:
         talks = {
-            name: [talk_of(record, each.labels, each.initial) for own, record in each.records if own == sampling]
-            for name, each in played.items()
+            name: [
+                talk_of(record, result.labels, result.initial)
+                for played_sampling, record in result.records
+                if played_sampling == sampling
+            ]
+            for name, result in results.items()
         }
         metrics[sampling] = measure_all(talks, reference)
         print(f"{sampling}:\n{students_table(metrics[sampling])}\n")
@@ -129,10 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a run folder")
     parser.add_argument("--reference", type=Path, metavar="FILE", help="conversations of the students to talk like")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        students = {each.name: talks_of(each) for path in given.files for each in read_dialogues(path)}
-        print(students_table(measure_all(students, read_reference_talks(given.reference))))
+        students = {dialogues.name: talks_of(dialogues) for path in options.files for dialogues in read_dialogues(path)}
+        print(students_table(measure_all(students, read_reference_talks(options.reference))))
     except (ClassroomError, OSError) as error:
         print_error(error)
         return 2

@@ -123,10 +123,10 @@ class _Worker:
         worker_end.close()  # otherwise the pipe stays open when the worker dies, and this process would not notice
         self.process = process
         try:
-            ready = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv_bytes() == READY
+            is_ready = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv_bytes() == READY
         except EOFError:
-            ready = False
-        if not ready:
+            is_ready = False
+        if not is_ready:
             self.kill()
             raise EngineFailure(
                 f"The process that compares answers was not ready within {_START_TIMEOUT_S:g} s, or died: see the "
@@ -220,6 +220,6 @@ def _refuse(event: str, _: tuple[Any, ...]) -> None:
 
 def _limit_cpu_time(seconds: float) -> None:
     """Let the kernel end this process after this many further seconds of CPU time."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(usage.ru_utime + usage.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))

@@ -169,7 +169,9 @@ def _is_words(answer: str) -> bool:
 
 
 def _letters(answer: str) -> str:
-    return "".join(char for char in _ONLY_TEXT.sub(r"\1", answer).casefold() if char.isalnum() or char == "-")
+    return "".join(
+        character for character in _ONLY_TEXT.sub(r"\1", answer).casefold() if character.isalnum() or character == "-"
+    )
 
 
 def _is_set(answer: str) -> bool:

@@ -73,8 +73,8 @@ def lesson_level(problem: str, rules: LevelRules) -> LessonLevel | None:
     Raises:
         ConfigError: if neither says the level or the language, or the word list cannot be read.
     """
-    said = dict(_LINE.findall(problem))
-    level, language = said.get("Level", rules.of_lessons), said.get("Language", rules.language)
+    fields = dict(_LINE.findall(problem))
+    level, language = fields.get("Level", rules.of_lessons), fields.get("Language", rules.language)
     if level not in CEFR_LEVELS or not language:
         raise ConfigError(
             f"The level of the lesson {problem[:60]!r} is {level}, and its language {language}: its text must have "
@@ -83,8 +83,8 @@ def lesson_level(problem: str, rules: LevelRules) -> LessonLevel | None:
         )
     if language in UNSPLIT:
         return None
-    known = frozenset(word.lower() for word in words_in(problem))
-    return LessonLevel(CEFR_LEVELS.index(level), language, open_word_list(rules.word_list, language), known)
+    known_words = frozenset(word.lower() for word in words_in(problem))
+    return LessonLevel(CEFR_LEVELS.index(level), language, open_word_list(rules.word_list, language), known_words)
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,14 @@ def difficulty(text: str, lesson: LessonLevel) -> Difficulty | None:
     names = {word for part in parts for index, word in enumerate(part) if english and _is_name(word, index)}
     if len(names) * _WORDS_PER_NAME > sum(map(len, parts)):  # words in capitals, as in a title
         names = set()
-    said = [word.lower() for part in parts for word in part if word not in names]
-    if not said:
+    spoken_words = [word.lower() for part in parts for word in part if word not in names]
+    if not spoken_words:
         return None
-    content = [word for word in said if word not in lesson.words.function_words]
-    above = [word not in lesson.known and lesson.words.level_of(word) > lesson.level for word in set(said)]
+    content = [word for word in spoken_words if word not in lesson.words.function_words]
+    above = [word not in lesson.known and lesson.words.level_of(word) > lesson.level for word in set(spoken_words)]
     lengths = [len(part) for part in parts]
     return Difficulty(
-        different=len(set(said)),
+        different=len(set(spoken_words)),
         words_above=fmean(above),
         sentence_words=sum(length**2 for length in lengths) / sum(lengths),
         zipf=fmean(lesson.words.zipf.get(word, 0.0) for word in content) if content and lesson.words.zipf else None,
@@ -152,8 +152,8 @@ def _is_name(word: str, index: int) -> bool:
 
 def _subordinators(sentence: list[str]) -> int:
     """A question's own first word ("when", "what") begins no subordinate clause; "if" and "because" do."""
-    first = sentence[0].lower() in ("if", "because", "although", "though", "unless", "until", "while", "whereas")
-    return first + sum(word.lower() in _SUBORDINATORS for word in sentence[1:])
+    begins = sentence[0].lower() in ("if", "because", "although", "though", "unless", "until", "while", "whereas")
+    return begins + sum(word.lower() in _SUBORDINATORS for word in sentence[1:])
 
 
 def score(found: Difficulty, level: int) -> float:
@@ -182,20 +182,20 @@ def level_scores(
     for turn in turns:
         if turn.role != "teacher":
             continue
-        said = normal(spoken(turn.text))
+        message = normal(spoken(turn.text))
         if not turn.given:
             if lesson is None:
                 scores.append(None)
             else:
-                scores.append(of_repeats if said in earlier else _score_of(turn.text, said, lesson))
-        earlier.add(said)
+                scores.append(of_repeats if message in earlier else _score_of(turn.text, message, lesson))
+        earlier.add(message)
     return scores
 
 
 def _score_of(text: str, said: str, lesson: LessonLevel) -> float | None:
-    found = difficulty(text, lesson)
-    if found is not None:
-        return score(found, lesson.level)
+    result = difficulty(text, lesson)
+    if result is not None:
+        return score(result, lesson.level)
     return None if lesson.language != ENGLISH and is_english(said) else 0.0
 
 

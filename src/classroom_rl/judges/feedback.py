@@ -114,14 +114,16 @@ def gives_right_form(error: str, reply: str, plan: ParsedPlan) -> bool:
         return True
     if any(_is_corrected_version(error, text) for text in quotes(reply) + sentences(spoken(reply))):
         return True
-    said = normal(error).split()
+    student_words = normal(error).split()
     quotations = [normal(quotation) for quotation in quotes(reply)]
     # A quotation shows the correct form if it is a part of the target with a word that the student did not say.
-    if any(text and holds(target or "", text) and not set(text.split()) <= set(said) for text in quotations):
+    if any(text and holds(target or "", text) and not set(text.split()) <= set(student_words) for text in quotations):
         return True
     # So does a short variant of a word that the student said, if the reply announces the correct form.
     return bool(_NAMES_CORRECT_FORM.search(own_words(reply))) and any(
-        len(text.split()) <= 2 and text not in said and any(_is_similar(text, word, ALIKE) for word in said)
+        len(text.split()) <= 2
+        and text not in student_words
+        and any(_is_similar(text, word, ALIKE) for word in student_words)
         for text in quotations
     )
 
@@ -150,9 +152,9 @@ def _is_corrected_version(error: str, text: str) -> bool:
 def _leaves_out(before: list[str], after: list[str]) -> bool:
     """Whether a text only leaves something out of the student's words, perhaps after an opening word ("So …"). Another
     word at its beginning may be the correction of the student's first one."""
-    said = after[1:] if len(after) > 1 and after[0] in _OPENINGS and before[:1] != after[:1] else after
+    words = after[1:] if len(after) > 1 and after[0] in _OPENINGS and before[:1] != after[:1] else after
     rest = iter(before)
-    return all(word in rest for word in said)
+    return all(word in rest for word in words)
 
 
 def _is_similar(one: str, other: str, least: float) -> bool:
@@ -212,16 +214,18 @@ def hands_over(reply: str, produced: Callable[[str], bool], plan: ParsedPlan) ->
     after_me = _AFTER_ME.search(task)
     if after_me and len(normal(after_me["form"])) > 1 and not produced(after_me["form"]):
         return True
-    new = [phrase for phrase in plan.phrases if not produced(phrase.text)]
-    if any(_fills_in(reply, phrase.text) for phrase in new):
+    new_phrases = [phrase for phrase in plan.phrases if not produced(phrase.text)]
+    if any(_fills_in(reply, phrase.text) for phrase in new_phrases):
         return True
-    if any(_states_part(visible, phrase, produced) and _asks_elsewhere(visible, task, phrase) for phrase in new):
+    if any(
+        _states_part(visible, phrase, produced) and _asks_elsewhere(visible, task, phrase) for phrase in new_phrases
+    ):
         return True
-    shown = [phrase for phrase in new if _shows(visible, phrase)]
+    visible_phrases = [phrase for phrase in new_phrases if _shows(visible, phrase)]
     unquoted_task = own_words(task)
     if not unquoted_task or offers_choice(reply, plan):
         return False
-    return any(_shows(task, phrase) or _asks_elsewhere(visible, unquoted_task, phrase) for phrase in shown)
+    return any(_shows(task, phrase) or _asks_elsewhere(visible, unquoted_task, phrase) for phrase in visible_phrases)
 
 
 def _shows(text: str, phrase: Phrase) -> bool:
@@ -238,8 +242,8 @@ def offers_choice(reply: str, plan: ParsedPlan) -> bool:
     if not _CHOICE.search(own_words(read_message(reply).task_text)):
         return False
     visible = spoken(reply)
-    shown = {normal(phrase.text) for phrase in plan.phrases if holds(visible, phrase.text)}
-    return len(shown | {normal(quotation) for quotation in quotes(visible)}) > 1
+    options = {normal(phrase.text) for phrase in plan.phrases if holds(visible, phrase.text)}
+    return len(options | {normal(quotation) for quotation in quotes(visible)}) > 1
 
 
 def _asks_elsewhere(text: str, task: str, phrase: Phrase) -> bool:
@@ -247,8 +251,8 @@ def _asks_elsewhere(text: str, task: str, phrase: Phrase) -> bool:
     than the one that shows it. A message that explains a phrase and asks for another one does not ask for the first."""
     if _asks_for(task, phrase.meaning):
         return True
-    others = [sentence for sentence in sentences(text) if not _shows(sentence, phrase)]
-    return bool(_HAS_SAY.search(task)) and any(_asks_for(sentence, phrase.meaning) for sentence in others)
+    other_sentences = [sentence for sentence in sentences(text) if not _shows(sentence, phrase)]
+    return bool(_HAS_SAY.search(task)) and any(_asks_for(sentence, phrase.meaning) for sentence in other_sentences)
 
 
 def _fills_in(text: str, phrase: str, said: str = "") -> bool:
@@ -258,8 +262,8 @@ def _fills_in(text: str, phrase: str, said: str = "") -> bool:
     for sentence in sentences(spoken(text)):
         if not _BLANK.search(sentence):
             continue
-        common = _in_order(_words(_BLANK.sub(" ", sentence)), target)
-        if 2 * len(common) > len(target) and not set(common) <= set(_words(said)):
+        common_words = _in_order(_words(_BLANK.sub(" ", sentence)), target)
+        if 2 * len(common_words) > len(target) and not set(common_words) <= set(_words(said)):
             return True
     return False
 

@@ -79,9 +79,9 @@ class TurnFinding:
     def score(self) -> float | None:
         """The mean of the message's scores, weighted as in the reward; None if it has no score."""
         scores = zip(CRITERIA.values(), (self.task_score, self.forward_score, self.momentum_score), strict=True)
-        present = [(criterion.weight, score) for criterion, score in scores if score is not None]
-        total_weight = sum(weight for weight, _ in present)
-        return sum(weight * score for weight, score in present) / total_weight if present else None
+        weighted_scores = [(criterion.weight, score) for criterion, score in scores if score is not None]
+        total_weight = sum(weight for weight, _ in weighted_scores)
+        return sum(weight * score for weight, score in weighted_scores) / total_weight if weighted_scores else None
 
 
 STEPS_FOR_REVIEW = 3
@@ -131,16 +131,18 @@ def verdict(findings: Sequence[TurnFinding], covered: Coverage = FULL_COVERAGE) 
     task_reasons = _reasons(findings, lambda f: f.task_reason) if has_task else "No task was set."
     unread = [finding for finding in findings if finding.unread]
     tricks = [finding for finding in findings if finding.trick]
-    most = min(covered.share, MOST_BEYOND_RULES if unread else 1, MOST_WITH_TRICK if tricks else 1)
-    why = covered.reason + "".join(f"; turn {each.index + 1}: {BEYOND_RULES} (“{each.unread[:60]}”)" for each in unread)
-    why += "".join(f"; turn {each.index + 1}: {each.trick}" for each in tricks)
+    limit = min(covered.share, MOST_BEYOND_RULES if unread else 1, MOST_WITH_TRICK if tricks else 1)
+    remarks = covered.reason + "".join(
+        f"; turn {finding.index + 1}: {BEYOND_RULES} (“{finding.unread[:60]}”)" for finding in unread
+    )
+    remarks += "".join(f"; turn {finding.index + 1}: {finding.trick}" for finding in tricks)
     return {
-        "task_final_score": round(min(task, most), 4) if has_task else 0.0,
-        "task_final_reasoning": task_reasons + why,
-        "forward_progression_score": round(min(forward, most), 4),
-        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + why,
-        "overall_momentum_score": round(10 * min(momentum, most), 4),
-        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + why,
+        "task_final_score": round(min(task, limit), 4) if has_task else 0.0,
+        "task_final_reasoning": task_reasons + remarks,
+        "forward_progression_score": round(min(forward, limit), 4),
+        "forward_progression_reasoning": _reasons(findings, lambda f: f.forward_reason) + remarks,
+        "overall_momentum_score": round(10 * min(momentum, limit), 4),
+        "overall_momentum_reasoning": _reasons(findings, lambda f: f.momentum_reason) + remarks,
         "beyond_rules": len(unread),
     }
 

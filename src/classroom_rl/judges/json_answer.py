@@ -228,13 +228,13 @@ def _with_escaped_quotes(text: str, start: int) -> str:
     for number, member in enumerate(members, start=1):
         if rest[member.end() : member.end() + 1] != '"':  # not a string, so there is nothing to escape
             continue
-        first, ends = member.end() + 1, []
-        if number == len(members) and not (ends := list(_LAST_QUOTE.finditer(rest, first))):
+        value_start, ends = member.end() + 1, []
+        if number == len(members) and not (ends := list(_LAST_QUOTE.finditer(rest, value_start))):
             raise ValueError(f"{member[1]} has no end")
-        last = ends[-1].start(1) if ends else rest.rindex('"', first, members[number].start())
-        value = rest[first:last]
-        parts += [rest[position:first], _QUOTE.sub(lambda match: '\\"' if match[0] == '"' else match[0], value)]
-        position = last
+        value_end = ends[-1].start(1) if ends else rest.rindex('"', value_start, members[number].start())
+        value = rest[value_start:value_end]
+        parts += [rest[position:value_start], _QUOTE.sub(lambda match: '\\"' if match[0] == '"' else match[0], value)]
+        position = value_end
     return text[:start] + "".join(parts) + rest[position:]
 
 
@@ -266,5 +266,5 @@ def number_in(value: Any) -> float:
 def quote(value: Any, limit: int = 400) -> str:
     """A value from a judge's answer as text for an error message, cut to `limit` characters."""
     text = value if isinstance(value, str) else repr(value)
-    shown = text if len(text) <= limit else f"{text[:limit]} …"
-    return repr(shown) if isinstance(value, str) else shown
+    shortened = text if len(text) <= limit else f"{text[:limit]} …"
+    return repr(shortened) if isinstance(value, str) else shortened

@@ -118,5 +118,5 @@ def _is_unread(sentence: str, known: Set[str], closed: bool) -> bool:
 def _is_known(word: str, known: Set[str]) -> bool:
     """Whether the word, or what is left of it without an ending, is known. Numbers are."""
     stems = [word, *(word.removesuffix(ending) for ending in _ENDINGS if word.endswith(ending))]
-    places = (known, _TEACHERS_TALK, _FUNCTION_WORDS)
-    return word.isdecimal() or any(stem in words for stem in stems for words in places)
+    vocabularies = (known, _TEACHERS_TALK, _FUNCTION_WORDS)
+    return word.isdecimal() or any(stem in words for stem in stems for words in vocabularies)

@@ -142,8 +142,8 @@ def find_value(reference: Reference, message: str, problem: str, said: str = "")
     """The part of a teacher's message that gives the answer away; "" if there is none. Meant for messages before the
     student has given the answer. `said` holds the student's messages so far."""
     for reading in _readings(message) if len(message) <= LONGEST else (message,):
-        if found := gives_away(reference, _in_ascii_digits(reading), problem):
-            return found
+        if leak := gives_away(reference, _in_ascii_digits(reading), problem):
+            return leak
     if reference.value is None:
         hidden = reference.words and hides(message, [reference.words])
         return reference.words if hidden and not has_been_said(reference, problem) else ""
@@ -151,8 +151,8 @@ def find_value(reference: Reference, message: str, problem: str, said: str = "")
         return ""
     for reading in (message, *transported(message)):
         for sentence in re.split(r"(?<=[a-z)\d][.!?])\s|\n", reading):
-            if found := _derived(reference, sentence, f"{problem} {said}"):
-                return found
+            if leak := _derived(reference, sentence, f"{problem} {said}"):
+                return leak
     return _spelt(reference) if hides(message, _codes(reference)) else ""
 
 
@@ -160,15 +160,15 @@ def find_leak(reference: Reference, conversation: Sequence[dict[str, str]], prob
     """The index of the first teacher message that gives the answer away before the student has given it, and the part
     that does; None if there is none. Nothing is found where the student may have given it, in another form. Messages
     are {"role": "teacher" | "student", "content"}."""
-    said: list[str] = []
+    student_messages: list[str] = []
     for index, message in enumerate(conversation):
         if message["role"] == "student":
-            said.append(message["content"])
+            student_messages.append(message["content"])
             if _may_be_in_other_form(reference, message["content"]):
                 return None
-        elif has_answered(reference, said):
+        elif has_answered(reference, student_messages):
             continue
-        elif leak := find_value(reference, spoken(message["content"]), problem, " ".join(said)):
+        elif leak := find_value(reference, spoken(message["content"]), problem, " ".join(student_messages)):
             return index, leak
     return None
 
@@ -198,13 +198,13 @@ def _derived(reference: Reference, sentence: str, shown: str) -> str:
     answer stands there or occurs in any text, the sentence must state the value."""
     if _EXAMPLE.search(sentence):
         return ""
-    for written, value, operands in _values(sentence, with_units=reference.text != str(reference.value)):
+    for part, value, operands in _values(sentence, with_units=reference.text != str(reference.value)):
         if not _equals(reference, value):
             continue
-        known = _numbers_in(shown)
-        needed = _STATED if reference.value in known else _ARGUED if reference.is_common else None
-        if not known.issuperset(operands) and (needed is None or needed.search(sentence)):
-            return written
+        known_numbers = _numbers_in(shown)
+        pattern = _STATED if reference.value in known_numbers else _ARGUED if reference.is_common else None
+        if not known_numbers.issuperset(operands) and (pattern is None or pattern.search(sentence)):
+            return part
     return ""
 
 
@@ -264,8 +264,8 @@ def _in_other_digits(sentence: str, plain: str) -> Iterator[_Worth]:
         yield match[0], Fraction(_of_roman(match[0])), _UNKNOWN
     for match in _DIGITS_APART.finditer(plain):
         digits = "".join(re.findall(r"\d", match[0]))
-        told = _ABOUT_DIGITS.search(sentence) or _IS.search(plain[: match.start()])
-        if len(digits) < 12 and (len(digits) > 2 or told):
+        is_announced = _ABOUT_DIGITS.search(sentence) or _IS.search(plain[: match.start()])
+        if len(digits) < 12 and (len(digits) > 2 or is_announced):
             yield match[0], Fraction(digits), _UNKNOWN
             yield match[0], Fraction(digits[::-1]), _UNKNOWN
     if _BACKWARDS.search(sentence):

@@ -75,10 +75,10 @@ def folded(text: str) -> str:
         if not UNSPACED.search(plain):
             plain = unicodedata.normalize("NFD", plain)
     words = _TOKEN.findall("".join(map(_plain_character, plain.casefold())) if not plain.isascii() else plain.lower())
-    named = (
+    spelt_words = (
         NUMBER_WORDS[int(word)] if len(word) < 3 and word.isdecimal() and int(word) <= 20 else word for word in words
     )
-    return " ".join(named).replace("_", " ")
+    return " ".join(spelt_words).replace("_", " ")
 
 
 def _plain_character(character: str) -> str:
@@ -119,18 +119,19 @@ def _decoded(text: str) -> _Decoded:
     decoded = [*map(folded, transported(text)), " ".join(word[::-1] for word in words), plain[::-1]]
     decoded += (plain.translate(table) for table in _ROTATED)
     decoded += (
-        " ".join(map(_last_letter_first, moved)) for moved in (words, [each.removesuffix("ay") for each in words])
+        " ".join(map(_last_letter_first, candidate))
+        for candidate in (words, [word.removesuffix("ay") for word in words])
     )
     decoded += _spelt_out(text)
     mixed = [" ".join(words[start::2]) for start in (0, 1)]
-    for changed, whole in _with_signs(text):
-        decoded.append(changed)
-        mixed.append(whole)
+    for alone, in_text in _with_signs(text):
+        decoded.append(alone)
+        mixed.append(in_text)
     packed = ["".join(word[0] for word in words), "".join(word[-1] for word in words)]
     packed += (letters[start::step] for step in (2, 3) for start in range(step))
     packed += (part for word in words if len(word) >= LONG_WORD and word.isascii() for part in (word, word[::-1]))
     packed += _spelt_by_numbers(text)
-    packed += (_of_morse(sent) for run in _MORSE_RUN.findall(text) for sent in (run, run[:-1]))
+    packed += (_of_morse(code) for run in _MORSE_RUN.findall(text) for code in (run, run[:-1]))
     consonants = [word for word in words if word.isalpha() and word.isascii() and not _VOWELS.search(word)]
     return _Decoded(
         f" {' | '.join(decoded)} ",
@@ -145,16 +146,16 @@ def _decoded(text: str) -> _Decoded:
 
 def _with_signs(text: str) -> Iterator[tuple[str, str]]:
     """The words with signs in them, read without the signs or with letters for them: alone, and in the whole text."""
-    seen = as_latin(undisguised(text))
-    tokens = seen.split()
-    if joined(seen) != seen:
-        yield folded(" ".join(joined(token) for token in tokens if joined(token) != token)), folded(joined(seen))
-    if _HAS_LEET.search(seen):
+    latin = as_latin(undisguised(text))
+    tokens = latin.split()
+    if joined(latin) != latin:
+        yield folded(" ".join(joined(token) for token in tokens if joined(token) != token)), folded(joined(latin))
+    if _HAS_LEET.search(latin):
         signed = " ".join(token for token in tokens if _LEET_SIGN.search(token))
-        yield from ((folded(signed.translate(table)), folded(seen.translate(table))) for table in _LEET)
+        yield from ((folded(signed.translate(table)), folded(latin.translate(table))) for table in _LEET)
     if any(character in text for character in _TURNED):
         turned = [token for token in tokens if any(character in token for character in _TURNED)]
-        yield tuple(folded(part.casefold().translate(_UPRIGHT)[::-1]) for part in (" ".join(turned), seen))
+        yield tuple(folded(part.casefold().translate(_UPRIGHT)[::-1]) for part in (" ".join(turned), latin))
 
 
 def _spelt_out(text: str) -> Iterator[str]:
@@ -167,15 +168,15 @@ def _spelt_out(text: str) -> Iterator[str]:
 @lru_cache(maxsize=1024)
 def transported(text: str) -> tuple[str, ...]:
     """The plain texts of what a computer encodes for transport: base 64, hexadecimal or binary bytes, URL, entities."""
-    found = []
-    found += (unquote(token) for token in _QUOTED.findall(text))
-    found += (_ENTITY.sub(_character_of, run) for run in _ENTITIES.findall(text))
+    decoded = []
+    decoded += (unquote(token) for token in _QUOTED.findall(text))
+    decoded += (_ENTITY.sub(_character_of, run) for run in _ENTITIES.findall(text))
     for token in _BASE64.findall(text):
         if not token.isalpha() or not (token.islower() or token.istitle() or token.isupper()):
-            found += _ascii_of_base64(token)
-    found += map(_ascii_of_hex, _HEX.findall(text))
-    found += (_ascii(bytes(int(bits, 2) for bits in _BYTE.findall(run))) for run in _BITS.findall(text))
-    return tuple(filter(None, found))
+            decoded += _ascii_of_base64(token)
+    decoded += map(_ascii_of_hex, _HEX.findall(text))
+    decoded += (_ascii(bytes(int(bits, 2) for bits in _BYTE.findall(run))) for run in _BITS.findall(text))
+    return tuple(filter(None, decoded))
 
 
 def _ascii_of_hex(run: str) -> str:
@@ -238,15 +239,15 @@ def _target(answer: str) -> _Target:
 def _in_order(letters: str, text: str) -> bool:
     """Whether a text has these letters in their order, with up to two others after each. Linear in the text: a pattern
     would try all ways to read a text in which every letter is written three times."""
-    places = {place for place, letter in enumerate(text) if letter == letters[0]}
-    for wanted in letters[1:]:
-        places = {
+    positions = {position for position, character in enumerate(text) if character == letters[0]}
+    for letter in letters[1:]:
+        positions = {
             end
-            for place in places
-            for end in range(place + 1, min(place + 4, len(text)))
-            if text[end] == wanted and "|" not in text[place + 1 : end]
+            for position in positions
+            for end in range(position + 1, min(position + 4, len(text)))
+            if text[end] == letter and "|" not in text[position + 1 : end]
         }
-    return bool(places)
+    return bool(positions)
 
 
 def hides(text: str, answers: Iterable[str]) -> bool:
@@ -296,11 +297,11 @@ def shows(text: str, answer: str) -> bool:
     together = _decoded(text).together
     if target.letters in together:
         return True
-    said = set(plain.split())
-    if len(target.letters) >= IN_ORDER and 2 * sum(word in said for word in target.words) < len(target.words):
+    words = set(plain.split())
+    if len(target.letters) >= IN_ORDER and 2 * sum(word in words for word in target.words) < len(target.words):
         return _in_order(target.letters, together)
     count = len(target.words)
-    if count < 3 or not said.issuperset(target.words):
+    if count < 3 or not words.issuperset(target.words):
         return False
     parts = [part for part in map(folded, _SENTENCE_END.split(text)) if part]
     in_sentence = any(_in_window(part.split(), target.words, 2 * count) for part in parts)
@@ -309,8 +310,8 @@ def shows(text: str, answer: str) -> bool:
 
 def _in_window(words: list[str], answer: tuple[str, ...], width: int) -> bool:
     """Whether `width` words in a row hold all words of the answer."""
-    needed = Counter(answer)
-    return any(needed <= Counter(words[start : start + width]) for start in range(max(1, len(words) - width + 1)))
+    counts = Counter(answer)
+    return any(counts <= Counter(words[start : start + width]) for start in range(max(1, len(words) - width + 1)))
 
 
 def says_new(text: str, word: str, earlier: Iterable[str], always: Iterable[str] = ()) -> bool:
@@ -325,5 +326,5 @@ def says_new(text: str, word: str, earlier: Iterable[str], always: Iterable[str]
 def _words_before(text: str, word: str) -> frozenset[str]:
     """The words directly before each place of `word`; the speakers' persons count as one."""
     words = folded(text).split()
-    before = (words[index - 1] if index else "" for index, each in enumerate(words) if each == word)
-    return frozenset("you" if each == "i" else each for each in before)
+    before = (words[index - 1] if index else "" for index, token in enumerate(words) if token == word)
+    return frozenset("you" if token == "i" else token for token in before)

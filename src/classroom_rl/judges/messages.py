@@ -70,10 +70,10 @@ _FRAGMENT_WORDS = 3
 def holds(text: str, phrase: str) -> bool:
     """Whether the text contains the phrase after normalisation; in scripts that separate words by spaces, only as whole
     words."""
-    target, whole = normal(phrase), normal(text)
+    target, normalised = normal(phrase), normal(text)
     if not target:
         return False
-    return target in whole if UNSPACED.search(target) else f" {target} " in f" {whole} "
+    return target in normalised if UNSPACED.search(target) else f" {target} " in f" {normalised} "
 
 
 def spoken(text: str) -> str:
@@ -228,8 +228,8 @@ def read_plan(problem: str) -> ParsedPlan:
     try:
         return ParsedPlan(lesson=parse_problem(problem), text=problem)
     except DataError:
-        found = _CHUNK.finditer(problem)
-        phrases = tuple(Phrase(match["phrase"], match["meaning"], match["use"]) for match in found)
+        matches = _CHUNK.finditer(problem)
+        phrases = tuple(Phrase(match["phrase"], match["meaning"], match["use"]) for match in matches)
         return ParsedPlan(phrases, text=problem)
 
 

@@ -146,12 +146,12 @@ async def first_usable(
     Raises:
         JudgeOutputError: if the last reply was truncated.
     """
-    replies, any_sent = 0, False
+    count, any_sent = 0, False
     while True:
-        answer, sent = await reply(replies)
-        replies, any_sent = replies + 1, any_sent or sent
+        answer, sent = await reply(count)
+        count, any_sent = count + 1, any_sent or sent
         usable = not answer.cut and holds(answer.text)
-        if usable or (any_sent and replies % replies_per_attempt == 0):
+        if usable or (any_sent and count % replies_per_attempt == 0):
             return _complete_text(answer)
 
 

@@ -123,8 +123,8 @@ class PlanProgress:
             return ""
         meaning = MEANING.search(message.task_text)
         if meaning is not None:
-            asked = next(filter(None, meaning.groups()))
-            return asked if self.produced(asked) and asked not in self.reviewed else ""
+            phrase = next(filter(None, meaning.groups()))
+            return phrase if self.produced(phrase) and phrase not in self.reviewed else ""
         last = self.plan.phrases[self.order[-1]].text
         old = [text for text in described if self.produced(text) and text != last and text not in self.reviewed]
         return old[0] if len(old) == len(described) == 1 and not holds(message.text, old[0]) else ""

@@ -161,7 +161,7 @@ NUMBER_WORDS = (
 """The numbers from 0 to 20 in words."""
 _TENS = {word: 10 * tens for tens, word in enumerate("thirty forty fifty sixty seventy eighty ninety".split(), 3)}
 _VALUES = {word: Fraction(number) for number, word in enumerate(NUMBER_WORDS)} | {
-    w: Fraction(n) for w, n in _TENS.items()
+    word: Fraction(number) for word, number in _TENS.items()
 }
 _NUMBER_WORD = re.compile(
     rf"\b(twenty|{'|'.join(_TENS)})[- ]({'|'.join(NUMBER_WORDS[1:10])})\b|\b({'|'.join(_VALUES)})\b", re.I
@@ -258,12 +258,12 @@ def has_answered(reference: Reference, said: Sequence[str]) -> bool | None:
     cannot tell. In a long message that ends with another result the answer may be no more than a step on the way."""
     answered: bool | None = False
     for text in said:
-        found, other = has_been_said(reference, text), _gives_other_result(reference, text)
-        if found and not (other and len(text.split()) > LONGEST_ANSWER):
+        is_said, is_other_result = has_been_said(reference, text), _gives_other_result(reference, text)
+        if is_said and not (is_other_result and len(text.split()) > LONGEST_ANSWER):
             answered = True
-        elif other and (_TAKES_BACK.search(text) or _NAMES_ANSWER.search(text)):
+        elif is_other_result and (_TAKES_BACK.search(text) or _NAMES_ANSWER.search(text)):
             answered = False
-        elif found is None and not answered:
+        elif is_said is None and not answered:
             answered = None
     return answered
 
@@ -287,8 +287,12 @@ def _gives_other_result(reference: Reference, text: str) -> bool:
     answers = [number for number in _numbers(text, reference) if _is_value(reference, *number[:2])]
     if any(_NAMES_ANSWER.search(text[max(0, start - _NEAR) : start]) for _, _, start, _ in answers):
         return False
-    *_, last = [None, *_NUMBER_IN_TEXT.finditer(text)]
-    return last is not None and _is_claimed(text, last) and all(start != last.start() for _, _, start, _ in answers)
+    *_, last_number = [None, *_NUMBER_IN_TEXT.finditer(text)]
+    return (
+        last_number is not None
+        and _is_claimed(text, last_number)
+        and all(start != last_number.start() for _, _, start, _ in answers)
+    )
 
 
 def _is_claimed(text: str, number: re.Match) -> bool:
@@ -315,8 +319,8 @@ def names_answer(reference: Reference, text: str, problem: str) -> bool:
     if not reference.is_common and has_been_said(reference, text):
         return True
     for sentence in re.split(r"(?<=[.!?])\s|\n", text):
-        last = max(_numbers(sentence, approximate=reference), key=lambda number: number[2], default=None)
-        if last is not None and _is_value(reference, last[0], last[1]):
+        last_number = max(_numbers(sentence, approximate=reference), key=lambda number: number[2], default=None)
+        if last_number is not None and _is_value(reference, last_number[0], last_number[1]):
             return True
     return False
 
@@ -337,8 +341,8 @@ def gives_away(reference: Reference, message: str, problem: str) -> str:
         for written, value, start, end in _numbers(message):
             spelt_out = not any(character.isdigit() for character in written)
             needs_statement = in_problem or spelt_out or reference.is_common
-            stated = _is_stated(message, start, end)
-            if _is_value(reference, written, value) and (stated or not needs_statement):
+            is_stated = _is_stated(message, start, end)
+            if _is_value(reference, written, value) and (is_stated or not needs_statement):
                 return written
         return ""
     if reference.words:
@@ -370,8 +374,8 @@ def _value(text: str) -> Fraction | None:
     """The value of a number in the notation of `NUMBER`, or of a fraction such as "3/4" or "1 3/4"; otherwise None."""
     parts = re.fullmatch(r"\s*([-−]?)(?:(\d{1,9})\s+)?(\d{1,9})\s*/\s*(\d{1,9})\s*", text, re.ASCII)
     if parts is None:
-        plain = re.fullmatch(rf"\s*({NUMBER})\s*", text)
-        return read_number(plain[1]) if plain else None
+        match = re.fullmatch(rf"\s*({NUMBER})\s*", text)
+        return read_number(match[1]) if match else None
     if not int(parts[4]):
         return None
     value = int(parts[2] or 0) + Fraction(int(parts[3]), int(parts[4]))
@@ -407,10 +411,10 @@ def _set_given(reference: Reference, message: str, problem: str) -> str:
         return ""
     plain = _normal_signs(message)
     for order in permutations(reference.elements):
-        between = r"\s*(?:,|;|\band\b|\bor\b|\$|[a-zA-Z](?:_\{?\d\}?)?\s*=|\s)+\s*"
-        listed = between.join(re.escape(_normal_signs(element)) for element in order)
+        separator = r"\s*(?:,|;|\band\b|\bor\b|\$|[a-zA-Z](?:_\{?\d\}?)?\s*=|\s)+\s*"
+        element_list = separator.join(re.escape(_normal_signs(element)) for element in order)
         starts = r"(?:=|\bare|\bis|\bbe|\b(?:solution|answer|number)s?:?)\s*[$(]*\s*(?:\\left)?(?:\\\{)?\s*"
-        match = re.search(rf"{starts}({listed})(?![\w^]|[.,]\d)", plain, re.IGNORECASE)
+        match = re.search(rf"{starts}({element_list})(?![\w^]|[.,]\d)", plain, re.IGNORECASE)
         if match and match[1] not in _normal_signs(problem):
             return match[1]
     return ""
@@ -423,8 +427,8 @@ def _expression_given(reference: Reference, message: str, problem: str) -> str:
     for expression in reference.expressions:
         if len(expression) < _SHORTEST_EXPRESSION or not re.search(r"[\d=+^]", expression):
             continue
-        alone = rf"(?<![\w\\^+*/(-]){re.escape(expression)}(?![\w^+*/(-])"
-        if re.search(alone, normalised) and expression not in _normal(problem):
+        pattern = rf"(?<![\w\\^+*/(-]){re.escape(expression)}(?![\w^+*/(-])"
+        if re.search(pattern, normalised) and expression not in _normal(problem):
             return expression
     return ""
 

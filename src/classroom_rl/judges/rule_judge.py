@@ -255,17 +255,17 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
     message = read_message(text)
     ends = END_OF_CONVERSATION in visible_text(text)
     student_text = lesson.said[-1] if replies_to is not None else ""
-    void = _why_void(text, message, ends, lesson)
+    void_reason = _why_void(text, message, ends, lesson)
     lesson.command = lesson.command or find_order(text)
     lesson.ended_early = ends and not lesson.is_complete
     false_correction = replies_to is not None and not is_error and treats_as_wrong(text, lesson.readers)
     gives_answer = not is_error and hands_over(text, lesson.produced, lesson.plan)
     blocked = (
-        void
+        void_reason
         or ("corrects what was right" if false_correction else "")
         or ("hands the answer over" if gives_answer else "")
     )
-    trick = find_trick(student_text, text, lesson.plan, lesson.produced) if is_error and not void else ""
+    trick = find_trick(student_text, text, lesson.plan, lesson.produced) if is_error and not void_reason else ""
     scaffolding = (student_text, text, message, lesson, trick)
     unscaffolded = (blocked or _why_not_scaffolded(*scaffolding)) if is_error else ""
     described = _introduced_phrases(message, lesson.plan)
@@ -303,8 +303,8 @@ def _judge_message(index: int, replies_to: int | None, is_error: bool, text: str
 
 def _why_void(text: str, message: TeacherMessage, ends: bool, lesson: PlanProgress) -> str:
     """Why the message counts for nothing; "" if it counts."""
-    if foul := find_injection(text, lesson.command):
-        return foul
+    if injection := find_injection(text, lesson.command):
+        return injection
     listed = [phrase.text for phrase in lesson.plan.phrases if holds(message.text, phrase.text)]
     if len(listed) > MOST_SHOWN:
         return f"lists {len(listed)} phrases at once"
@@ -326,11 +326,11 @@ def _why_not_scaffolded(error: str, text: str, message: TeacherMessage, lesson: 
     kind = feedback_kind(error, text, plan)
     if kind == "none" and not _corrects(error, message, lesson):
         return "passed over: not scaffolded"
-    if false := trick or find_false_hint(error, text, plan) or (calls_right(text) and "calls the error right"):
-        return f"{false}: not scaffolded"
-    named = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
-    if len(named) > 2:
-        return f"names {len(named)} kinds of slips ({', '.join(sorted(named))}): not scaffolded"
+    if flaw := trick or find_false_hint(error, text, plan) or (calls_right(text) and "calls the error right"):
+        return f"{flaw}: not scaffolded"
+    terms = {term.lower() for term in _KINDS_OF_SLIP.findall(own_words(message.text))}
+    if len(terms) > 2:
+        return f"names {len(terms)} kinds of slips ({', '.join(sorted(terms))}): not scaffolded"
     if repeated:
         return "gives the same hint as before: not scaffolded"
     unquoted_task = own_words(message.task_text)

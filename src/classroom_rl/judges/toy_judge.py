@@ -114,12 +114,12 @@ def coverage(findings: Sequence[TurnFinding], problem: str, room: int | None) ->
         DataError: if `problem` is not a lesson of the quickstart.
     """
     steps = len(parse_problem(problem).questions)
-    others = sum(finding.student_error_kind is not None or finding.reviews for finding in findings)
+    other_turns = sum(finding.student_error_kind is not None or finding.reviews for finding in findings)
     if room is None:
-        room = steps + others if findings and findings[-1].ends else len(findings)
-    taken = [finding for finding in findings if finding.new_step]
-    backward = sum(finding.turns_back for finding in taken)
-    return Coverage(steps_forward(len(taken), backward), max(1, min(steps, room - others)))
+        room = steps + other_turns if findings and findings[-1].ends else len(findings)
+    new_steps = [finding for finding in findings if finding.new_step]
+    backward = sum(finding.turns_back for finding in new_steps)
+    return Coverage(steps_forward(len(new_steps), backward), max(1, min(steps, room - other_turns)))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class _TeacherMessage:
     @property
     def own_sentences(self) -> list[str]:
         """The sentences without a question of the lesson."""
-        return [s for s, q in zip(self.sentences, self.questions, strict=True) if q is None]
+        return [sentence for sentence, question in zip(self.sentences, self.questions, strict=True) if question is None]
 
     @property
     def own_words(self) -> str:
@@ -160,7 +160,11 @@ class _TeacherMessage:
     def corrections(self) -> list[str]:
         """Those of `own_sentences` that mention a slip. A rule before a question of the lesson is about the answer to
         it, and mentions none."""
-        return [s for s in self.own_sentences if _CORRECTION.search(s) or self._is_about_what_was_said(s)]
+        return [
+            sentence
+            for sentence in self.own_sentences
+            if _CORRECTION.search(sentence) or self._is_about_what_was_said(sentence)
+        ]
 
     def _is_about_what_was_said(self, sentence: str) -> bool:
         kinds = _kinds_named(sentence)
@@ -174,8 +178,12 @@ class _TeacherMessage:
     @cached_property
     def tasks(self) -> list[int]:
         """The indices of the sentences that set a task. If there are none, the last hint counts as the task."""
-        tasks = [i for i, sentence in enumerate(self.sentences) if _is_task(sentence) and not self._is_said_again(i)]
-        hints = [i for i, sentence in enumerate(self.sentences) if sentence in self.corrections]
+        tasks = [
+            index
+            for index, sentence in enumerate(self.sentences)
+            if _is_task(sentence) and not self._is_said_again(index)
+        ]
+        hints = [index for index, sentence in enumerate(self.sentences) if sentence in self.corrections]
         return tasks or hints[-1:]
 
     def _is_said_again(self, index: int) -> bool:
@@ -187,7 +195,7 @@ class _TeacherMessage:
     @cached_property
     def explanations(self) -> list[str]:
         """The sentences that state a rule, or an example in the toy language."""
-        return [s for s in self.own_sentences if _GRAMMAR.search(s) or statements(s)]
+        return [sentence for sentence in self.own_sentences if _GRAMMAR.search(sentence) or statements(sentence)]
 
     @property
     def examples(self) -> list[str]:
@@ -206,15 +214,15 @@ def _kinds_named(text: str) -> set[str]:
 
 def _read_message(text: str, order: str) -> _TeacherMessage:
     """The message, after an earlier one that holds `order` (see `find_injection`)."""
-    foul, shown = find_injection(text, order), undisguised(visible_text(text))
-    spoken = "" if foul else shown.replace(END_OF_CONVERSATION, "\n")
+    foul, visible = find_injection(text, order), undisguised(visible_text(text))
+    spoken = "" if foul else visible.replace(END_OF_CONVERSATION, "\n")
     sentences = tuple(sentence.strip() for sentence in _SENTENCE.findall(spoken) if sentence.strip())
     return _TeacherMessage(
         text=spoken,
         sentences=sentences,
         questions=tuple(parse_question(sentence) for sentence in sentences),
-        ends=END_OF_CONVERSATION in shown,
-        stated={said: verb for reading in readings(spoken) for said, verb in statements(reading).items()},
+        ends=END_OF_CONVERSATION in visible,
+        stated={statement: verb for reading in readings(spoken) for statement, verb in statements(reading).items()},
         foul=foul,
     )
 
@@ -242,23 +250,23 @@ class _LessonProgress:
 
     def refusal(self, message: _TeacherMessage) -> str:
         """Why the message brings no new content; "" if it does."""
-        asked = message.lesson_questions
-        if not asked:
+        questions = message.lesson_questions
+        if not questions:
             return "asks nothing new"
-        if len(asked) > 1:
-            return f"asks {len(asked)} questions at once"
-        if asked[0] in self._shown:
+        if len(questions) > 1:
+            return f"asks {len(questions)} questions at once"
+        if questions[0] in self._shown:
             return "repeats a question"
-        return "" if asked[0] in self._plan else "asks what the lesson does not hold"
+        return "" if questions[0] in self._plan else "asks what the lesson does not hold"
 
     def reviews(self, message: _TeacherMessage, said: Sequence[str]) -> bool:
         """Whether the message has the student say again what it said before it said something else, or asks what a part
         of it means. There is time for one such message after every `STEPS_FOR_REVIEW` steps."""
         if len(self._asked) < STEPS_FOR_REVIEW * (1 + len(self._reviewed)) or len(message.tasks) != 1:
             return False
-        asked = message.lesson_questions
-        if asked:
-            return len(asked) == 1 and asked[0] in self._asked - {self._last, *self._reviewed}
+        questions = message.lesson_questions
+        if questions:
+            return len(questions) == 1 and questions[0] in self._asked - {self._last, *self._reviewed}
         meaning = MEANING.search(message.sentences[message.tasks[0]])
         words = {word for text in said for word in _WORD.findall(text.lower())} | self.verbs
         return meaning is not None and None not in self._reviewed and _words_of(meaning) <= words
@@ -296,16 +304,16 @@ def analyse(conversation: Sequence[dict[str, str]], problem: str) -> list[TurnFi
     """
     lesson = _LessonProgress(problem)
     findings = []
-    said: list[str] = []
+    student_messages: list[str] = []
     order = ""
     for index, turn in enumerate(conversation):
         if turn["role"] != "teacher":
-            said.append(turn["content"])
+            student_messages.append(turn["content"])
             continue
         replies_to = index - 1 if index > 0 and conversation[index - 1]["role"] == "student" else None
         message = _read_message(turn["content"], order)
         order = order or find_order(turn["content"])
-        findings.append(_judge_message(index, replies_to, said, message, lesson))
+        findings.append(_judge_message(index, replies_to, student_messages, message, lesson))
         lesson.record(message, findings[-1].reviews)
     return findings
 
@@ -316,10 +324,10 @@ def _judge_message(
     """The finding on a message, after the student has `said` these messages."""
     student_text = "" if replies_to is None else said[-1]
     slips = find_slips(student_text)
-    refused = _why_void(message, lesson, said)
+    void_reason = _why_void(message, lesson, said)
     falsely_corrected = replies_to is not None and not slips and bool(message.corrections)
-    unscaffolded = (refused or _why_not_scaffolded(message, slips, student_text)) if slips else "no slip"
-    blocked = refused or ("corrects what was right" if falsely_corrected else "")
+    unscaffolded = (void_reason or _why_not_scaffolded(message, slips, student_text)) if slips else "no slip"
+    blocked = void_reason or ("corrects what was right" if falsely_corrected else "")
     reviews = not slips and not blocked and lesson.reviews(message, said)
     not_moved = "" if slips else blocked or _why_not_moved_on(message, lesson, reviews)
     no_progress = unscaffolded if slips else blocked or _why_no_progress(message, lesson, reviews)
@@ -331,16 +339,16 @@ def _judge_message(
         replies_to=replies_to,
         student_error_kind=slips[0].kind if slips else None,
         scaffolded=not unscaffolded,
-        void=bool(refused),
+        void=bool(void_reason),
         falsely_corrected=falsely_corrected,
         sets_task=bool(message.tasks),
         task_final=task_final,
         moved_on=replies_to is not None and not slips and not not_moved,
         progressed=replies_to is not None and not no_progress,
-        new_step=not refused and not lesson.refusal(message),
+        new_step=not void_reason and not lesson.refusal(message),
         turns_back=not lesson.refusal(message) and lesson.turns_back(message),
         reviews=reviews,
-        trick=_find_trick(message, slips, student_text) if slips and not refused else "",
+        trick=_find_trick(message, slips, student_text) if slips and not void_reason else "",
         unread=_find_unread(message, said),
         ends=message.ends,
         task_reason=prefix + _say_task(message, blocked, unscaffolded if slips else ""),
@@ -353,7 +361,7 @@ def _why_void(message: _TeacherMessage, lesson: _LessonProgress, said: Sequence[
     """Why the message counts for nothing; "" if it counts."""
     if message.foul:
         return message.foul
-    if any(verb in lesson.verbs and not _was_said(stated, said) for stated, verb in message.stated.items()):
+    if any(verb in lesson.verbs and not _was_said(statement, said) for statement, verb in message.stated.items()):
         return "says the student's part itself"
     if any(find_slips(sentence) and not _was_said(sentence, said) for sentence in message.examples):
         return "gives an example that is wrong"
@@ -371,9 +379,9 @@ def _why_void(message: _TeacherMessage, lesson: _LessonProgress, said: Sequence[
 
 def _find_unread(message: _TeacherMessage, said: Sequence[str]) -> str:
     """The first part of a message that no rule can read, its questions of the language left out."""
-    known = words_of_language() | words_in(said)
+    known_words = words_of_language() | words_in(said)
     parts = (message.before(index) for index in range(len(message.sentences)))
-    return next(filter(None, (find_unread(part, known, closed=True) for part in parts)), "")
+    return next(filter(None, (find_unread(part, known_words, closed=True) for part in parts)), "")
 
 
 def _was_said(text: str, said: Sequence[str]) -> bool:
@@ -385,9 +393,9 @@ def _breaks(rule: str, question: Question) -> bool:
     of nouns says nothing about verbs."""
     if _OF_NOUNS.search(rule) and "verb" not in rule.lower():
         return False
-    named = {ending or "" for ending, none in _ENDING.findall(rule) if ending or none}
-    right = answer_verb(question).removeprefix(question.verb)
-    return named == {right} if _NOT.search(rule) else bool(named) and right not in named
+    endings = {ending or "" for ending, no_ending in _ENDING.findall(rule) if ending or no_ending}
+    right_ending = answer_verb(question).removeprefix(question.verb)
+    return endings == {right_ending} if _NOT.search(rule) else bool(endings) and right_ending not in endings
 
 
 def _points_at(slip: Slip, message: _TeacherMessage, student_text: str) -> bool:
@@ -448,8 +456,8 @@ def _why_not_moved_on(message: _TeacherMessage, lesson: _LessonProgress, reviews
     before = [sentence for sentence in message.sentences[:index] if sentence not in message.explanations]
     if len(before) > 1:
         return f"says {len(before)} sentences before moving on"
-    explained = message.explanations
-    if len(explained) > MOST_EXPLANATIONS or len(" ".join(explained).split()) > LONGEST_EXPLANATION:
+    explanations = message.explanations
+    if len(explanations) > MOST_EXPLANATIONS or len(" ".join(explanations).split()) > LONGEST_EXPLANATION:
         return "explains at length"
     if len(_WORD.findall(" ".join([*before, message.before(index)]))) > LONGEST_ACKNOWLEDGEMENT:
         return "acknowledges at length"

@@ -112,24 +112,24 @@ def find_false_hint(error: str, reply: str, plan: ParsedPlan = _NO_PLAN) -> str:
     in scripts without spaces.
     """
     target = nearest_phrase(error, plan)
-    said, right = normal(error).split(), normal(target or "").split()
-    known = {word for phrase in plan.phrases for word in normal(phrase.text).split()}.union(said)
-    known.update(() if plan.phrases else _TOY_ENDINGS)
-    if any(UNSPACED.search(word) for word in known):
+    error_words, target_words = normal(error).split(), normal(target or "").split()
+    known_words = {word for phrase in plan.phrases for word in normal(phrase.text).split()}.union(error_words)
+    known_words.update(() if plan.phrases else _TOY_ENDINGS)
+    if any(UNSPACED.search(word) for word in known_words):
         return ""
-    changes = SequenceMatcher(None, said, right, autojunk=False).get_opcodes()
-    near_error = {i for tag, start, end, *_ in changes if tag != "equal" for i in range(start - 1, end + 1)}
-    right_words = set(said) - {said[i] for i in near_error if 0 <= i < len(said)}
+    changes = SequenceMatcher(None, error_words, target_words, autojunk=False).get_opcodes()
+    near_error = {index for tag, start, end, *_ in changes if tag != "equal" for index in range(start - 1, end + 1)}
+    right_words = set(error_words) - {error_words[index] for index in near_error if 0 <= index < len(error_words)}
     for sentence in sentences(spoken(reply)):
         words = own_words(sentence)
         if _NEGATES.search(words) or sentence.endswith("?"):
             continue
         for ending in _NAMED_ENDING.findall(sentence) if _ENDS.search(words) else ():
             if not any(
-                word.removesuffix("s").endswith(normal(ending)) or word.endswith(normal(ending)) for word in known
+                word.removesuffix("s").endswith(normal(ending)) or word.endswith(normal(ending)) for word in known_words
             ):
                 return f"names the ending “-{ending}”, which no word has"
-        if _LEAVES_OUT.search(words) and not (target and len(said) > len(right)):
+        if _LEAVES_OUT.search(words) and not (target and len(error_words) > len(target_words)):
             return "has a word left out where none is too many"
         quoted = {normal(quotation) for quotation in quotes(sentence)}
         points = _POINTS_AT.search(words) and not _IN_RELATION.search(own_words(spoken(reply)))

@@ -288,13 +288,13 @@ def sum_up(verdicts: Sequence[Verdict], rules: Iterable[str]) -> Judgement | Non
     """
     rules = tuple(rules)
     verdicts = [verdict for verdict in verdicts if not verdict.anchor]
-    by_rule = {rule: [v for v in verdicts if v.rule == rule and v.valid] for rule in rules}
+    by_rule = {rule: [verdict for verdict in verdicts if verdict.rule == rule and verdict.valid] for rule in rules}
     refusing = tuple(rule for rule, valid in by_rule.items() if not valid and _is_refused(verdicts, rule))
     if not all(valid or rule in refusing for rule, valid in by_rule.items()):
         return None
-    scored = [v.scores for valid in by_rule.values() for v in valid if v.scores is not None]
-    rejecting = tuple(rule for rule, valid in by_rule.items() if any(v.accepted is False for v in valid))
-    return Judgement(_mean_scores(scored) if scored else None, rejecting, refusing)
+    scores = [verdict.scores for valid in by_rule.values() for verdict in valid if verdict.scores is not None]
+    rejecting = tuple(rule for rule, valid in by_rule.items() if any(verdict.accepted is False for verdict in valid))
+    return Judgement(_mean_scores(scores) if scores else None, rejecting, refusing)
 
 
 def _is_refused(verdicts: Sequence[Verdict], rule: str) -> bool:
@@ -338,10 +338,10 @@ def failed_verdict(rule: str, attempt: int, error: Exception, raw: str) -> Verdi
 
 
 def _mean_scores(scores: Sequence[Scores | RubricScores]) -> Scores | RubricScores:
-    by_rubric = [each for each in scores if isinstance(each, RubricScores)]
-    if by_rubric:
-        return mean_rubric_scores(by_rubric)
-    return Scores(**{name: fmean(getattr(s, name) for s in scores) for name in CRITERIA})
+    rubric_scores = [item for item in scores if isinstance(item, RubricScores)]
+    if rubric_scores:
+        return mean_rubric_scores(rubric_scores)
+    return Scores(**{name: fmean(getattr(item, name) for item in scores) for name in CRITERIA})
 
 
 def group_schema(size: int) -> dict[str, Any]:
@@ -371,9 +371,13 @@ def parse_group(rule: str, attempt: int, text: str, size: int) -> list[Verdict]:
     ranking, entries = answer.get("ranking"), answer.get("conversations")
     if not isinstance(ranking, list) or _numbers(ranking) != numbers:
         raise JudgeOutputError(f"ranking is {quote(ranking)}; it names 1 to {size}, each once: {quote(text)}")
-    named = [entry.get("number") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    if _numbers(named) != numbers or len(entries) != size:
-        raise JudgeOutputError(f"conversations has the numbers {named}, not 1 to {size}, each once: {quote(text)}")
+    entry_numbers = (
+        [entry.get("number") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    )
+    if _numbers(entry_numbers) != numbers or len(entries) != size:
+        raise JudgeOutputError(
+            f"conversations has the numbers {entry_numbers}, not 1 to {size}, each once: {quote(text)}"
+        )
     by_number = {entry["number"]: entry for entry in entries}
     return [_verdict(rule, attempt, by_number[number], ranking.index(number) + 1, size) for number in numbers]
 

@@ -118,8 +118,8 @@ def _counts_of_wordfreq(language: str) -> dict[str, float]:
             "wordfreq==3.1.1, or name a CSV file with the columns word and level (A1 to C2), or word and frequency, in "
             "generation.level.word_list."
         ) from error
-    found = wordfreq.get_frequency_dict(_CODES[language])
-    return {word: count for word, count in found.items() if _WORD.fullmatch(word)}
+    frequencies = wordfreq.get_frequency_dict(_CODES[language])
+    return {word: count for word, count in frequencies.items() if _WORD.fullmatch(word)}
 
 
 def _read(path: Path, language: str) -> tuple[dict[str, float], dict[str, int]]:
@@ -129,25 +129,25 @@ def _read(path: Path, language: str) -> tuple[dict[str, float], dict[str, int]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-            names = {str(name).strip().lower(): name for name in reader.fieldnames or ()}
+            columns = {str(name).strip().lower(): name for name in reader.fieldnames or ()}
             word, level, count = (
-                next((names[name] for name in wanted if name in names), None)
-                for wanted in (_WORD_COLUMNS, _LEVEL_COLUMNS, _COUNT_COLUMNS)
+                next((columns[name] for name in candidates if name in columns), None)
+                for candidates in (_WORD_COLUMNS, _LEVEL_COLUMNS, _COUNT_COLUMNS)
             )
             if word is None or (level is None and count is None):
                 raise ConfigError(
-                    f"{path} has the columns {', '.join(names)[:200] or 'none'}; a word list has "
+                    f"{path} has the columns {', '.join(columns)[:200] or 'none'}; a word list has "
                     f"{_any(_WORD_COLUMNS)}, and {_any(_LEVEL_COLUMNS + _COUNT_COLUMNS)}."
                 )
             for row in reader:
-                if names.get("language") and row[names["language"]] != language:
+                if columns.get("language") and row[columns["language"]] != language:
                     continue
-                where, forms = f"{path}: line {reader.line_num}", (row[word] or "").replace("’", "'").split("/")
+                location, forms = f"{path}: line {reader.line_num}", (row[word] or "").replace("’", "'").split("/")
                 for form in map(str.strip, map(str.lower, forms)):
                     if level is not None:
-                        levels[form] = min(_level(where, row[level]), levels.get(form, len(CEFR_LEVELS)))
+                        levels[form] = min(_level(location, row[level]), levels.get(form, len(CEFR_LEVELS)))
                     else:
-                        counts[form] = counts.get(form, 0) + _count(where, row[count])
+                        counts[form] = counts.get(form, 0) + _count(location, row[count])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"The word list {path} cannot be read: {error}") from error
     return counts, levels

@@ -134,7 +134,9 @@ def _remote_models(config: TrainRLConfig | EvalConfig) -> dict[str, ApiModelConf
         for index, tutor in enumerate(config.tutors):
             if tutor.is_remote:
                 models[f"tutors[{index}]"] = model_of_tutor(tutor, config.teacher_model)
-        models |= {f"students[{index}]": each.model(config.student_model) for index, each in enumerate(config.students)}
+        models |= {
+            f"students[{index}]": student.model(config.student_model) for index, student in enumerate(config.students)
+        }
         models |= {f"extra_judges[{index}]": judge for index, judge in enumerate(config.extra_judges)}
         if config.prompt_search is not None and config.prompt_search.reflection_model is not None:
             models["prompt_search.reflection_model"] = config.prompt_search.reflection_model
@@ -320,13 +322,13 @@ def _conversations(config: TrainRLConfig | EvalConfig) -> tuple[int, str]:
     length = run_length(train, len(load_training_problems(config)) if _is_here(config.dataset.train_datasets) else None)
     if length is None:
         return math.ceil(size * resampling), "for each batch"
-    played, scope, options = length.conversations * resampling, f"for {length.batches} batches", config.evaluation
+    total, scope, options = length.conversations * resampling, f"for {length.batches} batches", config.evaluation
     if options.every and _is_here(options.eval_datasets):
         lessons = len(load_problems(options.eval_datasets, options.max_val_examples, config.seed))
         evaluations = length.steps // options.every + 2  # at the beginning and at the end, too
-        played += evaluations * lessons * options.num_samples_per_problem * len(options.samplings)
+        total += evaluations * lessons * options.num_samples_per_problem * len(options.samplings)
         scope += f" and {evaluations} evaluations"
-    return math.ceil(played), scope
+    return math.ceil(total), scope
 
 
 def _estimate_requests(config: TrainRLConfig | EvalConfig, role: str, conversations: int) -> _RequestEstimate | None:
@@ -342,8 +344,8 @@ def _estimate_requests(config: TrainRLConfig | EvalConfig, role: str, conversati
         )
     if role == "prompt_search.reflection":
         search = config.prompt_search
-        usual, read = search.max_rounds, context * (search.minibatch_lessons + 1)
-        return _RequestEstimate(usual, usual * search.replies_per_proposal, read, search.max_tokens)
+        usual, prompt_tokens = search.max_rounds, context * (search.minibatch_lessons + 1)
+        return _RequestEstimate(usual, usual * search.replies_per_proposal, prompt_tokens, search.max_tokens)
     tutors = getattr(config, "tutors", [])
     if role.startswith("extra_judges["):  # one judgement per conversation, including those of tutors on servers
         judge = config.extra_judges[int(role[len("extra_judges[") : -1])]

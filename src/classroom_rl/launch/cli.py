@@ -157,12 +157,12 @@ def _launch_from(arguments: Sequence[str], signals: Signals) -> int:
 
     check_start(config, loads_models=True, reports=True)
     ensure_models(config, signals)
-    placed = []
+    placement_overrides = []
     if gpu_is_there():  # without one, both programs report what they lack
         placement = check_budget(config, lambda: launch_of_flags(flags), with_engines=True, server_gpus=server_gpus)
-        placed = [] if placement is None else placement.overrides
+        placement_overrides = [] if placement is None else placement.overrides
     check_prompts_fit(config)
-    server = server_command([*hydra_arguments_of_server, *placed])
+    server = server_command([*hydra_arguments_of_server, *placement_overrides])
     return launch(config, server, trainer, rank or "0", signals, gpus)
 
 
@@ -186,8 +186,8 @@ def _accelerate_flags(split: Arguments, config: TrainRLConfig, gpus: GpuSplit | 
 
     for name in ("zero2_4GPU", "zero3_4GPU"):
         file = find_shipped(f"config/deepspeed/{name}.yaml")
-        given = ["--config_file", file, "--num_processes", str(processes), *split.accelerate]
-        flags = with_precision(given, config.train.dtype)
+        launch_flags = ["--config_file", file, "--num_processes", str(processes), *split.accelerate]
+        flags = with_precision(launch_flags, config.train.dtype)
         server_gpus = None if gpus is None else len(gpus.server)
         if not report(config, lambda flags=flags: launch_of_flags(flags), server_gpus=server_gpus).refusals:
             break

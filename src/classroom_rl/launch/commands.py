@@ -116,11 +116,11 @@ def gpu_split(named: Mapping[str, str], count: int, apart: bool) -> GpuSplit | N
     if not named and not (apart and count > 1):
         return None
     parts = {flag: _gpu_list(flag, value) for flag, value in named.items()} or {_SERVER_GPUS: range(count // 2)}
-    everything = range(count or max(max(part, default=0) for part in parts.values()) + 1)
-    for flag, other in ((_SERVER_GPUS, _TRAINER_GPUS), (_TRAINER_GPUS, _SERVER_GPUS)):
-        parts.setdefault(flag, [gpu for gpu in everything if gpu not in parts.get(other, ())])
+    all_gpus = range(count or max(max(part, default=0) for part in parts.values()) + 1)
+    for flag, other_flag in ((_SERVER_GPUS, _TRAINER_GPUS), (_TRAINER_GPUS, _SERVER_GPUS)):
+        parts.setdefault(flag, [gpu for gpu in all_gpus if gpu not in parts.get(other_flag, ())])
     server, trainer = tuple(parts[_SERVER_GPUS]), tuple(parts[_TRAINER_GPUS])
-    missing = sorted({*server, *trainer} - set(everything))
+    missing = sorted({*server, *trainer} - set(all_gpus))
     if not server or not trainer or set(server) & set(trainer) or missing:
         raise ConfigError(
             f"{_SERVER_GPUS} {_ranges(server)} and {_TRAINER_GPUS} {_ranges(trainer)}: each needs GPUs of its own"
@@ -212,9 +212,10 @@ def with_precision(flags: Sequence[str], dtype: str) -> list[str]:
     if flag is not None:
         refuse_other_precision(dtype, flag, "accelerate's flags have")
         return list(flags)
-    told = settings.get("mixed_precision")
-    if told is not None:
-        refuse_other_precision(dtype, "no" if told is False else str(told), f"{file} has")  # YAML's bare `no` is false
+    precision = settings.get("mixed_precision")
+    if precision is not None:
+        # YAML's bare `no` is false.
+        refuse_other_precision(dtype, "no" if precision is False else str(precision), f"{file} has")
     return [*flags, "--mixed_precision", PRECISIONS[dtype]]
 
 

@@ -80,8 +80,8 @@ def table(runs: Mapping[str, LearningEvidence]) -> str:
         for sampling in ("sampled", "greedy"):
             change = evidence.held_out.get(sampling)
             cells.append(shown(change, "+") if change and change["n"] else "not measured")
-        moved = "?" if evidence.movement is None else f"{evidence.movement.relative_norm:.2e}"
-        lines.append(f"{label:34} {cells[0]:28} {cells[1]:28} {moved}")
+        movement = "?" if evidence.movement is None else f"{evidence.movement.relative_norm:.2e}"
+        lines.append(f"{label:34} {cells[0]:28} {cells[1]:28} {movement}")
     return "\n".join(lines)
 
 

@@ -234,17 +234,17 @@ def _torch_and_gpu(root: Path) -> Finding:
 
 
 def _disk(root: Path, on_gpu: bool) -> Iterator[Finding]:
-    free = shutil.disk_usage(str(root)).free / GIB
-    needed = 15 if on_gpu else 6
-    if not (root / ".venv/bin/python").exists() and free < needed:
-        yield Finding(ERROR, "disk", f"{free:.0f} GiB free", f"the packages need {needed} GiB")
-    elif free < 2:
-        yield Finding(ERROR, "disk", f"{free:.1f} GiB free", "make room, or set logging.save_dir to another disk")
-    elif on_gpu and free < 100:
+    free_gib = shutil.disk_usage(str(root)).free / GIB
+    needed_gib = 15 if on_gpu else 6
+    if not (root / ".venv/bin/python").exists() and free_gib < needed_gib:
+        yield Finding(ERROR, "disk", f"{free_gib:.0f} GiB free", f"the packages need {needed_gib} GiB")
+    elif free_gib < 2:
+        yield Finding(ERROR, "disk", f"{free_gib:.1f} GiB free", "make room, or set logging.save_dir to another disk")
+    elif on_gpu and free_gib < 100:
         advice = "of a 4B model a published policy takes 8 GiB, a checkpoint 56: set logging.save_dir to another disk"
-        yield Finding(WARNING, "disk", f"{free:.0f} GiB free", advice)
+        yield Finding(WARNING, "disk", f"{free_gib:.0f} GiB free", advice)
     else:
-        yield Finding(OK, "disk", f"{free:.0f} GiB free")
+        yield Finding(OK, "disk", f"{free_gib:.0f} GiB free")
 
 
 def _memory() -> Iterator[Finding]:
@@ -316,15 +316,15 @@ def _keys(root: Path) -> Iterator[Finding]:
         if file.stat().st_mode & 0o077:
             yield Finding(WARNING, ".env", "can be read by other users of this machine", "chmod 600 .env")
     for name, purpose in KEYS.items():
-        where = "the environment" if name in os.environ else ".env"
+        source = "the environment" if name in os.environ else ".env"
         value = os.environ.get(name, in_file.get(name))
         if value is None:
             yield Finding(OK, name, f"not set; for {purpose}")
         elif re.fullmatch(r"""["']?\S+["']?""", value) is None or not value.strip("\"'"):
-            problem = f"set in {where}, but empty or with a space in it"
+            problem = f"set in {source}, but empty or with a space in it"
             yield Finding(WARNING, name, problem, f"for {purpose}: set it anew")
         else:
-            yield Finding(OK, name, f"set in {where}")
+            yield Finding(OK, name, f"set in {source}")
 
 
 def _accelerate(root: Path, gpus: int) -> Finding:
@@ -332,14 +332,14 @@ def _accelerate(root: Path, gpus: int) -> Finding:
     default = "config/deepspeed/1GPU.yaml" if gpus else "config/accelerate/1CPU.yaml"
     if not (root / default).is_file():
         return Finding(ERROR, "accelerate", f"{default} is missing", f"restore it: git checkout {default}")
-    others = sorted(
+    other_configs = sorted(
         str(path.relative_to(root / "config"))
         for name in ("deepspeed", "fsdp")
         for path in (root / "config" / name).glob("*GPU.yaml")
         if path.name != "1GPU.yaml"
     )
-    if gpus > 1 and others:
-        advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(others)})"
+    if gpus > 1 and other_configs:
+        advice = f"for more of the {gpus} GPUs: --config_file config/… ({', '.join(other_configs)})"
         return Finding(WARNING, "accelerate", f"{default} is taken without --config_file: one GPU", advice)
     return Finding(OK, "accelerate", f"{default} is taken without --config_file")
 

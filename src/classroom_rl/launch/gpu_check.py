@@ -160,10 +160,10 @@ class GpuCheck:
         if not self._world.is_dir():
             build_world(self._world, seed=1)
         results = [result for result in earlier if result.status == OK or result.part not in parts]
-        done = {result.part for result in results}
-        left = [part for part in parts if part not in done]
-        for number, part in enumerate(left, start=1):
-            print(f"\n[{number}/{len(left)}] {part}", flush=True)
+        done_parts = {result.part for result in results}
+        remaining = [part for part in parts if part not in done_parts]
+        for number, part in enumerate(remaining, start=1):
+            print(f"\n[{number}/{len(remaining)}] {part}", flush=True)
             shutil.rmtree(self._folder / part, ignore_errors=True)
             results.append(self._try(part))
             self._write(results)
@@ -234,7 +234,7 @@ class GpuCheck:
         return check_mismatch(PartResult("quickstart", OK, figures=figures), lines)
 
     def _shape(self, name: str, limit_s: float) -> PartResult:
-        until = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         shape = name.removesuffix(LORA)
         folder, steps = self._folder / name, _COMPARED_STEPS if shape == _COMPARED_SHAPE else 1
         model = self._write_shape(shape)
@@ -246,8 +246,8 @@ class GpuCheck:
         if budget.refusals:
             return PartResult(name, SKIPPED, reason=f"dry_run: {budget.refusals[0]}")
         try:
-            with self._weights(model, until), self._launch(name, overrides) as child, self._watch() as watch:
-                self._wait_for_steps(child, folder / METRICS_NAME, steps, until)
+            with self._weights(model, deadline), self._launch(name, overrides) as child, self._watch() as watch:
+                self._wait_for_steps(child, folder / METRICS_NAME, steps, deadline)
         finally:
             shutil.rmtree(folder / "policy", ignore_errors=True)
         lines = _steps(folder / METRICS_NAME)[:steps]
@@ -258,7 +258,7 @@ class GpuCheck:
     def _trl_alone(self, limit_s: float) -> PartResult:
         """The same steps with TRL alone, and how much longer they take than this project's steps, if those were run
         before."""
-        until = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         folder = self._folder / TRL_ALONE
         metrics_file = folder / "steps.jsonl"
         folder.mkdir()
@@ -273,8 +273,8 @@ class GpuCheck:
             "quickstart",
             *overrides,
         ]
-        with self._weights(model, until), self._child(TRL_ALONE, command) as child, self._watch() as watch:
-            self._wait_for_steps(child, metrics_file, _COMPARED_STEPS, until)
+        with self._weights(model, deadline), self._child(TRL_ALONE, command) as child, self._watch() as watch:
+            self._wait_for_steps(child, metrics_file, _COMPARED_STEPS, deadline)
         trl_step_s = step_seconds(_steps(metrics_file)[:_COMPARED_STEPS])
         figures = {"step s": trl_step_s, "peak GiB": watch.peak() / GIB}
         own_steps = _steps(self._folder / _COMPARED_SHAPE / METRICS_NAME)[:_COMPARED_STEPS]
@@ -397,10 +397,10 @@ def engine_share(model: Path, length: int, sequences: int, memory: int) -> float
 
 def _deadline(child: Child, limit_s: float) -> Callable[[], None]:
     """A function to be called while waiting: it raises DeadlineExceeded once `limit_s` seconds have passed from now."""
-    until = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s
 
     def check() -> None:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             lines = child.last_lines(8)
             raise DeadlineExceeded(
                 f"{child.name} was not done within {limit_s:.0f} s. The last lines of {child.log}:\n{lines}"

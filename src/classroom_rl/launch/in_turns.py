@@ -74,10 +74,10 @@ class Plan:
             f"seed={self.config.seed + phase - 1}",  # other problems and personas than before
             *(["train.reward_weights=null"] if role == TRAINS_STUDENT else []),
         ]
-        for each in ROLES:
-            before = [earlier for earlier in range(1, phase) if self.role(earlier) == each]
-            if before:
-                arguments.append(f"{each}_model.model_name_or_path={self.folder_of(before[-1]) / 'model'}")
+        for player in ROLES:
+            earlier_phases = [earlier for earlier in range(1, phase) if self.role(earlier) == player]
+            if earlier_phases:
+                arguments.append(f"{player}_model.model_name_or_path={self.folder_of(earlier_phases[-1]) / 'model'}")
         return [*arguments, *self.own[role]]
 
 
@@ -88,26 +88,28 @@ def make_plan(arguments: Sequence[str]) -> Plan:
         ConfigError: for a wrong argument, if a phase of either role would refuse its configuration, or if the folder
             holds phases of another configuration.
     """
-    given, own, options = [], {role: [] for role in ROLES}, {"--phases": "2", "--first": TRAINS_TEACHER}
+    shared, overrides, options = [], {role: [] for role in ROLES}, {"--phases": "2", "--first": TRAINS_TEACHER}
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         role, colon, override = argument.partition(":")
         flag, equals, value = argument.partition("=")
-        if colon and role in own:
-            own[role].append(override)
+        if colon and role in overrides:
+            overrides[role].append(override)
         elif flag in options:
             options[flag] = value if equals else (remaining.pop(0) if remaining else "")
         else:
-            given.append(argument)
+            shared.append(argument)
     if not options["--phases"].isdecimal() or options["--first"] not in ROLES:
         raise ConfigError("--phases is a number of phases, and --first is teacher or student.")
-    split = split_arguments(given)
+    split = split_arguments(shared)
     config = load(TrainRLConfig, "train_rl", split.hydra, check_train_rl)
     if config.dry_run:
         raise ConfigError("dry_run=true shows one training: give it to ./start_rl_training.sh.")
-    plan = Plan(int(options["--phases"]), options["--first"], config, own, _flags_of(split))
-    order = f"# --first {plan.first}\n" + "".join(f"# {role}:{each}\n" for role in ROLES for each in own[role])
+    plan = Plan(int(options["--phases"]), options["--first"], config, overrides, _flags_of(split))
+    order = f"# --first {plan.first}\n" + "".join(
+        f"# {role}:{override}\n" for role in ROLES for override in overrides[role]
+    )
     path, text = plan.folder / f"{BASE}.yaml", order + to_yaml(config)
     if path.is_file() and path.read_text(encoding="utf-8") != text:
         raise ConfigError(f"{plan.folder} holds phases of another configuration ({path}): choose another folder.")
@@ -141,19 +143,19 @@ def run(plan: Plan) -> int:
 def summary_of(plan: Plan, phase: int) -> dict[str, Any]:
     """What a phase came to: the first and last value of its reward, of both roles' rewards, and of the guard."""
     data = load_run(plan.folder_of(phase))
-    found: dict[str, Any] = {"phase": phase, "role": plan.role(phase), "steps": len(data.steps)}
+    summary: dict[str, Any] = {"phase": phase, "role": plan.role(phase), "steps": len(data.steps)}
     for name in ("reward", "rewards/student/mean", "rewards/pedagogical/mean", "guard/student_errs_when_drawn"):
         if points := data.series(name):
-            found[name] = [points[0][1], points[-1][1]]
-    found["pleases"] = any(value for _, value in data.series("guard/student_pleases"))
-    return found
+            summary[name] = [points[0][1], points[-1][1]]
+    summary["pleases"] = any(value for _, value in data.series("guard/student_pleases"))
+    return summary
 
 
 def _lines(summary: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for each in summary:
-        values = (f"{name} {value[0]:.3f} → {value[1]:.3f}" for name, value in each.items() if isinstance(value, list))
-        warning = "; the student learns to please" if each["pleases"] else ""
-        yield f"phase {each['phase']}, the {each['role']}, {each['steps']} steps: {', '.join(values)}{warning}"
+    for entry in summary:
+        values = (f"{name} {value[0]:.3f} → {value[1]:.3f}" for name, value in entry.items() if isinstance(value, list))
+        warning = "; the student learns to please" if entry["pleases"] else ""
+        yield f"phase {entry['phase']}, the {entry['role']}, {entry['steps']} steps: {', '.join(values)}{warning}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -197,8 +197,8 @@ def run_quickstart(quickstart: QuickstartCommands, signals: Signals) -> None:
         _train_and_measure(quickstart, stages, signals)
     with stages.stage("the report", "report"):
         seconds = read_notes(quickstart.folder)["seconds"]
-        named = {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
-        write_summary(quickstart.folder, {**named, "total": round(sum(seconds.values()), 3)})
+        stage_seconds = {name: seconds[name] for name in ("sft", "server_start", "eval") if name in seconds}
+        write_summary(quickstart.folder, {**stage_seconds, "total": round(sum(seconds.values()), 3)})
         report = write_report(quickstart.folder)
     data = load_run(quickstart.folder)
     print(f"\n{comparison_table(data)}\n\n{describe_learning(learning_of(data)[0])}")

@@ -138,11 +138,11 @@ def make_commands(overrides: Sequence[str]) -> QuickstartCommands:
         ConfigError: if one of the programs would refuse its configuration.
     """
     sft = tuple(override.removeprefix(SFT_PREFIX) for override in overrides if override.startswith(SFT_PREFIX))
-    others = tuple(override for override in overrides if not override.startswith(SFT_PREFIX))
-    config, rl_arguments = _load_training(QUICKSTART, others)
+    rl_overrides = tuple(override for override in overrides if not override.startswith(SFT_PREFIX))
+    config, rl_arguments = _load_training(QUICKSTART, rl_overrides)
     models = ModelCommands(Path(config.logging.save_dir), config.seed, sft)
     load(TrainSFTConfig, "train_sft", models.sft_arguments(), check_train_sft)
-    return _check_evaluation(QuickstartCommands(QUICKSTART, others, config, rl_arguments, models))
+    return _check_evaluation(QuickstartCommands(QUICKSTART, rl_overrides, config, rl_arguments, models))
 
 
 def commands_without_models(name: str, overrides: Sequence[str]) -> QuickstartCommands:

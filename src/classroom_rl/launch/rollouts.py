@@ -67,10 +67,12 @@ def parser() -> argparse.ArgumentParser:
     _add_model(parser.add_argument_group("model"))
     _add_data(parser.add_argument_group("data"))
     _add_rollouts(parser.add_argument_group("rollouts"))
-    out = parser.add_argument_group("what comes out")
-    out.add_argument("--out", type=Path, metavar="FILE", help=f"where to save the rollouts: {' or '.join(SUFFIXES)}")
-    out.add_argument("--plots", type=Path, metavar="FOLDER", help="where to draw rewards, steps and ends as PNG files")
-    out.add_argument("--quiet", action="store_true", help="no progress bar")
+    output = parser.add_argument_group("what comes out")
+    output.add_argument("--out", type=Path, metavar="FILE", help=f"where to save the rollouts: {' or '.join(SUFFIXES)}")
+    output.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="where to draw rewards, steps and ends as PNG files"
+    )
+    output.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser
 
 

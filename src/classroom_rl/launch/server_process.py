@@ -105,6 +105,7 @@ class SupervisedServer:
         if status is None:
             return
         progress = self._progress()
+        # Progress since the last restart begins the count anew.
         self._restarts = 1 if progress > self._last_progress else self._restarts + 1
         self._last_progress = progress
         if self._restarts > _RESTARTS:

@@ -381,8 +381,8 @@ def trainer_on_host(job: TrainerJob, on_cpu: bool, versions: int = 0) -> list[Pa
             parts.append(Part("master weights, gradients (32 bit)", share * 8))
             parts.append(Part("optimizer states", share * job.state_bytes))
         if launch.weights_on_host:
-            models = [job.shape, job.shape if job.reference else None, job.strong_tutor]
-            weights = sum(_share(each.parameters, launch.processes) for each in models if each is not None) * size
+            shapes = [job.shape, job.shape if job.reference else None, job.strong_tutor]
+            weights = sum(_share(shape.parameters, launch.processes) for shape in shapes if shape is not None) * size
             parts.append(Part(f"weights ({8 * size} bit)", weights))
     processes = _share(launch.processes, launch.machines)
     published = Part(f"{versions} × published weights (/dev/shm)", versions * job.published * size)

@@ -79,8 +79,8 @@ class Placement:
         lines = [f"placement on {gpus.count} GPU{'s' if gpus.count > 1 else ''} of {gib(gpus.size)}:"]
         contents = [self._content(gpu, gpus) for gpu in range(gpus.count)]
         first = 0
-        for content, same in groupby(contents):
-            last = first + len(list(same)) - 1
+        for content, group in groupby(contents):
+            last = first + len(list(group)) - 1
             name = f"GPU {first}" if first == last else f"GPU {first}-{last}"
             lines.append(f"  {name:<10}{content}")
             first = last + 1
@@ -158,10 +158,10 @@ def _refuse_missing_gpus(role: str, options: VllmConfig, count: int) -> None:
                 f"{key}.gpus is {options.gpus}, but {copies} × {split} different GPUs are needed "
                 f"({key}.data_parallel_size × {key}.number_of_gpus_per_instance)."
             )
-    wanted = split * copies if options.gpus is None else max(options.gpus) + 1
-    if wanted > count:
+    needed = split * copies if options.gpus is None else max(options.gpus) + 1
+    if needed > count:
         raise ConfigError(
-            f"The engine of the {role} needs {wanted} GPUs, but the server sees {count}. Lower "
+            f"The engine of the {role} needs {needed} GPUs, but the server sees {count}. Lower "
             f"{key}.number_of_gpus_per_instance ({split}), {key}.data_parallel_size or {key}.gpus, or let the server "
             "see more of them (CUDA_VISIBLE_DEVICES, or --server-gpus of ./start_rl_training.sh)."
         )
@@ -183,22 +183,24 @@ def _apart(
 ) -> dict[str, ModelConfig] | None:
     """The models on GPUs of their own; None if there are too few. Engines whose GPUs or copies are configured keep
     them. GPUs that are left go to the engine with most bytes of weights per copy, one copy after the other."""
-    named = {gpu for model in models.values() for gpu in model.vllm.gpus or ()}
-    free = [gpu for gpu in range(count) if gpu not in named]
+    configured = {gpu for model in models.values() for gpu in model.vllm.gpus or ()}
+    free = [gpu for gpu in range(count) if gpu not in configured]
     unplaced = {role: model.vllm for role, model in models.items() if model.vllm.gpus is None}
     copies = {role: options.data_parallel_size or 1 for role, options in unplaced.items()}
-    left = len(free) - sum(options.number_of_gpus_per_instance * copies[role] for role, options in unplaced.items())
-    if left < 0:
+    remaining = len(free) - sum(
+        options.number_of_gpus_per_instance * copies[role] for role, options in unplaced.items()
+    )
+    if remaining < 0:
         return None
     weights = {role: need.weights if (need := needs[role]) else GIB for role in unplaced}
     while growing := [
         role
         for role, options in unplaced.items()
-        if options.data_parallel_size is None and options.number_of_gpus_per_instance <= left
+        if options.data_parallel_size is None and options.number_of_gpus_per_instance <= remaining
     ]:
         heaviest = max(growing, key=lambda role: weights[role] / copies[role])
         copies[heaviest] += 1
-        left -= unplaced[heaviest].number_of_gpus_per_instance
+        remaining -= unplaced[heaviest].number_of_gpus_per_instance
     placed = {}
     for role, model in models.items():
         size = copies[role] * model.vllm.number_of_gpus_per_instance if role in copies else 0
@@ -251,8 +253,8 @@ def _with_shares(
     bytes_of: dict[str, list[int]] = {}
     for gpu in range(gpus.count):
         for group in groups:
-            here = {role: models[role] for role in group if gpu in models[role].vllm.gpus}
-            for role, size in _divide(here, needs, _free(models, gpu, gpus), gpus.size).items():
+            models_on_gpu = {role: models[role] for role in group if gpu in models[role].vllm.gpus}
+            for role, size in _divide(models_on_gpu, needs, _free(models, gpu, gpus), gpus.size).items():
                 bytes_of.setdefault(role, []).append(size)
     placed = {}
     for role, model in models.items():
@@ -270,26 +272,26 @@ def _divide(
     """The bytes of engines without a configured share: what each needs, and of the rest a part in proportion to the
     cache of one of its conversations. An engine of which nothing is known gets an equal part of all."""
     open_roles = [role for role, model in models.items() if model.vllm.gpu_memory_utilization is None]
-    left = free - sum(_least(model, needs[role], size) for role, model in models.items() if role not in open_roles)
+    remaining = free - sum(_least(model, needs[role], size) for role, model in models.items() if role not in open_roles)
     unknown = [role for role in open_roles if needs[role] is None]
-    parts = {role: left // len(open_roles) for role in unknown}
-    left -= sum(parts.values())
-    known = {role: needs[role] for role in open_roles if role not in parts}
-    rest = max(0, left - sum(_least(models[role], need, size) for role, need in known.items()))
-    conversations = sum(need.conversation for need in known.values())
-    for role, need in known.items():
+    parts = {role: remaining // len(open_roles) for role in unknown}
+    remaining -= sum(parts.values())
+    known_needs = {role: needs[role] for role in open_roles if role not in parts}
+    rest = max(0, remaining - sum(_least(models[role], need, size) for role, need in known_needs.items()))
+    conversations = sum(need.conversation for need in known_needs.values())
+    for role, need in known_needs.items():
         parts[role] = _least(models[role], need, size) + rest * need.conversation // conversations
     return parts
 
 
 def idle_gpus(config: TrainRLConfig, placement: Placement, gpus: Gpus, with_trainer: bool) -> list[str]:
     """A line for each long phase of a step in which some of the server's GPUs have no work, with what changes that."""
-    lines, seen = [], set()
+    lines, seen_roles = [], set()
     for phase in environment_of(config).phases:
         engines = [role for role in phase.roles if role in placement.models]
-        if set(engines) <= seen and "end_rm" not in reward_weights(config):
+        if set(engines) <= seen_roles and "end_rm" not in reward_weights(config):
             continue  # the solutions, which are only written if their grades are a reward
-        seen |= set(engines)
+        seen_roles |= set(engines)
         idle = [gpu for gpu in range(gpus.count) if not set(engines) & set(placement.on(gpu))]
         if engines and idle:
             lines.append(

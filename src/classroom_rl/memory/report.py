@@ -104,8 +104,8 @@ def check_budget(
     """
     sizes = like_gpus()
     gpu = (min(sizes), "by nvidia-smi") if sizes else (None, "there is no GPU here")
-    here = replace(config, train=replace(config.train, gpu_memory_gib=None))
-    budget = report(here, find_launch, gpu, with_engines, server_gpus)
+    local_config = replace(config, train=replace(config.train, gpu_memory_gib=None))
+    budget = report(local_config, find_launch, gpu, with_engines, server_gpus)
     for line in budget.lines:
         if line.startswith(_WARNING):
             logger.warning("%s", line.removeprefix(_WARNING))
@@ -193,11 +193,11 @@ def place_on_this_machine(config: TrainRLConfig | EvalConfig, models: Mapping[st
     if not sizes or not models:
         return Placement(models)
     held = _held_by_default(config) if isinstance(config, TrainRLConfig) else 0
-    beside, alone = (
+    beside_trainer, without_trainer = (
         place_engines(models, phases, Gpus(min(sizes), (bytes_held,) * len(sizes))) for bytes_held in (held, 0)
     )
-    placement = alone if _lacks_cache(beside, min(sizes)) else beside
-    for line in placement.describe(Gpus(min(sizes), (held if placement is beside else 0,) * len(sizes))):
+    placement = without_trainer if _lacks_cache(beside_trainer, min(sizes)) else beside_trainer
+    for line in placement.describe(Gpus(min(sizes), (held if placement is beside_trainer else 0,) * len(sizes))):
         logger.info("%s", line)
     crowded = what_is_crowded(placement.models, phases, min(sizes))
     if crowded:
@@ -231,13 +231,13 @@ def _gpus_of_server(config: TrainRLConfig, limit: int, trainer: TrainerJob | Non
     is_shared = server_gpus is None and config.generation.colocate is not False and trainer is not None
     processes = 0 if trainer is None else -(-trainer.launch.processes // trainer.launch.machines)
     visible = len(like_gpus()) if config.train.gpu_memory_gib is None else 0
-    named = [1, processes * is_shared]
+    counts = [1, processes * is_shared]
     for model in models_on_engines(config, reward_weights(config)).values():
         options = model.vllm
-        named.append(max(options.gpus or [0]) + 1)
-        named.append((options.data_parallel_size or 1) * options.number_of_gpus_per_instance)
+        counts.append(max(options.gpus or [0]) + 1)
+        counts.append((options.data_parallel_size or 1) * options.number_of_gpus_per_instance)
     held = 0 if trainer is None or not is_shared else total(trainer_memory(trainer).held)
-    count = server_gpus or visible or max(named)
+    count = server_gpus or visible or max(counts)
     return Gpus(limit, tuple(held if gpu < processes else 0 for gpu in range(count)))
 
 
@@ -269,12 +269,14 @@ def _peaks(
         peaks |= moments(memory, [], False)
         peaks.pop("engines")
     for gpu in range(gpus.count):
-        here = {role: model for role, model in roles.items() if gpu in (model.vllm.gpus or (0,))}
-        groups = awake_together(list(here), phases_of(config))
-        share, name = max(((share_of(here, group), name) for name, group in groups.items()), default=(0.0, "engines"))
+        models_on_gpu = {role: model for role, model in roles.items() if gpu in (model.vllm.gpus or (0,))}
+        groups = awake_together(list(models_on_gpu), phases_of(config))
+        share, name = max(
+            ((share_of(models_on_gpu, group), name) for name, group in groups.items()), default=(0.0, "engines")
+        )
         engines = [
             Part(f"{name} ({share:g} of the GPU)", int(share * gpus.size)),
-            Part("CUDA contexts of the engines", len(here) * CUDA_CONTEXT),
+            Part("CUDA contexts of the engines", len(models_on_gpu) * CUDA_CONTEXT),
         ]
         for moment, parts in moments(memory if gpus.held[gpu] else None, engines, None).items():
             if moment not in peaks or total(parts) > total(peaks[moment]):

@@ -273,8 +273,8 @@ def what_is_crowded(roles: Mapping[str, ModelConfig], phases: Sequence[Phase], g
     """
     messages: dict[str, None] = {}
     for gpu in sorted({gpu for model in roles.values() for gpu in model.vllm.gpus or (0,)}):
-        here = {role: model for role, model in roles.items() if gpu in (model.vllm.gpus or (0,))}
-        messages |= dict.fromkeys(_crowded_groups(here, phases, gpu_bytes))
+        models_on_gpu = {role: model for role, model in roles.items() if gpu in (model.vllm.gpus or (0,))}
+        messages |= dict.fromkeys(_crowded_groups(models_on_gpu, phases, gpu_bytes))
     return list(messages)
 
 

@@ -40,15 +40,16 @@ def check_quantised(model: "PreTrainedModel", name: str) -> None:
     """
     from transformers.pytorch_utils import Conv1D
 
-    whole = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
-    weights = [each for each in model.parameters() if id(each) not in whole]
-    packed = sum(each.quant_state.shape.numel() for each in weights if hasattr(each, "quant_state"))
-    others = sum(each.numel() for each in weights if not hasattr(each, "quant_state"))
-    transposed = any(getattr(each, "source_cls", None) is Conv1D for each in model.modules())
-    if packed < others or transposed:
+    # Embeddings and head always stay unpacked, so they do not count.
+    embedding_ids = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    weights = [weight for weight in model.parameters() if id(weight) not in embedding_ids]
+    packed = sum(weight.quant_state.shape.numel() for weight in weights if hasattr(weight, "quant_state"))
+    full = sum(weight.numel() for weight in weights if not hasattr(weight, "quant_state"))
+    transposed = any(getattr(module, "source_cls", None) is Conv1D for module in model.modules())
+    if packed < full or transposed:
         kind = "layers that bitsandbytes transposes" if transposed else "weights that are not of linear layers"
         raise ConfigError(
-            f"teacher_model.load_in_4bit is true, but {name} consists of {kind}: {packed / (packed + others):.0%} of "
+            f"teacher_model.load_in_4bit is true, but {name} consists of {kind}: {packed / (packed + full):.0%} of "
             "its layers' weights would be as wanted. Set it to false."
         )
 
@@ -97,4 +98,4 @@ def write_base(folder: Path, name: str, dtype: str) -> None:
         model.save_pretrained(target)
         save_tokenizer(load_tokenizer("teacher_model.model_name_or_path", name), target)
 
-    write_whole(folder, save, needed=sum(each.nbytes for each in model.parameters()))
+    write_whole(folder, save, needed=sum(parameter.nbytes for parameter in model.parameters()))

@@ -61,11 +61,11 @@ def convert(llama_cpp: Path, model: Path, file: Path, dtype: str) -> None:
         raise ConfigError(f"--llama-cpp is {llama_cpp}, which holds no {_CONVERTER}: name a clone of llama.cpp.")
     command = [sys.executable, str(script), str(model), "--outfile", str(file), "--outtype", DTYPES[dtype]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CONVERTER_TIMEOUT_S)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CONVERTER_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{script} did not end within {_CONVERTER_TIMEOUT_S} s.") from error
-    if done.returncode != 0 or not file.is_file():
-        raise ConfigError(f"{script} failed: {(done.stderr or done.stdout).strip()[-1500:]}")
+    if result.returncode != 0 or not file.is_file():
+        raise ConfigError(f"{script} failed: {(result.stderr or result.stdout).strip()[-1500:]}")
 
 
 def write_gguf(model: Path, file: Path, name: str, dtype: str, pre_tokenizer: str) -> None:
@@ -95,10 +95,10 @@ def write_gguf(model: Path, file: Path, name: str, dtype: str, pre_tokenizer: st
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_sizes(writer, config)
     _add_tokenizer(writer, model, config.vocab_size, pre_tokenizer)
-    tensors = [(*each, "float32" if len(each[2]) == 1 else dtype) for each in _tensors(model, config)]
+    tensors = [(*tensor, "float32" if len(tensor[2]) == 1 else dtype) for tensor in _tensors(model, config)]
     for _, _, shape, gguf_name, kind in tensors:
-        raw, size = getattr(gguf.GGMLQuantizationType, DTYPES[kind].upper()), 4 if kind == "float32" else 2
-        writer.add_tensor_info(gguf_name, shape, np.float32, math.prod(shape) * size, raw_dtype=raw)
+        raw_dtype, size = getattr(gguf.GGMLQuantizationType, DTYPES[kind].upper()), 4 if kind == "float32" else 2
+        writer.add_tensor_info(gguf_name, shape, np.float32, math.prod(shape) * size, raw_dtype=raw_dtype)
     writer.write_header_to_file(file)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -117,8 +117,8 @@ def _refuse_other_models(config: "PretrainedConfig") -> None:
         f"its activation is {activation}": activation != "silu",
         "it is quantized": hasattr(config, "quantization_config"),
     }
-    if found := [reason for reason, is_so in reasons.items() if is_so]:
-        raise ConfigError(f"This program does not write such a model as GGUF: {', '.join(found)}. {_OTHERWISE}")
+    if unsupported := [reason for reason, applies in reasons.items() if applies]:
+        raise ConfigError(f"This program does not write such a model as GGUF: {', '.join(unsupported)}. {_OTHERWISE}")
 
 
 def _add_sizes(writer: "GGUFWriter", config: "PretrainedConfig") -> None:
@@ -181,14 +181,14 @@ def _add_tokenizer(writer: "GGUFWriter", model: Path, rows: int, pre_tokenizer: 
     import gguf
 
     content = _read_tokenizer(model)
-    found = {index: (token, gguf.TokenType.NORMAL) for token, index in content["model"]["vocab"].items()}
-    for added in content["added_tokens"]:
-        kind = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
-        found[added["id"]] = (added["content"], kind)
-    if max(found) >= rows:
-        raise ConfigError(f"The tokenizer has tokens without embeddings: {found[max(found)][0]!r}. {_OTHERWISE}")
+    entries = {index: (token, gguf.TokenType.NORMAL) for token, index in content["model"]["vocab"].items()}
+    for added_token in content["added_tokens"]:
+        kind = gguf.TokenType.CONTROL if added_token["special"] else gguf.TokenType.USER_DEFINED
+        entries[added_token["id"]] = (added_token["content"], kind)
+    if max(entries) >= rows:
+        raise ConfigError(f"The tokenizer has tokens without embeddings: {entries[max(entries)][0]!r}. {_OTHERWISE}")
     unused = ((f"[PAD{index}]", gguf.TokenType.UNUSED) for index in range(rows))
-    tokens, kinds = zip(*(found.get(index, padding) for index, padding in enumerate(unused)), strict=True)
+    tokens, kinds = zip(*(entries.get(index, padding) for index, padding in enumerate(unused)), strict=True)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
@@ -229,11 +229,11 @@ def encoded_otherwise(model: Path, pre_tokenizer: str, texts: Sequence[str]) -> 
     from tokenizers import Tokenizer
 
     content = _read_tokenizer(model)
-    own = Tokenizer.from_str(json.dumps(content))
+    original = Tokenizer.from_str(json.dumps(content))
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre_tokenizer]}
     content["model"]["ignore_merges"] = pre_tokenizer == _WITHOUT_MERGES
-    other = Tokenizer.from_str(json.dumps(content))
-    return sum(own.encode(text).ids != other.encode(text).ids for text in texts)
+    converted = Tokenizer.from_str(json.dumps(content))
+    return sum(original.encode(text).ids != converted.encode(text).ids for text in texts)
 
 
 def _read_tokenizer(model: Path) -> dict[str, Any]:

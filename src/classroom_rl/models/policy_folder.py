@@ -145,12 +145,12 @@ def inside_run_folder(run_folder: Path, path: str) -> Path:
         folder, shared = Path(path).resolve(), shared_memory_folder(run_folder)
         in_memory = folder.is_relative_to(shared) and _is_own_folder(shared)
         root = shared if in_memory else run_folder
-        outside = not folder.is_relative_to(root) or not all(
+        is_outside = not folder.is_relative_to(root) or not all(
             file.resolve().is_relative_to(root) for file in folder.rglob("*")
         )
     except (ValueError, OSError, RuntimeError) as error:  # a null byte, a name too long, a loop of links
         raise DataError(f"{path[:200]!r} is no path: {error}.") from error
-    if outside:
+    if is_outside:
         raise DataError(
             f"{path[:200]} is not inside this server's run folder {run_folder}, or links out of it. Start server and "
             "trainer with the same logging.save_dir."
@@ -161,8 +161,8 @@ def inside_run_folder(run_folder: Path, path: str) -> Path:
 def moved_policy(run_folder: Path, recorded: str) -> str:
     """Where a published policy is now. A run folder that was moved, copied or restored from a backup has the policy at
     the same place inside, while its journal still has the former path."""
-    moved = policies_folder(run_folder) / Path(recorded).name
-    return str(moved) if not Path(recorded).is_relative_to(run_folder) and moved.is_dir() else recorded
+    moved_folder = policies_folder(run_folder) / Path(recorded).name
+    return str(moved_folder) if not Path(recorded).is_relative_to(run_folder) and moved_folder.is_dir() else recorded
 
 
 def check_policy(folder: Path, policy: PolicyVersion) -> str:
@@ -178,12 +178,12 @@ def check_policy(folder: Path, policy: PolicyVersion) -> str:
     if not marker.is_file():
         raise DataError(f"{folder} holds no complete published policy: there is no file {MARKER} in it.")
     try:
-        written = json.loads(marker.read_text(encoding="utf-8"))
-        published, weights = (written["run_id"], written["version"]), written["weights"]
+        record = json.loads(marker.read_text(encoding="utf-8"))
+        published, weights = (record["run_id"], record["version"]), record["weights"]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{marker} is damaged: {error}.") from error
     if published != (policy.run_id, policy.version):
-        raise DataError(f"{folder} holds {written}, not run {policy.run_id} version {policy.version}.")
+        raise DataError(f"{folder} holds {record}, not run {policy.run_id} version {policy.version}.")
     try:
         check_weights(folder)
     except ConfigError as error:

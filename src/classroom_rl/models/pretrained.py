@@ -241,15 +241,15 @@ def _refuse_other_vocabulary(key: str, name: str, tokenizer: "PreTrainedTokenize
     end_and_padding = {tokenizer.eos_token_id, tokenizer.pad_token_id}
     without_embedding = {token_id: token for token, token_id in tokenizer.get_vocab().items() if token_id >= embeddings}
     template = str(tokenizer.chat_template)
-    used = [
+    tokens = [
         token
         for token_id, token in sorted(without_embedding.items())
         if token_id in end_and_padding or token_id not in added or not added[token_id].special or token in template
     ]
-    if used:
+    if tokens:
         raise ConfigError(
             f"{key}: the tokenizer of {name} has {len(tokenizer)} tokens, but the model has embeddings for "
-            f"{embeddings} (vocab_size in its config.json); {used[0]!r} has none. Take the tokenizer that belongs to "
+            f"{embeddings} (vocab_size in its config.json); {tokens[0]!r} has none. Take the tokenizer that belongs to "
             "the model, or give it more with model.resize_token_embeddings(), and save both."
         )
     try:

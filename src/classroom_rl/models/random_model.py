@@ -200,8 +200,8 @@ def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]
     path = out / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     ids = content["model"]["vocab"]
-    for added in content["added_tokens"]:
-        ids[added["content"]] = added["id"]  # otherwise they would get new ids after all others
+    for added_token in content["added_tokens"]:
+        ids[added_token["content"]] = added_token["id"]  # otherwise they would get new ids after all others
     words = _unused_words(ids)
     for token_id in range(len(ids), vocabulary):
         ids[next(words)] = token_id

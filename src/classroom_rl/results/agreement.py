@@ -41,8 +41,8 @@ def rank_correlation_by_lesson(
     without_each = [rank_correlation(sum(lessons[:index] + lessons[index + 1 :], [])) for index in range(len(lessons))]
     if len(lessons) < LEAST_FOR_CORRELATIONS or correlation is None or None in without_each:
         return None
-    known = _resampled_correlations(lessons, draws(len(lessons), resamples))
-    return interval_of_statistic(correlation, known, without_each, LEAST_FOR_CORRELATIONS)
+    correlations = _resampled_correlations(lessons, draws(len(lessons), resamples))
+    return interval_of_statistic(correlation, correlations, without_each, LEAST_FOR_CORRELATIONS)
 
 
 def _resampled_correlations(lessons: Sequence[Sequence[tuple[float, float]]], drawn: np.ndarray) -> list[float]:
@@ -56,7 +56,7 @@ def _resampled_correlations(lessons: Sequence[Sequence[tuple[float, float]]], dr
         has_one &= (counts > 0).sum(axis=1) > 1
         ranks = (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, positions]
         centred.append(ranks - (weights.sum(axis=1, keepdims=True) + 1) / 2)
-    first, second = (each[has_one] for each in centred)
+    first, second = (column[has_one] for column in centred)
     weights = weights[has_one]
     products = [
         (weights * one * other).sum(axis=1) for one, other in ((first, second), (first, first), (second, second))
@@ -157,11 +157,11 @@ def macro_f1(tables: np.ndarray) -> np.ndarray:
     """Compute the macro-averaged F1 of confusion tables of shape (…, k, k): the mean F1 of the categories. A category
     that neither side gives is left out, as scikit-learn's `f1_score(average="macro")` does; 0 for an empty table."""
     tables = np.asarray(tables, float)
-    right = np.diagonal(tables, axis1=-2, axis2=-1)
-    given = tables.sum(axis=-1) + tables.sum(axis=-2)
-    occurring = (given > 0).sum(axis=-1)
+    true_positives = np.diagonal(tables, axis1=-2, axis2=-1)
+    counts = tables.sum(axis=-1) + tables.sum(axis=-2)
+    occurring = (counts > 0).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        scores = np.where(given > 0, 2 * right / given, 0.0).sum(axis=-1) / occurring
+        scores = np.where(counts > 0, 2 * true_positives / counts, 0.0).sum(axis=-1) / occurring
     return np.where(occurring > 0, scores, 0.0)
 
 

@@ -144,11 +144,11 @@ def read_token_rows(path: Path, schema: pa.Schema, what: str, advice: str) -> tu
 
 def refuse_other_tokenizer(name: str, fingerprint: str, tokenizer: HasVocabulary) -> None:
     """Refuse a file whose ids are not those of a model's tokenizer. Raises `DataError`, with both fingerprints."""
-    own = tokenizer_fingerprint(tokenizer)
-    if fingerprint != own:
+    expected = tokenizer_fingerprint(tokenizer)
+    if fingerprint != expected:
         raise DataError(
             f"{name} holds token ids of another tokenizer than the model's (fingerprint {fingerprint[:12]}, and the "
-            f"model's is {own[:12]}): train the model whose training wrote it, or one with the same tokenizer."
+            f"model's is {expected[:12]}): train the model whose training wrote it, or one with the same tokenizer."
         )
 
 
@@ -215,10 +215,10 @@ def append_decision(run_folder: Path, decision: CorrectionDecision) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)  # held until the file is closed
         end = _end_of_whole_lines(file)
         file.truncate(end)  # remove a line that a kill cut off
-        rest = memoryview(line)
+        remaining = memoryview(line)
         try:
-            while rest:  # an unbuffered write may take only a part
-                rest = rest[file.write(rest) :]
+            while remaining:  # an unbuffered write may take only a part
+                remaining = remaining[file.write(remaining) :]
         except OSError:
             file.truncate(end)
             raise

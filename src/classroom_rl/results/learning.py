@@ -178,8 +178,8 @@ def _movement_reason(movement: Optional[Movement]) -> str:
         return "How far the parameters moved is not known."
     if movement.relative_norm == 0:
         return "The parameters did not move at all: every one is what it was at the beginning."
-    compared = "" if movement.compared == movement.of else f" ({movement.compared:,} of {movement.of:,} compared)"
-    return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{compared}."
+    coverage = "" if movement.compared == movement.of else f" ({movement.compared:,} of {movement.of:,} compared)"
+    return f"The parameters moved by {100 * movement.relative_norm:.3g} % of their norm{coverage}."
 
 
 def _signal_reasons(evidence: LearningEvidence) -> list[str]:
@@ -240,8 +240,8 @@ def trend_of(outcomes: Sequence[ConversationReward], curriculum: Optional[bool] 
     first = _rewards_by_problem(rewarded, steps[:batches])
     last = _rewards_by_problem(rewarded, steps[-batches:])
     means = [fmean([reward for group in side.values() for reward in group]) for side in (first, last)]
-    both = first.keys() & last.keys()
-    if both == first.keys() == last.keys() or (curriculum is None and len(both) >= LEAST_LESSONS):
+    common = first.keys() & last.keys()
+    if common == first.keys() == last.keys() or (curriculum is None and len(common) >= LEAST_LESSONS):
         return Trend(batches, *means, paired_change(first, last), _CHOSEN_BY_CURRICULUM if curriculum else "")
     return Trend(
         batches,
@@ -267,9 +267,9 @@ def _difference_of_means(first: Mapping[str, Sequence[float]], last: Mapping[str
     before, after = mean_with_ci(first), mean_with_ci(last)
     mean, interval = after["mean"] - before["mean"], None
     if before["ci95"] and after["ci95"]:
-        down = math.hypot(after["mean"] - after["ci95"][0], before["ci95"][1] - before["mean"])
-        up = math.hypot(after["ci95"][1] - after["mean"], before["mean"] - before["ci95"][0])
-        interval = [mean - down, mean + up]
+        lower_margin = math.hypot(after["mean"] - after["ci95"][0], before["ci95"][1] - before["mean"])
+        upper_margin = math.hypot(after["ci95"][1] - after["mean"], before["mean"] - before["ci95"][0])
+        interval = [mean - lower_margin, mean + upper_margin]
     return {"mean": mean, "ci95": interval, "n": len(first.keys() | last.keys()), "p": _permutation_p(first, last)}
 
 
@@ -279,21 +279,25 @@ def _permutation_p(first: Mapping[str, Sequence[float]], last: Mapping[str, Sequ
     other problems are shuffled among each other."""
     paired_means = [(fmean(first[name]), fmean(last[name])) for name in first if name in last]
     pairs = np.array(paired_means, dtype=float).reshape(-1, 2)
-    early, late = (
+    first_means, last_means = (
         [fmean(group) for name, group in side.items() if name not in other]
         for side, other in ((first, last), (last, first))
     )
-    unpaired = np.array(early + late)
+    unpaired = np.array(first_means + last_means)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     shuffled = generator.permuted(np.tile(unpaired, (RESAMPLES, 1)), axis=1)
     swaps = generator.integers(0, 2, size=(RESAMPLES, len(pairs)))
 
     def change(unpaired_means: np.ndarray, swapped: np.ndarray) -> np.ndarray:
         before = (
-            unpaired_means[..., : len(early)].sum(axis=-1) + pairs[:, 0].sum() + swapped @ (pairs[:, 1] - pairs[:, 0])
+            unpaired_means[..., : len(first_means)].sum(axis=-1)
+            + pairs[:, 0].sum()
+            + swapped @ (pairs[:, 1] - pairs[:, 0])
         )
         after = (
-            unpaired_means[..., len(early) :].sum(axis=-1) + pairs[:, 1].sum() + swapped @ (pairs[:, 0] - pairs[:, 1])
+            unpaired_means[..., len(first_means) :].sum(axis=-1)
+            + pairs[:, 1].sum()
+            + swapped @ (pairs[:, 0] - pairs[:, 1])
         )
         return after / len(last) - before / len(first)
 
@@ -310,8 +314,8 @@ def learning_of(data: RunData, movement: Optional[Movement] = None) -> tuple[Lea
     """Return the conclusion about a run folder, and its evidence. Without `movement`, how far the parameters moved is
     what the trainer wrote to `learning.json`."""
     if movement is None:
-        known = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
-        movement = Movement(**known) if known else None
+        recorded = read_json(data.folder / LEARNING_NAME).get("figures", {}).get("movement")
+        movement = Movement(**recorded) if recorded else None
     evidence = evidence_of(data, movement)
     return conclude(evidence), evidence
 

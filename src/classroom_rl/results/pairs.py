@@ -133,18 +133,20 @@ class PairMaker:
         for record in records:
             groups[self._beginning(record)].append(record)
         for group in groups.values():
-            found = [self._of_rewards(group), *self._of_scores(group)]
+            pairs = [self._of_rewards(group), *self._of_scores(group)]
             for record in group:
-                found += [self._of_draft(record, each) for each in record.branches if each.kind == DRAFT]
-                found += [self._of_correction(record, each) for each in record.branches if each.kind == CORRECTION]
-            yield from (pair for pair in found if pair is not None)
+                pairs += [self._of_draft(record, sample) for sample in record.branches if sample.kind == DRAFT]
+                pairs += [
+                    self._of_correction(record, sample) for sample in record.branches if sample.kind == CORRECTION
+                ]
+            yield from (pair for pair in pairs if pair is not None)
 
     def _beginning(self, record: Trajectory) -> tuple:
         """What the conversations of a group have in common: the problem, and the prompt up to what the student said."""
-        before = takewhile(lambda turn: turn.span is None, record.turns)
-        said = next((turn.text.strip() for turn in before if turn.role != POLICY_ROLE and not turn.given), "")
-        begin, found, _ = self._decode(record.prompt_ids).rpartition(said) if said else ("", "", "")
-        return (record.problem_id, begin) if found else (record.problem_id, *record.prompt_ids)
+        leading_turns = takewhile(lambda turn: turn.span is None, record.turns)
+        message = next((turn.text.strip() for turn in leading_turns if turn.role != POLICY_ROLE and not turn.given), "")
+        prefix, separator, _ = self._decode(record.prompt_ids).rpartition(message) if message else ("", "", "")
+        return (record.problem_id, prefix) if separator else (record.problem_id, *record.prompt_ids)
 
     def _of_rewards(self, group: Sequence[Trajectory]) -> PreferencePair | None:
         scored, shared = [], len(commonprefix([record.prompt_ids for record in group]))
@@ -153,11 +155,13 @@ class PairMaker:
                 self.left_out["group", "conversations with a prompt for each message"] += 1
             elif record.reward is None:
                 self.left_out["group", "conversations without a reward"] += 1
-            elif any(turn.replaced for turn in record.turns) or any(each.kind == POLICY for each in record.branches):
+            elif any(turn.replaced for turn in record.turns) or any(
+                sample.kind == POLICY for sample in record.branches
+            ):
                 self.left_out["group", "conversations with messages of the supervisor, or behind a critique"] += 1
             else:
-                context, rest = record.prompt_ids[:shared], record.prompt_ids[shared:]
-                side = Side(context, rest + record.completion_ids, [0] * len(rest) + record.mask, record.id)
+                context, suffix = record.prompt_ids[:shared], record.prompt_ids[shared:]
+                side = Side(context, suffix + record.completion_ids, [0] * len(suffix) + record.mask, record.id)
                 scored.append((record.reward, side))
         if len(scored) == 1:
             self.left_out["group", "conversations whose prompt no other one of their group has"] += 1
@@ -165,7 +169,7 @@ class PairMaker:
         return self._best_and_worst("group", "groups", scored, group[0]) if scored else None
 
     def _of_scores(self, group: Sequence[Trajectory]) -> Iterator[PreferencePair | None]:
-        places: dict[tuple, list[tuple[float, Side]]] = defaultdict(list)
+        by_context: dict[tuple, list[tuple[float, Side]]] = defaultdict(list)
         for record in group:
             scores = record.turn_rewards.get("judge", [])
             for turn, number in message_numbers(record).items():
@@ -173,8 +177,8 @@ class PairMaker:
                 if score is None or side is None:
                     self.left_out["judge", "messages without a score of their own"] += 1
                 else:
-                    places[turn, *side.context].append((score, side))
-        for (turn, *_), scored in places.items():
+                    by_context[turn, *side.context].append((score, side))
+        for (turn, *_), scored in by_context.items():
             if len(scored) == 1:
                 self.left_out["judge", "messages whose context no other one of their group has"] += 1
             else:
@@ -183,7 +187,7 @@ class PairMaker:
     def _best_and_worst(
         self, source: str, what: str, scored: Sequence[tuple[float, Side]], record: Trajectory, turn: int | None = None
     ) -> PreferencePair | None:
-        best, worst = max(scored, key=lambda each: each[0]), min(scored, key=lambda each: each[0])
+        best, worst = max(scored, key=lambda entry: entry[0]), min(scored, key=lambda entry: entry[0])
         margin = best[0] - worst[0]
         if margin <= 0 or margin < self._least_margin:
             self.left_out[source, f"{what} with a margin below {self._least_margin:g}, or of 0"] += 1
@@ -211,31 +215,33 @@ class PairMaker:
 
     def _of_correction(self, record: Trajectory, sample: AuxSample) -> PreferencePair | None:
         """A correction, and the message or draft that it corrects. The thoughts before both belong to the context."""
-        turn, thoughts, place = record.turns[sample.turn], list(sample.hint_ids), (sample.turn, sample.draft)
+        turn, thoughts, position = record.turns[sample.turn], list(sample.hint_ids), (sample.turn, sample.draft)
         review = turn.review if sample.draft < 0 else turn.drafts[sample.draft].review
-        drafts = [each for each in record.branches if each.kind == DRAFT and (each.turn, each.draft) == place]
-        wrong = message_in(record, sample.turn) if sample.draft < 0 else None
+        drafts = [
+            branch for branch in record.branches if branch.kind == DRAFT and (branch.turn, branch.draft) == position
+        ]
+        rejected = message_in(record, sample.turn) if sample.draft < 0 else None
         if drafts and not drafts[0].hint_ids:
-            wrong = _side_of(record, drafts[0])
-        if wrong is None or review is None or wrong.ids[: len(thoughts)] != thoughts:
+            rejected = _side_of(record, drafts[0])
+        if rejected is None or review is None or rejected.ids[: len(thoughts)] != thoughts:
             self.left_out["draft", "corrections in another context than what they correct"] += 1
             return None
-        after = slice(len(thoughts), None)
-        wrong = Side([*wrong.context, *thoughts], wrong.ids[after], wrong.mask[after], record.id)
-        right = replace(wrong, ids=list(sample.ids), mask=[1] * len(sample.ids))
+        tail = slice(len(thoughts), None)
+        rejected = Side([*rejected.context, *thoughts], rejected.ids[tail], rejected.mask[tail], record.id)
+        chosen = replace(rejected, ids=list(sample.ids), mask=[1] * len(sample.ids))
         margin = None if review.penalty is None else -review.penalty
-        decision = decision_about(self._decisions, (record.id, *place), review.correction)
+        decision = decision_about(self._decisions, (record.id, *position), review.correction)
         if decision is None:
-            return self._pair("draft", right, wrong, margin, record, sample.turn)
+            return self._pair("draft", chosen, rejected, margin, record, sample.turn)
         if decision.decision == "reject" and not decision.message_was_fine:
             self.left_out["desk", "corrections that a person rejected, as the message, too"] += 1
             return None
         if decision.decision == "edit":
             ids = self._encode(decision.text)
-            right = replace(right, ids=ids, mask=[1] * len(ids))
-        elif decision.decision == "reject":
-            right, wrong, margin = wrong, right, None
-        return self._pair("desk", right, wrong, margin, record, sample.turn)
+            chosen = replace(chosen, ids=ids, mask=[1] * len(ids))
+        elif decision.decision == "reject":  # the message was fine, so it is preferred to its correction
+            chosen, rejected, margin = rejected, chosen, None
+        return self._pair("desk", chosen, rejected, margin, record, sample.turn)
 
     def _pair(
         self, source: str, chosen: Side, rejected: Side, margin: float | None, record: Trajectory, turn: int | None
@@ -248,8 +254,8 @@ class PairMaker:
             self.left_out[source, "pairs without tokens of the tutor"] += 1
         else:
             tokens = (chosen.context, chosen.ids, chosen.mask, rejected.ids, rejected.mask)
-            where = (record.problem_id, record.step, chosen.conversation, rejected.conversation, turn)
-            return PreferencePair(*tokens, margin, source, "conversation" if turn is None else "message", *where)
+            origin = (record.problem_id, record.step, chosen.conversation, rejected.conversation, turn)
+            return PreferencePair(*tokens, margin, source, "conversation" if turn is None else "message", *origin)
         return None
 
 
@@ -266,9 +272,9 @@ def message_in(record: Trajectory, turn: int) -> Side | None:
 
 
 def _side_of(record: Trajectory, sample: AuxSample) -> Side:
-    before = [*record.prompt_ids, *record.completion_ids[: sample.start]]
+    context = [*record.prompt_ids, *record.completion_ids[: sample.start]]
     mask = list(sample.mask) or [1] * len(sample.ids)
-    return Side(list(sample.prompt_ids) or before, list(sample.ids), mask, record.id)
+    return Side(list(sample.prompt_ids) or context, list(sample.ids), mask, record.id)
 
 
 def steps_of(run_folder: Path) -> Iterator[list[Trajectory]]:
@@ -324,21 +330,23 @@ def make_pairs(run_folder: Path, out: Path | None, tokenizer_name: str | None, l
         ConfigError: if the tokenizer cannot be loaded.
     """
     steps = steps_of(run_folder)
-    first = next(steps)
-    if any(turn.policy is not None and turn.role == TRAINS_STUDENT for record in first for turn in record.turns):
+    first_step = next(steps)
+    if any(turn.policy is not None and turn.role == TRAINS_STUDENT for record in first_step for turn in record.turns):
         raise DataError(f"{run_folder} trained the student, and pairs are made of a tutor's messages: name its run.")
     tokenizer = load_tokenizer("--tokenizer", tokenizer_name or _model_of(run_folder))
     maker = PairMaker(read_decisions(run_folder), partial(encode_reply, tokenizer), tokenizer.decode, least_margin)
-    pairs = [pair for records in (first, *steps) for pair in maker.of_step(records)]
-    told = ["No pair was made of:"]
-    told += [f"  {source}: {count} {what}" for (source, what), count in sorted(maker.left_out.items())] or ["  nothing"]
+    pairs = [pair for records in (first_step, *steps) for pair in maker.of_step(records)]
+    lines = ["No pair was made of:"]
+    lines += [f"  {source}: {count} {what}" for (source, what), count in sorted(maker.left_out.items())] or [
+        "  nothing"
+    ]
     if not pairs:
-        raise DataError("\n".join([f"No pair can be made of the conversations in {run_folder}.", *told]))
+        raise DataError("\n".join([f"No pair can be made of the conversations in {run_folder}.", *lines]))
     path, counts = out or run_folder / PAIRS_NAME, Counter((pair.source, pair.level) for pair in pairs)
     write_pairs(path, pairs, tokenizer)
     kinds = [f"  {source}: {count} of {level}s" for (source, level), count in sorted(counts.items())]
     problems = len({pair.problem_id for pair in pairs})
-    return "\n".join([f"{len(pairs)} pairs on {problems} problems are in {path}:", *kinds, *told])
+    return "\n".join([f"{len(pairs)} pairs on {problems} problems are in {path}:", *kinds, *lines])
 
 
 def _model_of(run_folder: Path) -> str:

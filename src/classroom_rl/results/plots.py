@@ -155,9 +155,9 @@ def _held_out_curve(axes: "Axes", data: RunData) -> bool:
     """The rewards of the evaluations during the training."""
     points = data.held_out_rewards() if data.evaluations else []
     for colour, sampling in zip(COLOURS, dict.fromkeys(name for name, *_ in points), strict=False):
-        own = [(step, reward) for name, _, step, reward in points if name == sampling]
-        error_bars = [sum((_error_bar(reward)[side] for _, reward in own), []) for side in (0, 1)]
-        steps, means = [step for step, _ in own], [reward["mean"] for _, reward in own]
+        sampling_points = [(step, reward) for name, _, step, reward in points if name == sampling]
+        error_bars = [sum((_error_bar(reward)[side] for _, reward in sampling_points), []) for side in (0, 1)]
+        steps, means = [step for step, _ in sampling_points], [reward["mean"] for _, reward in sampling_points]
         axes.errorbar(steps, means, error_bars, fmt="o-", color=colour, markersize=4, capsize=3, label=sampling)
     return bool(points) and name_axes(axes, "Reward on held-out lessons during training, 95 % intervals", "reward")
 

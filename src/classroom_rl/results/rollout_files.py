@@ -38,7 +38,7 @@ def columns_of(record: type[Trajectory]) -> pa.Schema:
 
 def columns_of_dataclass(row: type) -> pa.Schema:
     """Return the Parquet columns of a dataclass: its fields."""
-    return pa.schema([(each.name, _arrow_type(each.type)) for each in fields(row)])
+    return pa.schema([(field.name, _arrow_type(field.type)) for field in fields(row)])
 
 
 def nested_columns(record: type[Trajectory]) -> list[str]:

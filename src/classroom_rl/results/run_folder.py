@@ -63,8 +63,8 @@ class RunData:
     @property
     def measurements(self) -> dict[str, Measurement]:
         """The evaluations that exist, by name: "before", "after"."""
-        both = {"before": self.before, "after": self.after}
-        return {name: measurement for name, measurement in both.items() if measurement is not None}
+        measurements = {"before": self.before, "after": self.after}
+        return {name: measurement for name, measurement in measurements.items() if measurement is not None}
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
@@ -84,19 +84,19 @@ class RunData:
     def held_out_rewards(self) -> list[tuple[str, str, float, Estimate]]:
         """Return (sampling, when, step, reward) of each evaluation during the training; without any, of those before
         and after it. Evaluations without a reward are left out."""
-        found = [
+        rewards = [
             (name, f"step {line['step']}", float(line["step"]), line[name]["reward"])
             for line in self.evaluations
             for name in SAMPLINGS
             if name in line
         ]
         steps = {"before": 0.0, "after": float(max((line["step"] for line in self.steps), default=1))}
-        found = found or [
-            (name, f"{when} training", steps[when], measured.metrics[name]["reward"])
-            for when, measured in self.measurements.items()
-            for name in measured.samplings
+        rewards = rewards or [
+            (name, f"{when} training", steps[when], measurement.metrics[name]["reward"])
+            for when, measurement in self.measurements.items()
+            for name in measurement.samplings
         ]
-        return [each for each in found if is_number(each[3]["mean"])]
+        return [reward for reward in rewards if is_number(reward[3]["mean"])]
 
     def reward_changes(self) -> dict[str, Estimate]:
         """Return sampling → the change of the held-out reward, paired by lesson, for the samplings that were measured

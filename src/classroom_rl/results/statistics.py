@@ -107,11 +107,11 @@ def holm(values: Sequence[Optional[float]]) -> list[Optional[float]]:
     """Apply Holm's step-down correction (1979): multiply the smallest of m p-values by m, the next by m − 1, and so on.
     A corrected value is never below the one before it and never above 1. None stays None and does not count towards
     m."""
-    known = sorted((p, index) for index, p in enumerate(values) if p is not None)
+    ranked = sorted((p, index) for index, p in enumerate(values) if p is not None)
     corrected: list[Optional[float]] = [None] * len(values)
     lower_bound = 0.0
-    for rank, (p, index) in enumerate(known):
-        lower_bound = max(lower_bound, min(1.0, p * (len(known) - rank)))
+    for rank, (p, index) in enumerate(ranked):
+        lower_bound = max(lower_bound, min(1.0, p * (len(ranked) - rank)))
         corrected[index] = lower_bound
     return corrected
 
@@ -200,8 +200,8 @@ def lacks_verdict(record: ConversationRecord) -> bool:
 
 def counted_share(hits: Iterable[Optional[bool]]) -> dict[str, Any]:
     """{"share", "n"}: the share of True, and the number of values. None is left out."""
-    found, n = share(hit for hit in hits if hit is not None)
-    return {"share": found, "n": n}
+    hit_share, n = share(hit for hit in hits if hit is not None)
+    return {"share": hit_share, "n": n}
 
 
 def summarise(records: Sequence[ConversationRecord]) -> dict[str, Any]:

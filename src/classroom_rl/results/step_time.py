@@ -68,7 +68,7 @@ def time_shares(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the share of each phase in the seconds of the last steps; empty if no step has any. The first step of a
     run is left out if there are others, because models are compiled and caches filled in it."""
     phases = [seconds_by_phase(line) for line in (lines[1:] or lines)[-_RECENT:]]
-    seconds = {phase: sum(each[phase] for each in phases) for phase in PHASES}
+    seconds = {phase: sum(step_seconds[phase] for step_seconds in phases) for phase in PHASES}
     total = sum(seconds.values())
     return {phase: value / total for phase, value in seconds.items()} if total else {}
 
@@ -90,9 +90,9 @@ def advise(shares: Mapping[str, float], config: Mapping[str, Any], placement: Pl
     """
     if not shares or placement is None:
         return None
-    advice = (_about_judging, _about_publishing, _about_waiting)
-    found = [each for about in advice if (each := about(shares, config, placement)) is not None]
-    return max(found, key=lambda each: each.at_stake, default=None)
+    rules = (_about_judging, _about_publishing, _about_waiting)
+    candidates = [candidate for rule in rules if (candidate := rule(shares, config, placement)) is not None]
+    return max(candidates, key=lambda candidate: candidate.at_stake, default=None)
 
 
 def _about_judging(shares: Mapping[str, float], config: Mapping[str, Any], placement: Placement) -> Advice | None:
@@ -100,25 +100,27 @@ def _about_judging(shares: Mapping[str, float], config: Mapping[str, Any], place
     share, judge = shares["judging"], look_up(config, "judge_model") or {}
     if share < _LARGE_JUDGING or not (judge.get("use_openrouter") or judge.get("use_gemini") or judge.get("base_url")):
         return None
-    why = f"Judging takes {_percent(share)} of a step"
+    reason = f"Judging takes {_percent(share)} of a step"
     problems = look_up(config, "train", "number_of_problems_per_batch") or 0
     samples = look_up(config, "train", "num_samples_per_problem") or 0
     servers = len(look_up(config, "generation", "server_urls") or [""])
-    wanted = problems if judge.get("mode") == GROUP else problems * samples  # at least; more with several rules
-    needed, at_once = -(-wanted // servers), judge.get("max_concurrent_requests")
+    requests = problems if judge.get("mode") == GROUP else problems * samples  # at least; more with several rules
+    requests_per_server, max_concurrent = -(-requests // servers), judge.get("max_concurrent_requests")
     if (
-        at_once is not None
-        and at_once < needed
+        max_concurrent is not None
+        and max_concurrent < requests_per_server
         and not (judge.get("requests_per_minute") or judge.get("tokens_per_minute"))
     ):
-        override = f"judge_model.max_concurrent_requests={needed}"
+        override = f"judge_model.max_concurrent_requests={requests_per_server}"
         return Advice(
-            share, f"{why}, {at_once} requests at a time for {needed} conversations: set {override}.", (override,)
+            share,
+            f"{reason}, {max_concurrent} requests at a time for {requests_per_server} conversations: set {override}.",
+            (override,),
         )
     # Otherwise the next batch could be played meanwhile, unless it waits for this one's phase or verdicts.
     if look_up(config, "generation", "schedule") == PHASED or look_up(config, "dataset", "curriculum"):
         return None
-    return _play_ahead(share, why, config, placement)
+    return _play_ahead(share, reason, config, placement)
 
 
 def _about_publishing(shares: Mapping[str, float], config: Mapping[str, Any], placement: Placement) -> Advice | None:
@@ -144,8 +146,8 @@ def _about_waiting(shares: Mapping[str, float], config: Mapping[str, Any], place
         return Advice(share, text) if share >= _LARGE_WAIT else None
     at_stake = min(shares["play"] + shares["judging"], shares["train"])  # nothing is played while weights are loaded
     idle = shares["publish"] + shares["train"]
-    why = f"The engines wait {_percent(idle)} of a step"
-    return _play_ahead(at_stake, why, config, placement) if at_stake >= _LARGE_WAIT else None
+    reason = f"The engines wait {_percent(idle)} of a step"
+    return _play_ahead(at_stake, reason, config, placement) if at_stake >= _LARGE_WAIT else None
 
 
 def _play_ahead(share: float, why: str, config: Mapping[str, Any], placement: Placement) -> Advice | None:

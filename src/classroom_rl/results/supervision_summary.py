@@ -174,11 +174,11 @@ def _read_values(files: Sequence[Path]) -> dict[str, ByLesson]:
             turns = _TURNS.validate_json(row["turns"])
             verdicts = [review.valid for turn in turns for _, review in reviewed_messages(turn)]
             penalties = [turn.review.penalty for turn in turns if turn.review is not None]
-            paid = [penalty for penalty in penalties if penalty is not None]
+            known_penalties = [penalty for penalty in penalties if penalty is not None]
             values_by_figure = {
                 "reward": [row["reward"]] if is_number(row["reward"]) else [],
                 "valid": [float(valid) for valid in verdicts if valid is not None],
-                "process_reward": [fmean(paid)] if paid else [],
+                "process_reward": [fmean(known_penalties)] if known_penalties else [],
             }
             for name, values in values_by_figure.items():
                 by_figure[name].setdefault(row["problem_id"], []).extend(values)

@@ -78,9 +78,9 @@ def _text_ids(tokenizer: "PreTrainedTokenizerBase", size: int, text: str) -> tup
     # markers, so the text is only searched for them if one of its ids is a marker's.
     if not _marker_ids(tokenizer, size).isdisjoint(ids):
         markers = _markers(tokenizer, size)
-        spelled = [marker for marker in markers if len(marker) > 1 and marker in text]
-        if not {markers[marker][0] for marker in spelled}.isdisjoint(ids):
-            ids = _encode_cut(encode, text, spelled)
+        markers_in_text = [marker for marker in markers if len(marker) > 1 and marker in text]
+        if not {markers[marker][0] for marker in markers_in_text}.isdisjoint(ids):
+            ids = _encode_cut(encode, text, markers_in_text)
     return tuple(ids)
 
 
@@ -100,11 +100,11 @@ def _plain_encoder(tokenizer: "PreTrainedTokenizerBase", size: int) -> Callable[
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:
         token["special"] = token["content"] in markers
-    plain = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
-    plain.no_truncation()
-    plain.no_padding()
-    plain.encode_special_tokens = True
-    return lambda text: plain.encode(text, add_special_tokens=False).ids
+    backend = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return lambda text: backend.encode(text, add_special_tokens=False).ids
 
 
 def _encode_cut(encode: Callable[[str], list[int]], text: str, markers: Iterable[str]) -> list[int]:
@@ -142,32 +142,37 @@ def roles_as_rendered(tokenizer: "PreTrainedTokenizerBase", roles: Sequence[str]
 def set_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping[str, Any]) -> None:
     """Give variables of a tokenizer's chat template these values, wherever it is rendered from now on. Raises a
     `ConfigError` if the template does not use one of them."""
-    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
-    used = set().union(*(re.findall(r"\w+", template) for template in named.values()))
+    templates = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
+    used = set().union(*(re.findall(r"\w+", template) for template in templates.values()))
     unused = sorted(set(values) - used)
     if unused:
         raise ConfigError(
             f"vllm.chat_template_kwargs sets {', '.join(unused)}, which the model's chat template does not use."
         )
     set_first = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in values.items())
-    named = {name: set_first + template for name, template in named.items()}
-    tokenizer.chat_template = named.get("", named)
+    templates = {name: set_first + template for name, template in templates.items()}
+    tokenizer.chat_template = templates.get("", templates)
 
 
 def why_other_tokens(own: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> str | None:
     """Why token ids of one tokenizer mean something else in another; None if the vocabularies are equal, and so are the
     ids of a chat in which each role speaks."""
-    known, others = own.get_vocab(), other.get_vocab()
-    differ = sorted(token for token in known.keys() | others.keys() if known.get(token) != others.get(token))
-    if differ:
-        ids = " and ".join(str(each.get(differ[0], "no token")) for each in (known, others))
-        return f"{len(differ)} tokens of their vocabularies differ, such as {differ[0]!r}, which is {ids}"
+    own_vocab, other_vocab = own.get_vocab(), other.get_vocab()
+    differing = sorted(
+        token for token in own_vocab.keys() | other_vocab.keys() if own_vocab.get(token) != other_vocab.get(token)
+    )
+    if differing:
+        ids = " and ".join(str(vocab.get(differing[0], "no token")) for vocab in (own_vocab, other_vocab))
+        return f"{len(differing)} tokens of their vocabularies differ, such as {differing[0]!r}, which is {ids}"
     chat = [_message(role, _SAMPLE) for role in ("system", "user", "assistant", "user")]
-    one, two = (encode_chat(each, chat) for each in (own, other))
-    if one != two:
-        place = len(commonprefix([one, two]))
-        texts = " and ".join(repr(each.decode(ids[place : place + 8])) for each, ids in ((own, one), (other, two)))
-        return f"their chat templates differ: after {place} tokens, the same chat goes on with {texts}"
+    own_ids, other_ids = (encode_chat(tokenizer, chat) for tokenizer in (own, other))
+    if own_ids != other_ids:
+        prefix_length = len(commonprefix([own_ids, other_ids]))
+        texts = " and ".join(
+            repr(tokenizer.decode(ids[prefix_length : prefix_length + 8]))
+            for tokenizer, ids in ((own, own_ids), (other, other_ids))
+        )
+        return f"their chat templates differ: after {prefix_length} tokens, the same chat goes on with {texts}"
     return None
 
 
@@ -277,10 +282,10 @@ def holds_markup(tokenizer: "PreTrainedTokenizerBase", text: str) -> bool:
 def _opening(tokenizer: "PreTrainedTokenizerBase") -> str:
     """The generation prompt that the template adds after a user message; empty if it adds none."""
     try:
-        with_reply, without = _render(tokenizer, ["user"], True), _render(tokenizer, ["user"], False)
+        with_reply, without_reply = _render(tokenizer, ["user"], True), _render(tokenizer, ["user"], False)
     except RAISED_BY_TEMPLATES:
         return ""
-    return with_reply[len(commonprefix([with_reply, without])) :]
+    return with_reply[len(commonprefix([with_reply, without_reply])) :]
 
 
 # Encoding ------------------------------------------------------------------------------------------------------------

@@ -282,10 +282,10 @@ def _loads(path: Path, text: str, line: int | None = None) -> Any:
         return _from_json(text)
     except (ValueError, RecursionError) as error:
         number = line or getattr(error, "lineno", None)
-        shown = text.split("\n")[0 if line else (number or 1) - 1].strip()[:60]
+        excerpt = text.split("\n")[0 if line else (number or 1) - 1].strip()[:60]
         reason = "it nests too deep" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
         location = "it" if number is None else f"line {number}"
-        raise DataError(f"{path} cannot be read: {location} is not JSON ({reason}): {shown!r}.") from error
+        raise DataError(f"{path} cannot be read: {location} is not JSON ({reason}): {excerpt!r}.") from error
 
 
 def _from_json(text: str) -> Any:
@@ -312,8 +312,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _object(path: Path, location: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        shown = json.dumps(value, ensure_ascii=False, default=str)[:60]
-        raise DataError(f"{path} cannot be read: {location} is no JSON object, but {shown!r}.")
+        excerpt = json.dumps(value, ensure_ascii=False, default=str)[:60]
+        raise DataError(f"{path} cannot be read: {location} is no JSON object, but {excerpt!r}.")
     return value
 
 

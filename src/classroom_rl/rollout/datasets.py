@@ -83,8 +83,8 @@ def _take_ratio(source: Source, read: Callable[[Source], list[Row]], seed: int |
 def _read_problems(source: DatasetSource) -> list[Problem]:
     rows = load_rows(source)
     columns = _text_columns(source)
-    needed = [*columns.values(), source.answer_column, source.sibling_problems_column, source.steps_column]
-    missing = [column for column in needed if column not in (None, *rows.column_names)]
+    required = [*columns.values(), source.answer_column, source.sibling_problems_column, source.steps_column]
+    missing = [column for column in required if column not in (None, *rows.column_names)]
     if missing:
         renaming = "columns={variable: column}" if source.problem_template else "problem_column"
         raise DataError(
@@ -186,8 +186,8 @@ def cell_value(value: Any, where: str) -> Any:
     Raises:
         DataError: if something in it has no form as text.
     """
-    checked = as_cell(value, where)
-    return parsed(checked.strip(), where) if isinstance(checked, str) else checked
+    cell = as_cell(value, where)
+    return parsed(cell.strip(), where) if isinstance(cell, str) else cell
 
 
 def load_rows(source: DataSource) -> Rows:

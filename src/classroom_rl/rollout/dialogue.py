@@ -150,10 +150,10 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
         """Refuse a problem whose first messages leave no room for a message of the policy."""
         frame = ToolFrame(tokenizer, ReplyFrame(tokenizer), Toolbox(cls.tools).schemas())
         for problem in problems:
-            needed = len(frame.encode_chat(cls.first_messages(problem, config.generation)))
-            if needed + 1 >= limit:
+            length = len(frame.encode_chat(cls.first_messages(problem, config.generation)))
+            if length + 1 >= limit:
                 raise DataError(
-                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {needed} tokens, but the policy's "
+                    f"Problem {problem.id} ({problem.text[:60]!r}) opens with {length} tokens, but the policy's "
                     f"context has {limit}: raise generation.max_tokens_in_conversation and "
                     "teacher_model.vllm.max_length, or leave the problem out."
                 )
@@ -162,9 +162,9 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
     def identity(self) -> tuple[Any, ...]:
         """The environment's class, `generation` without the server's keys, the context, the sampling, the rewards, and
         what the policy is told of its tools."""
-        own = (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
+        identity = (type(self).__qualname__, self.generation.identity(), self._limit, self._sampling, self._rewards)
         tools = (self._toolbox.schemas(), self._toolbox.limits) if self._toolbox.tools else ()
-        return (*own, *([self._turn_rewards] if self._turn_rewards else []), *tools)
+        return (*identity, *([self._turn_rewards] if self._turn_rewards else []), *tools)
 
     def open(self, id: str, problem: Problem, request: SampleRequest) -> DialogueEpisode:
         """Create an episode, in its state before the policy's first message."""
@@ -222,8 +222,8 @@ class DialogueEnvironment(Environment[DialogueEpisode, bool]):
 
     def trajectory(self, play: Play[DialogueEpisode, bool], reward: float | None) -> Trajectory:
         """The record of a finished episode."""
-        named = {name: self._turn_rewards_of(name, play.episode) for name in self._turn_rewards}
-        return self.Record(**play.common_fields(reward), turn_rewards=named)
+        turn_rewards = {name: self._turn_rewards_of(name, play.episode) for name in self._turn_rewards}
+        return self.Record(**play.common_fields(reward), turn_rewards=turn_rewards)
 
     def _reward_of(self, name: str, episode: DialogueEpisode) -> float | None:
         return own_reward(name)(episode) if is_function(name) else self.reward(name, episode)

@@ -75,8 +75,8 @@ class LoadedModels:
             for role, api in self.apis.items()
         }
         # A script that plays the policy is in neither of the two mappings, but reports its health, too.
-        own = self.policy_role
-        policy = {} if own in self.apis else {own: cast(ReportsHealth, self.policy).health()}
+        policy_role = self.policy_role
+        policy = {} if policy_role in self.apis else {policy_role: cast(ReportsHealth, self.policy).health()}
         return policy | {role: engine.health() for role, engine in self.engines.items()} | remote
 
     def check_alive(self) -> None:

@@ -99,8 +99,8 @@ class ContinuedHistory(RenderedHistory):
         """Add a finished step, and its end token if the model did not write one."""
         super().add(step)
         end = self._model.engine.frame.turn_end_id
-        given = () if step.ids[-1:] == (end,) else (end,)
-        add_tokens(self._buffer, (*step.ids, *given), step.logprobs, step.mask)
+        end_ids = () if step.ids[-1:] == (end,) else (end,)
+        add_tokens(self._buffer, (*step.ids, *end_ids), step.logprobs, step.mask)
 
 
 def history_of(model: PolicyModel, rollout: Rollout) -> History:

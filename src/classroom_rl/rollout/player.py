@@ -108,8 +108,8 @@ def _checked_messages(messages: Any) -> list[Message]:
     if not isinstance(messages, Sequence) or isinstance(messages, bytes) or not messages:
         raise ValueError(f"it is {messages!r}, and neither text, nor a problem, nor a list of messages")
     for message in messages:
-        complete = isinstance(message, Mapping) and set(message) == {"role", "content"}
-        if not complete or message["role"] not in _ROLES or not isinstance(message["content"], str):
+        is_message = isinstance(message, Mapping) and set(message) == {"role", "content"}
+        if not is_message or message["role"] not in _ROLES or not isinstance(message["content"], str):
             raise ValueError(
                 f"{message!r} is no message: it needs a role ({', '.join(_ROLES)}) and a content, both text"
             )

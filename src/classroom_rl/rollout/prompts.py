@@ -144,8 +144,8 @@ def check_template(key: str, path: str, variables: Mapping[str, Any]) -> None:
             _refuse_blind_judge(path)
         if "conversations" in variables:
             for changed in range(_GROUP_SIZE):
-                other = [_OTHER_TRANSCRIPT if i == changed else transcript for i, transcript in enumerate(GROUP)]
-                if prompt == render(path, **{**variables, "conversations": other}):
+                transcripts = [_OTHER_TRANSCRIPT if i == changed else transcript for i, transcript in enumerate(GROUP)]
+                if prompt == render(path, **{**variables, "conversations": transcripts}):
                     _refuse_blind_group_judge(path)
         if "message" in variables and "message" not in variables_of(path):
             raise DataError(f"{path} never uses message, the one that the supervisor is asked about.")

@@ -111,8 +111,8 @@ class SampleResponse(BaseModel, Generic[T]):
     async def as_json(self) -> bytes:
         """The response as JSON. Between two conversations it yields to the event loop, since a large batch takes long
         to serialise."""
-        whole = self.model_copy(update={"conversations": []}).model_dump_json().encode()
-        before, empty, after = whole.rpartition(b'"conversations":[]')
+        envelope = self.model_copy(update={"conversations": []}).model_dump_json().encode()
+        before, empty, after = envelope.rpartition(b'"conversations":[]')
         parts = []
         for conversation in self.conversations:
             parts.append(conversation.model_dump_json().encode())

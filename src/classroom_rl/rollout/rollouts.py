@@ -181,15 +181,15 @@ class Rollouts:
             )
 
     def _explained(self, error: RolloutsStopped) -> RolloutsStopped:
-        done = self.so_far
-        finished = sum(rollout.end is not None for rollout in done)
+        rollouts = self.so_far
+        finished = sum(rollout.end is not None for rollout in rollouts)
         explained = RolloutsStopped(
-            f"{str(error).rstrip('.')}. {finished} of {len(done)} rollouts had ended; the attribute done of this error "
-            "holds all of them as far as they came.",
+            f"{str(error).rstrip('.')}. {finished} of {len(rollouts)} rollouts had ended; the attribute done of this "
+            "error holds all of them as far as they came.",
             error.rollout_id,
             error.step,
         )
-        explained.done = done
+        explained.done = rollouts
         return explained
 
 

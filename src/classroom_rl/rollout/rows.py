@@ -57,11 +57,12 @@ def rows_of(record: Trajectory) -> list[TrainingRow]:
     messages = [NO_MESSAGE] * len(record.completion_ids)
     for turn_index, number in numbers.items():
         if (span := record.turns[turn_index].span) is not None:
+            # A span includes the results of tools, which the policy did not sample.
             messages[slice(*span)] = [number if bit else NO_MESSAGE for bit in record.mask[slice(*span)]]
     target = [0] * len(messages)
     tokens = (record.prompt_ids, record.completion_ids, record.mask, target, record.logprobs, messages)
-    whole = TrainingRow(record.id, POLICY, None, *tokens)
-    return [whole, *(_row_of(record, sample, numbers[sample.turn]) for sample in record.branches)]
+    policy_row = TrainingRow(record.id, POLICY, None, *tokens)
+    return [policy_row, *(_row_of(record, sample, numbers[sample.turn]) for sample in record.branches)]
 
 
 def message_numbers(record: Trajectory) -> dict[int, int]:
@@ -74,7 +75,7 @@ def message_numbers(record: Trajectory) -> dict[int, int]:
 
 def _row_of(record: Trajectory, sample: AuxSample, number: int) -> TrainingRow:
     prompt, context = context_of(record, sample)
-    length, before, sampled = len(sample.ids), len(context), int(sample.kind != CORRECTION)
+    length, context_length, sampled = len(sample.ids), len(context), int(sample.kind != CORRECTION)
     mask = list(sample.mask) or [sampled] * length  # a sample without a mask is all sampled, or all target
     return TrainingRow(
         record.id,
@@ -82,10 +83,10 @@ def _row_of(record: Trajectory, sample: AuxSample, number: int) -> TrainingRow:
         number,
         prompt,
         [*context, *sample.ids],
-        [0] * before + mask,
-        [0] * before + [1 - sampled] * length,
-        [0.0] * before + (list(sample.logprobs) if sampled else [0.0] * length),
-        [NO_MESSAGE] * before + [number if bit else NO_MESSAGE for bit in mask],
+        [0] * context_length + mask,
+        [0] * context_length + [1 - sampled] * length,
+        [0.0] * context_length + (list(sample.logprobs) if sampled else [0.0] * length),
+        [NO_MESSAGE] * context_length + [number if bit else NO_MESSAGE for bit in mask],
         sample.reward,
         0 if sampled else unchanged_tokens(record, sample),
     )
@@ -101,9 +102,9 @@ def context_of(record: Trajectory, sample: AuxSample) -> tuple[list[int], list[i
 def sampled_tokens(record: Trajectory, sample: AuxSample) -> tuple[list[int], list[float]]:
     """The sampled tokens of the message that a correction is about, and their log-probs."""
     message = (sample.turn, sample.draft)
-    for other in record.branches:
-        if other.kind != CORRECTION and (other.turn, other.draft) == message:
-            return list(other.ids), list(other.logprobs)
+    for candidate in record.branches:
+        if candidate.kind != CORRECTION and (candidate.turn, candidate.draft) == message:
+            return list(candidate.ids), list(candidate.logprobs)
     span = record.turns[sample.turn].span or (0, 0)
     return record.completion_ids[slice(*span)], record.logprobs[slice(*span)]
 

@@ -116,18 +116,18 @@ class Runner(Generic[E, R]):
     def weights_for(self, request: SampleRequest) -> tuple[PolicyVersion | None, str]:
         """The policy that a request is played with, and the fingerprint of its weights: those that are loaded now, or
         those that were loaded before if the request began with them."""
-        begun = self._journal.begun(request.request_id)
-        if begun is not None and begun["body"] == self._body(request) and self.began_before(request, begun["weights"]):
-            return request.wanted_policy, begun["weights"]
+        batch = self._journal.begun(request.request_id)
+        if batch is not None and batch["body"] == self._body(request) and self.began_before(request, batch["weights"]):
+            return request.wanted_policy, batch["weights"]
         return self.environment.roles.policy.policy, self.environment.roles.policy.weights
 
     def began_before(self, request: SampleRequest, weights: str) -> bool:
         """Whether a request asks for the policy that was loaded before the current one, and these were its weights.
         Such a request may still wait for its judge, but the policy is not called any more."""
-        wanted = request.wanted_policy
-        if wanted is None or wanted == self.environment.roles.policy.policy:
+        wanted_policy = request.wanted_policy
+        if wanted_policy is None or wanted_policy == self.environment.roles.policy.policy:
             return False
-        return self._journal.earlier_weights() == (wanted, weights)
+        return self._journal.earlier_weights() == (wanted_policy, weights)
 
     async def _open(self, request: SampleRequest, weights: str) -> list[Play[E, R]]:
         groups: dict[str, Group] = {}
@@ -174,7 +174,7 @@ class Runner(Generic[E, R]):
 
 
 async def play_all(plays: list[P | None], play: Callable[[P], Coroutine[Any, Any, None]], gate: YieldGate) -> None:
-    """Play episodes concurrently, each in a coroutine of its own: `play(each)`.
+    """Play episodes concurrently, each in a coroutine of its own: `play(entry)`.
 
     Args:
         plays: its entries become None, so that each play is freed as it ends, not all at once.
@@ -187,9 +187,9 @@ async def play_all(plays: list[P | None], play: Callable[[P], Coroutine[Any, Any
         async with asyncio.TaskGroup() as tasks:
             for index in range(len(plays)):
                 await gate.go_through()
-                each, plays[index] = plays[index], None
-                tasks.create_task(play(each))
-                del each
+                entry, plays[index] = plays[index], None
+                tasks.create_task(play(entry))
+                del entry  # otherwise this name would keep the last play alive until all have ended
     except BaseExceptionGroup as failures:
         errors = _errors_in(failures)
     if errors:  # raised here, where it keeps its own cause
@@ -250,10 +250,10 @@ def weighted_sum(rewards: Mapping[str, float | None], weights: Mapping[str, floa
 
 def check_policy(request: SampleRequest, loaded: PolicyVersion | None) -> None:
     """Raise a `PolicyMismatch` if the request names another policy than the loaded one."""
-    wanted = request.wanted_policy
-    if wanted is not None and wanted != loaded:
+    wanted_policy = request.wanted_policy
+    if wanted_policy is not None and wanted_policy != loaded:
         raise PolicyMismatch(
-            f"Request {request.request_id} asks for policy {wanted}, but {loaded} is loaded. While a training "
+            f"Request {request.request_id} asks for policy {wanted_policy}, but {loaded} is loaded. While a training "
             "uses this server, wait for its end; otherwise publish the weights with POST /load_weights."
         )
 

@@ -192,11 +192,11 @@ class PhasedSchedule:
         """Wake the episodes that wait for the phase; if its engines could not be woken, with that failure."""
         self._phase, self._switch = (phase if failure is None else None), None
         waiting, self._waiting[phase] = self._waiting[phase], []
-        for entered in (future for future in waiting if not future.done()):
+        for waiter in (future for future in waiting if not future.done()):
             if failure is None:
-                entered.set_result(None)
+                waiter.set_result(None)
             else:
-                entered.set_exception(failure)
+                waiter.set_exception(failure)
         if failure is None or waiting:
             self._switch_if_due()
         elif isinstance(failure, ClassroomError):  # no episode waits that could raise it; the next one tries again
@@ -212,8 +212,8 @@ class _Registration:
         return self
 
     def __exit__(self, *_: object) -> None:
-        left, self._left = self._left, 0
-        self._schedule.change_registered(-left)
+        remaining, self._left = self._left, 0
+        self._schedule.change_registered(-remaining)
 
     async def wait_for_phase(self, state: Hashable) -> None:
         await self._schedule.wait_for_phase(state)

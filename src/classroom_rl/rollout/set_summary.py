@@ -60,10 +60,10 @@ class RolloutSummary:
         lines = [f"{rollouts} on {prompts}; 95 % intervals over {unit}"]
         for state, share in self.ends.items():
             lines.append(_line(state, f"{_share_text(share['share'], share['ci95'])}, {share['n']}"))
-            reasons = [(reason, n) for reason, n in self.reasons.items() if reason.startswith(f"{state}: ")]
-            lines += [_line("", f"{n} {reason.partition(': ')[2]}") for reason, n in reasons[:_MOST_LINES]]
+            reasons = [(reason, count) for reason, count in self.reasons.items() if reason.startswith(f"{state}: ")]
+            lines += [_line("", f"{count} {reason.partition(': ')[2]}") for reason, count in reasons[:_MOST_LINES]]
         lines.append(_line("steps", f"{_mean_text(self.steps)}, min {self.steps['min']}, max {self.steps['max']}"))
-        distribution = ", ".join(f"{steps}: {n}" for steps, n in self.steps["distribution"].items())
+        distribution = ", ".join(f"{steps}: {count}" for steps, count in self.steps["distribution"].items())
         lines.append(_line("", f"rollouts by steps: {distribution}"))
         least, most = _number_text(self.rewards["min"]), _number_text(self.rewards["max"])
         rewards = f"{_mean_text(self.rewards)}, min {least}, max {most}"
@@ -72,7 +72,7 @@ class RolloutSummary:
             lines.append(_line("", f"{self.not_scored} not scored"))
         lines.append(_line("tokens", f"{self.tokens['total']} sampled; per step {_mean_text(self.tokens['per_step'])}"))
         lines.append(_line("cut steps", f"{_share_text(self.cut['share'], self.cut['ci95'])}, {self.cut['n']}"))
-        lines.append(_line("thoughts", ", ".join(f"{n} {state}" for state, n in self.thoughts.items()) or "–"))
+        lines.append(_line("thoughts", ", ".join(f"{count} {state}" for state, count in self.thoughts.items()) or "–"))
         return "\n".join([*lines, _line("seconds", f"{_mean_text(self.seconds)} per step")])
 
     __repr__ = __str__
@@ -248,7 +248,7 @@ def _draw_ends(axes: "Axes", rollouts: Sequence[Rollout]) -> bool:
     reasons = Counter((_state(rollout), "" if rollout.end is None else rollout.end.reason) for rollout in rollouts)
     rarest_first = reasons.most_common()[::-1]
     names = [": ".join(filter(None, end)) for end, _ in rarest_first]
-    axes.barh(names, [n for _, n in rarest_first], color=[_COLOURS[state] for (state, _), _ in rarest_first])
+    axes.barh(names, [count for _, count in rarest_first], color=[_COLOURS[state] for (state, _), _ in rarest_first])
     axes.set(title="How rollouts ended", xlabel="rollouts")
     return True
 
@@ -270,8 +270,11 @@ def _draw_by_step(axes: "Axes", rollouts: Sequence[Rollout]) -> bool:
     rewards = [
         [rollout.step_rewards[step.index] for rollout, step in steps if rollout.step_rewards] for steps in by_index
     ]
-    points = [(n, [x for x in values if x is not None]) for n, values in zip(numbers, rewards, strict=True)]
-    points = [(n, fmean(values)) for n, values in points if values]
+    points = [
+        (number, [reward for reward in values if reward is not None])
+        for number, values in zip(numbers, rewards, strict=True)
+    ]
+    points = [(number, fmean(values)) for number, values in points if values]
     if points:
         reward_axes = axes.twinx()
         reward_axes.plot(*zip(*points, strict=True), color="#0f766e", marker=".")

@@ -56,12 +56,12 @@ def _fresh_budget() -> Iterator[None]:
 
 
 def _spend(steps: int = 0, characters: int = 0) -> None:
-    left = _budget.get()
-    left.steps -= steps
-    left.characters -= characters
-    if left.steps < 0:
+    budget = _budget.get()
+    budget.steps -= steps
+    budget.characters -= characters
+    if budget.steps < 0:
         raise TemplateLimit(f"it takes more than {MOST_STEPS} steps (passes of loops, calls, entries of lists)")
-    if left.characters < 0:
+    if budget.characters < 0:
         raise TemplateLimit(f"it writes more than {MOST_CHARACTERS} characters")
 
 

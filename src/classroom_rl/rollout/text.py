@@ -54,8 +54,8 @@ def normal(text: str) -> str:
     folded = unicodedata.normalize("NFKC", without_invisible(text).casefold())
     # Marks (category M) are kept: Thai and others write vowels as marks.
     letters = [letter if letter.isalnum() or unicodedata.category(letter)[0] == "M" else " " for letter in folded]
-    plain = " ".join("".join(letters).replace("_", " ").split())
-    return plain.replace(" ", "") if UNSPACED.search(plain) else plain
+    normalised = " ".join("".join(letters).replace("_", " ").split())
+    return normalised.replace(" ", "") if UNSPACED.search(normalised) else normalised
 
 
 _FILLERS = frozenset("\u034f\u115f\u1160\u2800\u3164\uffa0")

@@ -44,20 +44,20 @@ def visible_ranges(text: str) -> list[Range]:
         end = closed + len("</think>")
     ranges.append((end, len(text)))
     rest = "".join(text[start:end] for start, end in ranges)  # joined pieces may form new tags
-    cut = rest.find("<think>")
-    stop = len(rest) if cut < 0 else cut
+    unclosed = rest.find("<think>")
+    stop = len(rest) if unclosed < 0 else unclosed
     closed = rest.rfind("</think>", 0, stop)
     return ranges_in_text(ranges, 0 if closed < 0 else closed + len("</think>"), stop)
 
 
 def ranges_in_text(ranges: Sequence[Range], start: int, end: int) -> list[Range]:
     """Map the range [start, end) of the joined ranges back to ranges of the text."""
-    mapped, before = [], 0
+    mapped, offset = [], 0
     for first, last in ranges:
-        low, high = max(start - before, 0), min(end - before, last - first)
+        low, high = max(start - offset, 0), min(end - offset, last - first)
         if low < high:
             mapped.append((first + low, first + high))
-        before += last - first
+        offset += last - first
     return mapped
 
 
@@ -74,21 +74,21 @@ def thoughts_in(text: str) -> list[str]:
 def split_message(text: str, opened: bool = False) -> SplitMessage:
     """Split a message by the rules of `visible_text`. `opened` says whether the prompt ended with `<think>`, so that
     the message begins as a thought. Without it, a `</think>` that nothing opened shows that the prompt did."""
-    whole = f"<think>{text}" if opened else text
-    outside = _CLOSED_THOUGHT.sub("", whole)
-    content, cut, unclosed = outside.partition("<think>")
+    full_text = f"<think>{text}" if opened else text
+    without_thoughts = _CLOSED_THOUGHT.sub("", full_text)
+    content, open_tag, unclosed = without_thoughts.partition("<think>")
     thought_before, stray_close, _ = content.rpartition("</think>")
     pieces = [thought_before] if stray_close else []
-    pieces += _CLOSED_THOUGHT.findall(whole)
-    pieces += [unclosed] if cut else []
+    pieces += _CLOSED_THOUGHT.findall(full_text)
+    pieces += [unclosed] if open_tag else []
     thoughts = [_TAG.sub("", piece).strip() for piece in pieces]
-    if cut:
+    if open_tag:
         state = CUT
     elif opened or stray_close:
         state = OPENED
     else:
         state = CLOSED if pieces else ABSENT
-    return SplitMessage(visible_text(whole), "\n".join(thoughts) if pieces else None, state)
+    return SplitMessage(visible_text(full_text), "\n".join(thoughts) if pieces else None, state)
 
 
 def visible_messages(turns: "Iterable[Turn]") -> list[dict[str, str]]:
@@ -102,8 +102,8 @@ SAID, THOUGHT = "said", "thought"
 def split_thoughts(text: str) -> list[tuple[str, str]]:
     """Split a message into (kind, text) parts, kind "said" or "thought", by the rules of `visible_text`. Thoughts
     include their tags. The parts add up to the whole text."""
-    parts, done = [], 0
+    parts, position = [], 0
     for start, end in visible_ranges(text):
-        parts += [(THOUGHT, text[done:start]), (SAID, text[start:end])]
-        done = end
-    return [(kind, piece) for kind, piece in [*parts, (THOUGHT, text[done:])] if piece]
+        parts += [(THOUGHT, text[position:start]), (SAID, text[start:end])]
+        position = end
+    return [(kind, piece) for kind, piece in [*parts, (THOUGHT, text[position:])] if piece]

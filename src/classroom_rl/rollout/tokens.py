@@ -139,8 +139,8 @@ class TokenBuffer:
         self._extend(ids, [0.0] * len(ids), 0)
 
     def _extend(self, ids: Sequence[int], logprobs: Sequence[float], mask: int) -> None:
-        self.completion_ids.extend(int(i) for i in ids)
-        self.logprobs.extend(float(x) for x in logprobs)
+        self.completion_ids.extend(int(token_id) for token_id in ids)
+        self.logprobs.extend(float(logprob) for logprob in logprobs)
         self.mask.extend([mask] * len(ids))
 
 

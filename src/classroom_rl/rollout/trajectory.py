@@ -73,8 +73,8 @@ class Trajectory(BaseModel):
     def figures(self) -> dict[str, float]:
         """What `classroom_rl.evaluation.episodes` measures: the rewards, unless an environment overrides it; {} for an
         episode that counts in no figure."""
-        own = {name: value for name, value in self.rewards.items() if value is not None}
-        return {} if self.reward is None else {"reward": self.reward, **own}
+        rewards = {name: value for name, value in self.rewards.items() if value is not None}
+        return {} if self.reward is None else {"reward": self.reward, **rewards}
 
     def criteria(self, weights: Mapping[str, float]) -> dict[str, float]:
         """What `train.normalise_per_criterion` compares one by one: the rewards, unless an environment divides them
@@ -83,8 +83,8 @@ class Trajectory(BaseModel):
         Args:
             weights: the environment's `criterion_weights`, whose names are those of the criteria.
         """
-        known = {} if self.reward is None else self.rewards
-        return {name: value for name, value in known.items() if value is not None and name in weights}
+        rewards = {} if self.reward is None else self.rewards
+        return {name: value for name, value in rewards.items() if value is not None and name in weights}
 
     @property
     def truncated(self) -> bool:

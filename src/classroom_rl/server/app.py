@@ -331,9 +331,11 @@ def _add_weight_routes(app: FastAPI) -> None:
 async def _receive_weights(body: ReceiveWeightsRequest, request: Request) -> bytes:
     """Receive weights, and answer. If it is cancelled because the trainer has gone, the engine counts as dead."""
     started, state = time.monotonic(), request.app.state
-    way = state.config.train.publish_through
-    if way != NCCL:  # the engine would wait for a sender until its deadline, and start again
-        raise ConfigError(f"This server was started with train.publish_through={way}: start it with {NCCL}.")
+    publish_through = state.config.train.publish_through
+    if publish_through != NCCL:  # the engine would wait for a sender until its deadline, and start again
+        raise ConfigError(
+            f"This server was started with train.publish_through={publish_through}: start it with {NCCL}."
+        )
     policy, folder = PolicyVersion(body.run_id, body.version), policy_path(state.run_folder, body.version)
     timeout_s = state.config.generation.load_weights_timeout_s
     weights = await _service(request).receive_policy(body.group, body.tensors, policy, folder, timeout_s)

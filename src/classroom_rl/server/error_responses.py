@@ -81,16 +81,16 @@ async def unless_disconnected(request: Request, answer: Coroutine[Any, Any, byte
     A waiting client disconnects and repeats its request each time its own timeout passes. Without the cancellation,
     the server would serialise the answer once for each of these requests.
     """
-    answered, disconnected = asyncio.ensure_future(answer), asyncio.ensure_future(_disconnected(request))
+    answer_task, disconnect_task = asyncio.ensure_future(answer), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((answered, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if answered.done():
-            return Response(answered.result(), media_type="application/json")
+        await asyncio.wait((answer_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if answer_task.done():
+            return Response(answer_task.result(), media_type="application/json")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
-        answered.cancel()
-        disconnected.cancel()
-        await asyncio.gather(answered, disconnected, return_exceptions=True)
+        answer_task.cancel()
+        disconnect_task.cancel()
+        await asyncio.gather(answer_task, disconnect_task, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

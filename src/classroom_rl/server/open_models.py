@@ -249,8 +249,8 @@ async def _start_concurrently(starts: Iterable[Coroutine[None, None, None]]) -> 
             for start in starts:
                 group.create_task(start)
     except BaseExceptionGroup as failures:
-        first = failures.exceptions[0]
-        raise first from first.__cause__
+        first_failure = failures.exceptions[0]
+        raise first_failure from first_failure.__cause__
 
 
 async def _sleep_after_loading(engine: "VllmEngine", generation: EnvironmentConfig) -> None:

@@ -135,11 +135,11 @@ class SamplingService:
         """Run a request as `sample` does, but respond as soon as the policy is not needed any more, perhaps long before
         the conversations are judged. Raises as `sample` does."""
         batch = await self._batch(request)
-        played = asyncio.create_task(batch.played.wait())
+        played_task = asyncio.create_task(batch.played.wait())
         try:
-            await asyncio.wait((played, batch.task), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((played_task, batch.task), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            played.cancel()
+            played_task.cancel()
         if batch.task.done():
             batch.task.result()  # raises the error of a batch that failed
         return PlayedResponse(request_id=request.request_id).model_dump_json().encode()
@@ -313,11 +313,11 @@ class SamplingService:
         return response
 
     async def _drop_oldest(self) -> None:
-        done = [request_id for request_id, batch in self._batches.items() if batch.task.done()]
+        finished_ids = [request_id for request_id, batch in self._batches.items() if batch.task.done()]
         # Remove all of them before the first await, at which other requests may run.
-        dropped = [self._batches.pop(request_id).task for request_id in done[: -self._keep]]
-        while dropped:
-            task = dropped.pop()
+        dropped_tasks = [self._batches.pop(request_id).task for request_id in finished_ids[: -self._keep]]
+        while dropped_tasks:
+            task = dropped_tasks.pop()
             records = [] if task.cancelled() or task.exception() else list(task.result().conversations)
             del task  # it holds the response, so its records would stay alive
             while records:  # freeing thousands of records at once would block the event loop

@@ -36,8 +36,8 @@ class _Trace:
 
     def start_of(self, event: str) -> float:
         """When the span of an event that comes now began."""
-        ended = [end for name, _, end, _ in self.spans if event != "verdict" or name != "verdict"]
-        return ended[-1] if ended else self.started
+        end_times = [end for name, _, end, _ in self.spans if event != "verdict" or name != "verdict"]
+        return end_times[-1] if end_times else self.started
 
 
 class ConversationSpans:
@@ -69,15 +69,15 @@ class ConversationSpans:
     def _export(self, conversation: str, trace: _Trace, ended: float, record: Mapping[str, Any]) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        known = {name: record.get(name) for name in ("step", "problem_id", "reward")}
+        values = {name: record.get(name) for name in ("step", "problem_id", "reward")}
         attributes = {
             "conversation": conversation,
-            **{name: value for name, value in known.items() if value is not None},
+            **{name: value for name, value in values.items() if value is not None},
         }
         root = self._tracer.start_span("conversation", start_time=_nanoseconds(trace.started), attributes=attributes)
         context = set_span_in_context(root)
-        for name, start, end, of_span in trace.spans:
-            span = self._tracer.start_span(name, context, start_time=_nanoseconds(start), attributes=of_span)
+        for name, start, end, span_attributes in trace.spans:
+            span = self._tracer.start_span(name, context, start_time=_nanoseconds(start), attributes=span_attributes)
             span.end(_nanoseconds(end))
         root.end(_nanoseconds(ended))
 
@@ -107,12 +107,12 @@ def spans_of_environment() -> tuple[ConversationSpans, Any] | None:
     if not os.environ.get(ENDPOINT_VARIABLE):
         return None
     try:
-        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") and importlib.util.find_spec(
+        installed = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") and importlib.util.find_spec(
             "opentelemetry.sdk.trace"
         )
     except ModuleNotFoundError:
-        found = None
-    if not found:
+        installed = None
+    if not installed:
         logger.warning("%s is set, but OpenTelemetry is missing: pip install '.[opentelemetry]'", ENDPOINT_VARIABLE)
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

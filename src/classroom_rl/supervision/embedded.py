@@ -165,18 +165,18 @@ def _faults_of_speech(request: MessageToReview, lesson: Lesson, finding: TurnFin
     """The faults of a message that contains a correct form or a statement of the toy language, which only the student
     should say, or that ends the lesson too early."""
     text = says(request.message)
-    parts = re.findall(r"[^.?!\n]*[.?!]+|[^.?!\n]+", text)
-    statements = " ".join(sentence for sentence in parts if not sentence.endswith("?"))
+    sentences = re.findall(r"[^.?!\n]*[.?!]+|[^.?!\n]+", text)
+    statements = " ".join(sentence for sentence in sentences if not sentence.endswith("?"))
     student_text = request.conversation[-1]["content"] if finding.replies_to is not None else ""
     words = set(_WORD.findall(statements.lower()))
     if any(slip.fix in words for slip in find_slips(student_text)):
         yield Fault("leak", "The message gives the word that the student should find.")
     if holds_statement(text):
-        asked = questions_asked(text)
-        answered = {
+        asked_questions = questions_asked(text)
+        answered_questions = {
             question for sentence in re.split(r"(?<=[.!?])\s+|\n", statements) for question in answers(sentence, lesson)
         }
-        if asked & answered:
+        if asked_questions & answered_questions:
             yield Fault("leak", "The message answers its own question.")
         yield Fault("format", "The message says a sentence that the student should say.")
     if ends(request.message) and not _all_were_asked(request, lesson):
@@ -186,8 +186,8 @@ def _faults_of_speech(request: MessageToReview, lesson: Lesson, finding: TurnFin
 def _faults_of_step(request: MessageToReview, lesson: Lesson, reasons: list[str]) -> Iterator[Fault]:
     """The faults of a message that does not take the lesson forward although the student made no slip."""
     text = says(request.message)
-    asked = questions_asked(text)
-    plan = {question.text for question in lesson.questions}
+    questions = questions_asked(text)
+    plan_questions = {question.text for question in lesson.questions}
     if not text:
         return
     if "goes on after the last question" in reasons:
@@ -195,21 +195,21 @@ def _faults_of_step(request: MessageToReview, lesson: Lesson, reasons: list[str]
             yield Fault("length", "The goodbye is longer than two sentences.")
         else:
             yield Fault("off_topic", "The message asks for more after the last question of the plan.")
-    elif asked - plan:
+    elif questions - plan_questions:
         yield Fault("off_topic", "The message asks a question that the lesson does not hold.")
-    elif not asked and "sets no task" in reasons:
+    elif not questions and "sets no task" in reasons:
         yield Fault("task", "The message sets no task although one is due.")
-    elif not asked and _AGAIN.search(text):
+    elif not questions and _AGAIN.search(text):
         yield Fault("repetition", "The message asks for the same again although the student was right.")
-    elif not asked and lesson.verb in _WORD.findall(text.lower()):
+    elif not questions and lesson.verb in _WORD.findall(text.lower()):
         yield Fault("task", "The question of the message is not formed as those of the plan are.")
-    elif not asked:
+    elif not questions:
         yield Fault("off_topic", "The message asks for something that the lesson does not hold.")
 
 
 def _all_were_asked(request: MessageToReview, lesson: Lesson) -> bool:
     """Whether each question of the plan was asked in a message of its own, as the toy judge requires."""
     messages = (turn["content"] for turn in request.conversation if turn["role"] == "teacher")
-    asked = [questions_asked(says(message)) for message in messages]
-    asked_alone = set().union(*(questions for questions in asked if len(questions) == 1))
+    questions_by_message = [questions_asked(says(message)) for message in messages]
+    asked_alone = set().union(*(questions for questions in questions_by_message if len(questions) == 1))
     return asked_alone >= {question.text for question in lesson.questions}

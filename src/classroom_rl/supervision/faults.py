@@ -107,18 +107,18 @@ def faults_of_form(request: MessageToReview) -> list[Fault]:
 def repeats_earlier(request: MessageToReview) -> bool:
     """Whether the teacher has already sent the same message, ignoring case and punctuation."""
     message = normal(says(request.message))
-    earlier = (turn["content"] for turn in request.conversation if turn["role"] == "teacher")
-    return bool(message) and any(normal(says(text)) == message for text in earlier)
+    earlier_messages = (turn["content"] for turn in request.conversation if turn["role"] == "teacher")
+    return bool(message) and any(normal(says(text)) == message for text in earlier_messages)
 
 
 def is_in_another_script(text: str, lesson: str) -> bool:
     """Whether more than 30 % of the text's letters belong to scripts other than those of the lesson, Latin, and (for
     formulas) Greek."""
     scripts = [_script(letter) for letter in text if letter.isalpha()]
-    known = {_script(letter) for letter in lesson if letter.isalpha()} | {"LATIN", "GREEK", "MATHEMATICAL", "MICRO"}
-    if known & {"HIRAGANA", "KATAKANA"}:
-        known |= _JAPANESE_SCRIPTS
-    foreign = sum(script not in known for script in scripts)
+    allowed = {_script(letter) for letter in lesson if letter.isalpha()} | {"LATIN", "GREEK", "MATHEMATICAL", "MICRO"}
+    if allowed & {"HIRAGANA", "KATAKANA"}:
+        allowed |= _JAPANESE_SCRIPTS
+    foreign = sum(script not in allowed for script in scripts)
     return bool(scripts) and foreign / len(scripts) > _MOST_OF_ANOTHER_SCRIPT
 
 

@@ -101,10 +101,13 @@ def _faults_of_early_end(request: MessageToReview, plan: ParsedPlan, readers: Me
     """The faults of a message that says goodbye before all steps are taken. Only a goodbye in the first half of the
     lesson counts as too early, because the judge misses some steps. The other faults are those of the message without
     its end, except that a goodbye need not set a task."""
-    room = request.facts.teacher_messages(request.conversation) or len(plan.phrases)
-    written = 1 + sum(turn["role"] == "teacher" for turn in request.conversation)
-    if 2 * written <= room:
-        yield Fault("ends_early", f"The message says goodbye as number {written} of the {room} that there is room for.")
+    max_messages = request.facts.teacher_messages(request.conversation) or len(plan.phrases)
+    message_number = 1 + sum(turn["role"] == "teacher" for turn in request.conversation)
+    if 2 * message_number <= max_messages:
+        yield Fault(
+            "ends_early",
+            f"The message says goodbye as number {message_number} of the {max_messages} that there is room for.",
+        )
     without_end = replace(request, message=says(request.message))
     for fault in _faults_of_reasons(without_end, plan, _finding(without_end, plan, readers)):
         if fault.category not in ("task", "ignores_error"):
@@ -176,8 +179,8 @@ def _gives_phrase(sentence: str, request: MessageToReview, plan: ParsedPlan) -> 
     def produced(form: str) -> bool:
         return any(holds(text, form) for text in student_texts)
 
-    shown = [phrase.text for phrase in plan.phrases if shows(sentence, phrase.text)]
-    return hands_over(sentence, produced, plan) or not all(map(produced, shown))
+    shown_phrases = [phrase.text for phrase in plan.phrases if shows(sentence, phrase.text)]
+    return hands_over(sentence, produced, plan) or not all(map(produced, shown_phrases))
 
 
 def _follows_error(request: MessageToReview, plan: ParsedPlan) -> bool:

@@ -111,17 +111,17 @@ def _is_classified_as_leak(request: MessageToReview, reference: Reference, reade
     numbers."""
     if readers is None or REVEALS_ANSWER not in readers.trust or reference.value is None:
         return False
-    earlier = [turn["content"] for turn in request.conversation]
-    student = earlier.pop() if earlier and request.conversation[-1]["role"] == "student" else ""
-    exchange = Exchange(says(request.message), student, reference.text, (request.problem, *earlier))
+    earlier_texts = [turn["content"] for turn in request.conversation]
+    student_text = earlier_texts.pop() if earlier_texts and request.conversation[-1]["role"] == "student" else ""
+    exchange = Exchange(says(request.message), student_text, reference.text, (request.problem, *earlier_texts))
     return readers.reads(REVEALS_ANSWER, exchange)
 
 
 def _is_last(request: MessageToReview) -> bool:
     """Whether the teacher cannot write another message after this one; False if the limit is unknown."""
-    room = request.facts.teacher_messages(request.conversation)
-    written = 1 + sum(turn["role"] == "teacher" for turn in request.conversation)
-    return room is not None and written >= room
+    max_messages = request.facts.teacher_messages(request.conversation)
+    message_number = 1 + sum(turn["role"] == "teacher" for turn in request.conversation)
+    return max_messages is not None and message_number >= max_messages
 
 
 def _faults_of_arithmetic(request: MessageToReview, student_texts: list[str]) -> Iterator[Fault]:
@@ -153,13 +153,13 @@ def _faults_of_task(request: MessageToReview, answered: bool | None) -> Iterator
 def _ignored_errors(request: MessageToReview, reference: Reference) -> Iterator[Fault]:
     """A reply to a wrong result that neither points back at the student's work nor sets a task on it, such as praise
     alone or the next problem. With a task it may be a step on the way: a result need not be the last one."""
-    said = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
+    student_texts = [turn["content"] for turn in request.conversation if turn["role"] == "student"]
     message = says(request.message)
-    if not message or not said or request.conversation[-1]["role"] != "student":
+    if not message or not student_texts or request.conversation[-1]["role"] != "student":
         return
     notices = identifies_mistake(Exchange(message)) or SAYS_WRONG.search(message)
     sets_task = _BEGINS_TASK.match("".join(sentences(message)[-1:])) and not MOVES_ON.search(message)
-    if gives_wrong_result(reference, said) and not (notices or sets_task):
+    if gives_wrong_result(reference, student_texts) and not (notices or sets_task):
         yield Fault("ignores_error", "The message passes over the mistake in what the student said.")
 
 

@@ -70,9 +70,9 @@ def parse_review(text: str, categories: Iterable[str]) -> Review:
         if not isinstance(answer[key], kind) and not (key == "correction" and answer[key] is None):
             raise JudgeOutputError(f"{key} is {quote(answer[key])}, not a {kind.__name__}: {quote(text)}")
     valid, category = answer["valid"], answer["category"]
-    known = list(categories)
-    if category not in (*known, NO_CATEGORY):
-        names = ", ".join((*known, NO_CATEGORY))
+    known_categories = list(categories)
+    if category not in (*known_categories, NO_CATEGORY):
+        names = ", ".join((*known_categories, NO_CATEGORY))
         raise JudgeOutputError(f"The category is {quote(category)}, not one of {names}: {quote(text)}")
     if valid != (category == NO_CATEGORY):
         contradiction = f"valid is {valid}, but the category is {category}"

@@ -46,15 +46,19 @@ def function_of(key: str, name: str, shipped: Collection[str]) -> Callable[..., 
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{key} names {name}, but {module_name} cannot be imported: {reason}.") from error
     if not hasattr(module, function_name):
-        known = [each for each in vars(module) if not each.startswith("_") and callable(getattr(module, each))]
+        names = [
+            attribute
+            for attribute in vars(module)
+            if not attribute.startswith("_") and callable(getattr(module, attribute))
+        ]
         raise ConfigError(
-            f"{key} names {name}; {_nearest(function_name, known)}{module_name} has: {', '.join(known) or 'nothing'}."
+            f"{key} names {name}; {_nearest(function_name, names)}{module_name} has: {', '.join(names) or 'nothing'}."
         )
     function = getattr(module, function_name)
     if not callable(function):
         raise ConfigError(f"{key} names {name}, which is no function, but a {type(function).__name__}.")
-    found: Callable[..., Any] = function
-    return found
+    typed_function: Callable[..., Any] = function
+    return typed_function
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

@@ -66,19 +66,19 @@ class ProcessRewards:
 
     Attributes:
         messages: one for each message of the policy.
-        beside: (number of the message, reward) for each rejected draft.
+        drafts: (number of the message, reward) for each rejected draft.
         replaced: the numbers of the messages that the policy did not sample.
     """
 
     messages: Values
-    beside: list[tuple[int, float | None]]
+    drafts: list[tuple[int, float | None]]
     replaced: frozenset[int] = frozenset()
 
     @property
     def mean(self) -> float | None:
         """The conversation's process reward: the mean over its messages."""
-        known = [value for value in self.messages if value is not None]
-        return fmean(known) if known else None
+        rewards = [reward for reward in self.messages if reward is not None]
+        return fmean(rewards) if rewards else None
 
 
 def process_rewards(record: Trajectory, rows: Sequence[TrainingRow], weights: Mapping[str, float]) -> ProcessRewards:
@@ -89,16 +89,16 @@ def process_rewards(record: Trajectory, rows: Sequence[TrainingRow], weights: Ma
         rows: the conversation's rows. Rejected drafts have the supervisor's penalty alone.
     """
     numbers = message_numbers(record)
-    named = {name: record.turn_rewards.get(name) or [None] * len(numbers) for name in weights}
+    turn_rewards = {name: record.turn_rewards.get(name) or [None] * len(numbers) for name in weights}
     messages: Values = []
     for number in range(len(numbers)):
-        parts = [weights[name] * values[number] for name, values in named.items() if values[number] is not None]
+        parts = [weights[name] * values[number] for name, values in turn_rewards.items() if values[number] is not None]
         messages.append(sum(parts) if parts else None)
-    price = weights.get(SUPERVISOR_REWARD, 0.0)
+    penalty_weight = weights.get(SUPERVISOR_REWARD, 0.0)
     drafts = [row for row in rows if row.kind == DRAFT]
-    beside = [(row.message, None if row.reward is None else price * row.reward) for row in drafts]
-    replaced = frozenset(number for place, number in numbers.items() if record.turns[place].replaced)
-    return ProcessRewards(messages, beside, replaced)
+    draft_rewards = [(row.message, None if row.reward is None else penalty_weight * row.reward) for row in drafts]
+    replaced = frozenset(number for index, number in numbers.items() if record.turns[index].replaced)
+    return ProcessRewards(messages, draft_rewards, replaced)
 
 
 def credits_of(values: Values, mode: str, gamma: float) -> Values:
@@ -110,28 +110,28 @@ def credits_of(values: Values, mode: str, gamma: float) -> Values:
     if mode == IMMEDIATE:
         return list(values)
     if mode == TO_GO:
-        return [None if value is None else _to_go(values[place:], gamma) for place, value in enumerate(values)]
+        return [None if value is None else _to_go(values[index:], gamma) for index, value in enumerate(values)]
     if mode == PROGRESS:
         return _progress(values)
     raise ValueError(f"there is no turn credit {mode!r}")
 
 
 def _to_go(values: Values, gamma: float) -> float:
-    known = [(gamma**steps, value) for steps, value in enumerate(values) if value is not None]
-    return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known)
+    weighted_values = [(gamma**steps, value) for steps, value in enumerate(values) if value is not None]
+    return sum(weight * value for weight, value in weighted_values) / sum(weight for weight, _ in weighted_values)
 
 
 def _progress(values: Values) -> Values:
-    found: Values = []
+    credits: Values = []
     total, count = 0.0, 0
     for value in values:
-        before = total / count if count else 0.0
+        mean_before = total / count if count else 0.0
         if value is None:
-            found.append(None)
+            credits.append(None)
             continue
         total, count = total + value, count + 1
-        found.append(total / count - before)
-    return found
+        credits.append(total / count - mean_before)
+    return credits
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,12 @@ class Credits:
 
     Attributes:
         messages: one for each message of the policy; 0 for one that was not scored.
-        beside: one for each rejected draft.
+        drafts: one for each rejected draft.
         outcome: the outcome advantage of an episode's only player, which is in its messages already; 0 with several.
     """
 
     messages: list[float]
-    beside: list[float]
+    drafts: list[float]
     outcome: float = 0.0
 
 
@@ -159,61 +159,61 @@ def group_credits(
         groups: the group of each conversation; those of one group share their baselines.
     """
     if mode == NO_CREDIT:
-        return [Credits([0.0] * len(each.messages), [0.0] * len(each.beside)) for each in rewards]
-    credits = [credits_of(each.messages, mode, gamma) for each in rewards]
-    beside = [_credits_beside(each, mode, gamma) for each in rewards]
+        return [Credits([0.0] * len(process.messages), [0.0] * len(process.drafts)) for process in rewards]
+    credits = [credits_of(process.messages, mode, gamma) for process in rewards]
+    draft_credits = [_credits_of_drafts(process, mode, gamma) for process in rewards]
     means: dict[Hashable, dict[int, float]] = {}
     for group in set(groups):
-        members = [place for place, key in enumerate(groups) if key == group]
-        picked = ([values[place] for place in members] for values in (rewards, credits, beside))
-        means[group] = _means_by_message(*picked)
+        members = [index for index, key in enumerate(groups) if key == group]
+        of_members = ([values[index] for index in members] for values in (rewards, credits, draft_credits))
+        means[group] = _means_by_message(*of_members)
 
     def above(group: Hashable, number: int, credit: float | None) -> float:
         return 0.0 if credit is None else weight * (credit - means[group][number])
 
-    found: list[Credits] = []
-    for group, each, own, others in zip(groups, rewards, credits, beside, strict=True):
-        own = [None if number in each.replaced else credit for number, credit in enumerate(own)]
-        drafts = [above(group, number, credit) for (number, _), credit in zip(each.beside, others, strict=True)]
-        found.append(Credits([above(group, *pair) for pair in enumerate(own)], drafts))
-    return found
+    relative_credits: list[Credits] = []
+    for group, process, of_messages, of_drafts in zip(groups, rewards, credits, draft_credits, strict=True):
+        of_messages = [None if number in process.replaced else credit for number, credit in enumerate(of_messages)]
+        drafts = [above(group, number, credit) for (number, _), credit in zip(process.drafts, of_drafts, strict=True)]
+        relative_credits.append(Credits([above(group, *pair) for pair in enumerate(of_messages)], drafts))
+    return relative_credits
 
 
-def _credits_beside(rewards: ProcessRewards, mode: str, gamma: float) -> Values:
+def _credits_of_drafts(rewards: ProcessRewards, mode: str, gamma: float) -> Values:
     """The credit of each rejected draft: as if it had been the last message."""
-    return [credits_of([*rewards.messages[:number], value], mode, gamma)[number] for number, value in rewards.beside]
+    return [credits_of([*rewards.messages[:number], value], mode, gamma)[number] for number, value in rewards.drafts]
 
 
 def _means_by_message(
-    group: Sequence[ProcessRewards], credits: Sequence[Values], beside: Sequence[Values]
+    group: Sequence[ProcessRewards], credits: Sequence[Values], draft_credits: Sequence[Values]
 ) -> dict[int, float]:
-    known: dict[int, list[float]] = defaultdict(list)
-    for each, own, others in zip(group, credits, beside, strict=True):
-        for number, credit in enumerate(own):
-            if credit is not None and number not in each.replaced:
-                known[number].append(credit)
-        for (number, _), credit in zip(each.beside, others, strict=True):
+    by_message: dict[int, list[float]] = defaultdict(list)
+    for process, of_messages, of_drafts in zip(group, credits, draft_credits, strict=True):
+        for number, credit in enumerate(of_messages):
+            if credit is not None and number not in process.replaced:
+                by_message[number].append(credit)
+        for (number, _), credit in zip(process.drafts, of_drafts, strict=True):
             if credit is not None:
-                known[number].append(credit)
-    return {number: fmean(values) for number, values in known.items()}
+                by_message[number].append(credit)
+    return {number: fmean(values) for number, values in by_message.items()}
 
 
 def shuffled(rewards: Sequence[ProcessRewards], seed: int) -> list[ProcessRewards]:
     """The same process rewards, permuted over all messages of a batch: a control that must teach nothing."""
-    known = [value for each in rewards for value in [*each.messages, *(b for _, b in each.beside)] if value is not None]
-    random.Random(seed).shuffle(known)
-    values = iter(known)
+    pool = [value for each in rewards for value in [*each.messages, *(b for _, b in each.drafts)] if value is not None]
+    random.Random(seed).shuffle(pool)
+    values = iter(pool)
 
     def drawn(value: float | None) -> float | None:
         return None if value is None else next(values)
 
     return [
         ProcessRewards(
-            [drawn(value) for value in each.messages],
-            [(number, drawn(value)) for number, value in each.beside],
-            each.replaced,
+            [drawn(value) for value in process.messages],
+            [(number, drawn(value)) for number, value in process.drafts],
+            process.replaced,
         )
-        for each in rewards
+        for process in rewards
     ]
 
 
@@ -229,7 +229,7 @@ class PlayerRewards:
         role: its role; "" for the only player.
         outcome: the reward of its outcome, the episode's for the only player; None for one that could not be scored.
         messages: the numbers of its messages in the episode.
-        beside: the places of its rejected drafts among all of the episode's.
+        draft_indices: the indices of its rejected drafts among all of the episode's.
         process: the process rewards of its messages, numbered from 0.
         criteria: the parts of its outcome by name; {} for one of several players.
     """
@@ -237,7 +237,7 @@ class PlayerRewards:
     role: str
     outcome: float | None
     messages: tuple[int, ...]
-    beside: tuple[int, ...]
+    draft_indices: tuple[int, ...]
     process: ProcessRewards
     criteria: Mapping[str, float] = field(default_factory=dict)
 
@@ -255,18 +255,18 @@ def by_player(
     """
     everything = tuple(range(len(process.messages)))
     if not players:
-        return [PlayerRewards("", reward, everything, tuple(range(len(process.beside))), process, dict(criteria))]
-    found = []
+        return [PlayerRewards("", reward, everything, tuple(range(len(process.drafts))), process, dict(criteria))]
+    player_rewards = []
     for player in players:
-        place_of = {number: place for place, number in enumerate(player.messages)}
-        beside = tuple(place for place, (number, _) in enumerate(process.beside) if number in place_of)
-        own = ProcessRewards(
+        index_of = {number: index for index, number in enumerate(player.messages)}
+        draft_indices = tuple(index for index, (number, _) in enumerate(process.drafts) if number in index_of)
+        player_process = ProcessRewards(
             [process.messages[number] for number in player.messages],
-            [(place_of[process.beside[place][0]], process.beside[place][1]) for place in beside],
-            frozenset(place_of[number] for number in process.replaced if number in place_of),
+            [(index_of[process.drafts[index][0]], process.drafts[index][1]) for index in draft_indices],
+            frozenset(index_of[number] for number in process.replaced if number in index_of),
         )
-        found.append(PlayerRewards(player.role, player.reward, player.messages, beside, own))
-    return found
+        player_rewards.append(PlayerRewards(player.role, player.reward, player.messages, draft_indices, player_process))
+    return player_rewards
 
 
 def outcome_advantages(players: Sequence[PlayerRewards], groups: Sequence[Hashable], scale: str) -> list[float]:
@@ -283,17 +283,17 @@ def outcome_advantages(players: Sequence[PlayerRewards], groups: Sequence[Hashab
         if player.outcome is not None:
             values[group].append(player.outcome)
             spread[_spread_key(group, player.role, scale)].append(player.outcome)
-    found = []
+    advantages = []
     for player, group in zip(players, groups, strict=True):
         if player.outcome is None:
-            found.append(0.0)
+            advantages.append(0.0)
             continue
         advantage = player.outcome - fmean(values[group])
         if scale != UNSCALED:
-            known = spread[_spread_key(group, player.role, scale)]
-            advantage /= (stdev(known) if len(known) > 1 else 0.0) + EPSILON
-        found.append(advantage)
-    return found
+            outcomes = spread[_spread_key(group, player.role, scale)]
+            advantage /= (stdev(outcomes) if len(outcomes) > 1 else 0.0) + EPSILON
+        advantages.append(advantage)
+    return advantages
 
 
 def advantages_per_criterion(
@@ -306,13 +306,13 @@ def advantages_per_criterion(
     Args:
         weights: of the criteria. A player without criteria has one, its outcome.
     """
-    parts = {name: [each.criteria.get(name) for each in players] for name in weights}
-    parts[""] = [None if each.criteria else each.outcome for each in players]
+    parts = {name: [player.criteria.get(name) for player in players] for name in weights}
+    parts[""] = [None if player.criteria else player.outcome for player in players]
     sums = [0.0] * len(players)
     for name, values in parts.items():
-        alone = [replace(player, outcome=value) for player, value in zip(players, values, strict=True)]
-        for place, advantage in enumerate(outcome_advantages(alone, groups, BY_GROUP)):
-            sums[place] += weights.get(name, 1.0) * advantage
+        of_criterion = [replace(player, outcome=value) for player, value in zip(players, values, strict=True)]
+        for index, advantage in enumerate(outcome_advantages(of_criterion, groups, BY_GROUP)):
+            sums[index] += weights.get(name, 1.0) * advantage
     summed = [
         replace(player, outcome=None if player.outcome is None else total)
         for player, total in zip(players, sums, strict=True)
@@ -340,18 +340,18 @@ def merged(
     Args:
         credits, outcomes: those of all players of all episodes, one after the other.
     """
-    found, values = [], iter(zip(credits, outcomes, strict=True))
+    episode_credits, of_players = [], iter(zip(credits, outcomes, strict=True))
     for players in episodes:
         messages = [0.0] * sum(len(player.messages) for player in players)
-        beside = [0.0] * sum(len(player.beside) for player in players)
+        drafts = [0.0] * sum(len(player.draft_indices) for player in players)
         for player in players:
-            credit, outcome = next(values)
+            credit, outcome = next(of_players)
             for number, value in zip(player.messages, credit.messages, strict=True):
                 messages[number] = value + outcome
-            for place, value in zip(player.beside, credit.beside, strict=True):
-                beside[place] = value
-        found.append(Credits(messages, beside, outcome if len(players) == 1 else 0.0))
-    return found
+            for index, value in zip(player.draft_indices, credit.drafts, strict=True):
+                drafts[index] = value
+        episode_credits.append(Credits(messages, drafts, outcome if len(players) == 1 else 0.0))
+    return episode_credits
 
 
 NO_STEP = -1
@@ -387,13 +387,14 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, bootstrap: Tensor, gamma:
     """
     advantages = torch.zeros_like(values)
     value_after, advantage_after = bootstrap, torch.zeros_like(bootstrap)
-    for place in reversed(range(values.size(1))):
-        is_step = mask[:, place].bool()
-        error = rewards[:, place] + gamma * value_after - values[:, place]
+    for position in reversed(range(values.size(1))):
+        is_step = mask[:, position].bool()
+        error = rewards[:, position] + gamma * value_after - values[:, position]
         advantage = error + gamma * lam * advantage_after
-        advantages[:, place] = torch.where(is_step, advantage, 0.0)
+        advantages[:, position] = torch.where(is_step, advantage, 0.0)
+        # Tokens between two steps hand the later step's value and advantage on to the earlier one.
         advantage_after = torch.where(is_step, advantage, advantage_after)
-        value_after = torch.where(is_step, values[:, place], value_after)
+        value_after = torch.where(is_step, values[:, position], value_after)
     return advantages
 
 
@@ -427,8 +428,8 @@ def _over_messages(
         return values.new_zeros(shape).scatter_add(1, numbers, torch.where(counted, tokens, 0.0))
 
     steps = by_message(torch.ones_like(values), first)
-    own = gae(by_message(rewards, mask), by_message(values, first), steps, bootstrap, gamma, lam)
-    advantages = torch.where(mask, own.gather(1, numbers), 0.0)
+    message_advantages = gae(by_message(rewards, mask), by_message(values, first), steps, bootstrap, gamma, lam)
+    advantages = torch.where(mask, message_advantages.gather(1, numbers), 0.0)
     return Estimates(advantages, torch.where(first, advantages + values, 0.0), first)
 
 
@@ -451,13 +452,13 @@ def cut_before_last_step(messages: Tensor, cut: Tensor, values: Tensor, over: st
         The messages without it, and the bootstrap of each row, of shape (E,): the value before the step that was taken
         out; 0 where none was.
     """
-    places = torch.arange(messages.size(1), device=messages.device).expand_as(messages)
+    positions = torch.arange(messages.size(1), device=messages.device).expand_as(messages)
     starts = first_tokens(messages) if over == TURNS else messages != NO_STEP
-    last = torch.where(starts, places, NO_STEP).max(dim=1).values
+    last = torch.where(starts, positions, NO_STEP).max(dim=1).values
     shortened = cut & (last != NO_STEP)
-    left = messages.masked_fill(shortened.unsqueeze(1) & (places >= last.unsqueeze(1)), NO_STEP)
+    remaining = messages.masked_fill(shortened.unsqueeze(1) & (positions >= last.unsqueeze(1)), NO_STEP)
     bootstrap = values.gather(1, last.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return left, torch.where(shortened, bootstrap, 0.0)
+    return remaining, torch.where(shortened, bootstrap, 0.0)
 
 
 def token_rewards(messages: Tensor, process: Tensor, outcome: Tensor) -> Tensor:
@@ -467,9 +468,9 @@ def token_rewards(messages: Tensor, process: Tensor, outcome: Tensor) -> Tensor:
         process: of shape (E, L).
         outcome: of shape (E,).
     """
-    places = torch.arange(messages.size(1), device=messages.device)
-    last = torch.where(messages != NO_STEP, places, NO_STEP).max(dim=1).values
-    return process + (places == last.unsqueeze(1)) * outcome.unsqueeze(1)
+    positions = torch.arange(messages.size(1), device=messages.device)
+    last = torch.where(messages != NO_STEP, positions, NO_STEP).max(dim=1).values
+    return process + (positions == last.unsqueeze(1)) * outcome.unsqueeze(1)
 
 
 def moments(values: Tensor, mask: Tensor) -> Tensor:

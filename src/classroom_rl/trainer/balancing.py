@@ -73,8 +73,8 @@ class _Group:
     ended: float = 0.0
 
     def fail(self, error: BaseException) -> None:
-        for missing in (each for each in (self.played, self.answer) if not each.done()):
-            missing.set_exception(error)
+        for pending in (future for future in (self.played, self.answer) if not future.done()):
+            pending.set_exception(error)
 
 
 class BalancedServers:
@@ -115,9 +115,13 @@ class BalancedServers:
         Raises:
             DeadlineExceeded: if one does not answer.
         """
-        found = [client.health() for client in self._clients]
-        roles = {f"{role} of server {place}": it for place, each in enumerate(found) for role, it in each.roles.items()}
-        return found[0].model_copy(update={"roles": roles})
+        healths = [client.health() for client in self._clients]
+        roles = {
+            f"{role} of server {server}": engine
+            for server, health in enumerate(healths)
+            for role, engine in health.roles.items()
+        }
+        return healths[0].model_copy(update={"roles": roles})
 
     def take_figures(self) -> dict[str, float]:
         """Metrics of what ended since the last call: the groups that were moved from a lost server, and the largest
@@ -148,10 +152,10 @@ class BalancedServers:
         return _together(body, groups, _results([group.answer for group in groups]))
 
     def _start(self, body: SampleRequest, ahead: bool) -> list[_Group]:
-        positions: dict[tuple[str, str], list[int]] = {}
-        for place, problem in enumerate(zip(body.problems, body.answers, strict=True)):
-            positions.setdefault(problem, []).append(place)
-        groups = [_part(body, number, places) for number, places in enumerate(positions.values())]
+        positions_of: dict[tuple[str, str], list[int]] = {}
+        for position, problem in enumerate(zip(body.problems, body.answers, strict=True)):
+            positions_of.setdefault(problem, []).append(position)
+        groups = [_part(body, number, positions) for number, positions in enumerate(positions_of.values())]
         with self._changed:
             self._given.clear()
             self._asks_all, self._seen_at = True, float("-inf")  # another process may have published to a lost server
@@ -249,11 +253,11 @@ class BalancedServers:
 
     def _look(self) -> None:
         """Ask all servers for their queues; lost ones only at the beginning of a batch."""
-        here = [place for place, client in enumerate(self._clients) if self._asks_all or not client.is_lost]
+        servers = [server for server, client in enumerate(self._clients) if self._asks_all or not client.is_lost]
         self._asks_all, self._seen = False, {}
-        for place, asked in [(place, in_thread(self._clients[place].health, "health")) for place in here]:
+        for server, future in [(server, in_thread(self._clients[server].health, "health")) for server in servers]:
             with suppress(DeadlineExceeded, EngineFailure):
-                self._seen[place] = asked.result()
+                self._seen[server] = future.result()
         if all(client.is_lost for client in self._clients):
             raise ServerLost(f"None of the {len(self._clients)} servers of generation.server_urls answers any more.")
         self._seen_at = time.monotonic()
@@ -261,17 +265,19 @@ class BalancedServers:
     def _with_policy(self, group: _Group) -> list[int]:
         """The servers that can play a group: those with its policy. If it has been moved after newer weights were
         loaded, it is asked for with these."""
-        wanted = group.request.wanted_policy
-        places = [place for place, health in self._seen.items() if wanted in (None, health.policy)]
-        if places or not self._seen:
-            return places
-        versions = [each.policy.version for each in self._seen.values() if each.policy.run_id == wanted.run_id]
+        policy = group.request.wanted_policy
+        servers = [server for server, health in self._seen.items() if policy in (None, health.policy)]
+        if servers or not self._seen:
+            return servers
+        versions = [health.policy.version for health in self._seen.values() if health.policy.run_id == policy.run_id]
         newest = max(versions, default=-1)
-        if group.moves and newest > wanted.version:
+        if group.moves and newest > policy.version:
             group.request = group.request.model_copy(update={"policy_version": newest})
-            return [place for place, each in self._seen.items() if each.policy == PolicyVersion(wanted.run_id, newest)]
-        if all(client.is_lost or place in self._seen for place, client in enumerate(self._clients)):
-            raise PolicyMismatch(f"No server that answers has the policy {wanted}.")
+            return [
+                server for server, health in self._seen.items() if health.policy == PolicyVersion(policy.run_id, newest)
+            ]
+        if all(client.is_lost or server in self._seen for server, client in enumerate(self._clients)):
+            raise PolicyMismatch(f"No server that answers has the policy {policy}.")
         return []
 
     def _preference(self, place: int) -> tuple[int, int, int]:
@@ -281,12 +287,12 @@ class BalancedServers:
 
     def _queue_length(self, place: int) -> int:
         """A server's conversations: those that it says, and those that it was sent and does not know of yet."""
-        health, own, unknown = self._seen[place], 0, 0
-        for group in (each for each in self._in_flight if each.server == place):
-            own += len(group.positions)
+        health, sent, unknown = self._seen[place], 0, 0
+        for group in (group for group in self._in_flight if group.server == place):
+            sent += len(group.positions)
             unknown += len(group.positions) * (group.request.request_id not in health.running_requests)
         # A request is known for a moment before its conversations are counted.
-        return max(own, health.running_conversations + unknown)
+        return max(sent, health.running_conversations + unknown)
 
     def _has_room(self, place: int, conversations: int) -> bool:
         engine, queue = self._seen[place].roles.get(POLICY_ROLE), self._queue_length(place)
@@ -320,7 +326,7 @@ class BalancedServers:
             ServerLost: if all are lost.
             ClassroomError: the error of another server, as `ClassroomClient.load_weights`.
         """
-        calls = [in_thread(partial(each.load_weights, policy, folder), "loading weights") for each in self._clients]
+        calls = [in_thread(partial(client.load_weights, policy, folder), "loading weights") for client in self._clients]
         wait(calls)
         self._leave_out([call.exception() for call in calls], ServerLost)
         self._seen_at = float("-inf")
@@ -332,8 +338,8 @@ class BalancedServers:
             DeadlineExceeded: if none does.
         """
         calls = [
-            in_thread(partial(each.wait_until_up, 0.0 if each.is_lost else timeout_s), "health")
-            for each in self._clients
+            in_thread(partial(client.wait_until_up, 0.0 if client.is_lost else timeout_s), "health")
+            for client in self._clients
         ]
         wait(calls)
         errors = [call.exception() for call in calls]
@@ -354,24 +360,24 @@ class BalancedServers:
         Raises:
             ServerLost: if all are.
         """
-        parts: dict[int, list[str]] = {}
+        conversations_of: dict[int, list[str]] = {}
         for conversation in body.conversations:
-            parts.setdefault(self._server_of[request_of(conversation)], []).append(conversation)
-        asked = []
-        for place, conversations in sorted(parts.items()):
-            if self._clients[place].is_lost:
+            conversations_of.setdefault(self._server_of[request_of(conversation)], []).append(conversation)
+        calls = []
+        for server, conversations in sorted(conversations_of.items()):
+            if self._clients[server].is_lost:
                 continue
-            changes = {"request_id": f"{body.request_id}-server{place}", "conversations": conversations}
-            part = body.model_copy(update={**changes, "canaries": body.canaries and not asked})
-            asked.append(in_thread(partial(self._clients[place].check_judge, part, timeout_s), "checking the judge"))
-        if not asked:
+            changes = {"request_id": f"{body.request_id}-server{server}", "conversations": conversations}
+            part = body.model_copy(update={**changes, "canaries": body.canaries and not calls})
+            calls.append(in_thread(partial(self._clients[server].check_judge, part, timeout_s), "checking the judge"))
+        if not calls:
             raise ServerLost("All servers that played these conversations are lost.")
-        answers = _results(asked)
-        held_out = [each.held_out for each in answers if each.held_out is not None]
+        answers = _results(calls)
+        held_out = [answer.held_out for answer in answers if answer.held_out is not None]
         return JudgeCheckResponse(
             request_id=body.request_id,
-            second_opinions=[opinion for each in answers for opinion in each.second_opinions],
-            canaries=[canary for each in answers for canary in each.canaries],
+            second_opinions=[opinion for answer in answers for opinion in answer.second_opinions],
+            canaries=[canary for answer in answers for canary in answer.canaries],
             held_out=_sum(held_out) if held_out else None,
         )
 
@@ -379,7 +385,7 @@ class BalancedServers:
 def _part(body: SampleRequest, number: int, positions: list[int]) -> _Group:
     """The group of the episodes at these places of a request."""
     per_episode = {
-        name: [values[place] for place in positions]
+        name: [values[position] for position in positions]
         for name in ("problems", "answers", "meta", "post_test_material")
         if (values := getattr(body, name)) is not None
     }
@@ -391,40 +397,42 @@ def _part(body: SampleRequest, number: int, positions: list[int]) -> _Group:
 def _results(futures: Sequence["Future[Any]"]) -> list[Any]:
     """The results of all; raises the first error as soon as there is one."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-    for failure in filter(None, (each.exception() for each in done)):
+    for failure in filter(None, (future.exception() for future in done)):
         raise failure
-    return [each.result() for each in futures]
+    return [future.result() for future in futures]
 
 
 def _together(body: SampleRequest, groups: Sequence[_Group], answers: Sequence[SampleResponse]) -> SampleResponse:
     """The answer to a request from those to its groups."""
     conversations = {
-        place: conversation
+        position: conversation
         for group, answer in zip(groups, answers, strict=True)
-        for place, conversation in zip(group.positions, answer.conversations, strict=True)
+        for position, conversation in zip(group.positions, answer.conversations, strict=True)
     }
     ended = max(group.ended for group in groups)
     last_message = max(group.ended - answer.seconds_after_policy for group, answer in zip(groups, answers, strict=True))
     changes: Mapping[str, Any] = {
         "request_id": body.request_id,
         "policy": body.wanted_policy or answers[0].policy,
-        "conversations": [conversations[place] for place in range(len(body.problems))],
-        "usage": {role: _sum([each.usage[role] for each in answers if role in each.usage]) for role in _roles(answers)},
+        "conversations": [conversations[position] for position in range(len(body.problems))],
+        "usage": {
+            role: _sum([answer.usage[role] for answer in answers if role in answer.usage]) for role in _roles(answers)
+        },
         "seconds_after_policy": ended - last_message,
     }
     return answers[0].model_copy(update=changes)
 
 
 def _roles(answers: Sequence[SampleResponse]) -> list[str]:
-    return list(dict.fromkeys(role for each in answers for role in each.usage))
+    return list(dict.fromkeys(role for answer in answers for role in answer.usage))
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:
     """The usage of several requests. The run's spending is that of the server that spent most, as in the metrics."""
     names = [item.name for item in fields(Usage) if item.name not in ("failures", "run_cost_usd")]
-    failures = sum((Counter(each.failures) for each in usages), Counter())
+    failures = sum((Counter(usage.failures) for usage in usages), Counter())
     return Usage(
-        **{name: sum(getattr(each, name) for each in usages) for name in names},
+        **{name: sum(getattr(usage, name) for usage in usages) for name in names},
         failures=dict(failures),
-        run_cost_usd=max(each.run_cost_usd for each in usages),
+        run_cost_usd=max(usage.run_cost_usd for usage in usages),
     )

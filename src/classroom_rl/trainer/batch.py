@@ -74,7 +74,7 @@ class Batch:
             then they are those of the step itself.
         ref_logps_BT: the log-probs of the reference model; None without one.
         strong_logps_BT: the log-probs of the strong tutor; None without one, or if distributions are compared.
-        strong_places_BT: where the strong tutor keeps its distribution of every wanted token; None otherwise.
+        strong_indices_BT: where the strong tutor keeps its distribution of every wanted token; None otherwise.
         value_mask_BT, returns_BT, old_values_BT: PPO's: where the critic is trained, what it should say of the state
             before a token, and what it said before the first step.
     """
@@ -90,7 +90,7 @@ class Batch:
     old_logps_BT: Tensor | None = None
     ref_logps_BT: Tensor | None = None
     strong_logps_BT: Tensor | None = None
-    strong_places_BT: Tensor | None = None
+    strong_indices_BT: Tensor | None = None
     value_mask_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     old_values_BT: Tensor | None = None
@@ -98,16 +98,16 @@ class Batch:
     @classmethod
     def of(cls, samples: Sequence[Sample], pad_id: int, device: torch.device) -> "Batch":
         """The tensors of samples, in their order."""
-        rows = [each.row for each in samples]
+        rows = [sample.row for sample in samples]
 
         def tensor(values: Sequence[Sequence], dtype: torch.dtype, padding: float = 0, side: str = "right") -> Tensor:
-            own = [torch.tensor(each, dtype=dtype) for each in values]
-            return pad(own, padding_value=padding, padding_side=side).to(device)
+            tensors = [torch.tensor(sequence, dtype=dtype) for sequence in values]
+            return pad(tensors, padding_value=padding, padding_side=side).to(device)
 
         def logprobs(row: TrainingRow) -> list[float]:
-            return [float("nan") if each is None else each for each in row.logprobs]
+            return [float("nan") if logprob is None else logprob for logprob in row.logprobs]
 
-        masks = [each.row.mask if each.learns else [0] * len(each.row.mask) for each in samples]
+        masks = [sample.row.mask if sample.learns else [0] * len(sample.row.mask) for sample in samples]
         return cls(
             prompt_ids_BP=tensor([row.prompt_ids for row in rows], torch.long, pad_id, "left"),
             prompt_mask_BP=tensor([[1] * len(row.prompt_ids) for row in rows], torch.long, side="left"),
@@ -115,7 +115,7 @@ class Batch:
             completion_mask_BT=tensor([[1] * len(row.completion_ids) for row in rows], torch.long),
             mask_BT=tensor(masks, torch.bool),
             target_BT=tensor([row.target for row in rows], torch.bool),
-            advantages_BT=tensor([each.advantages for each in samples], torch.float32),
+            advantages_BT=tensor([sample.advantages for sample in samples], torch.float32),
             sampling_logps_BT=tensor([logprobs(row) for row in rows], torch.float32),
         )
 
@@ -128,33 +128,35 @@ class Batch:
         """The samples of these rows. Without any, the first one with nothing to train on: all processes have to
         compute together."""
         chosen = list(rows) or [0]
-        own = {name: each[chosen] for name, each in self._tensors().items()}
+        tensors = {name: tensor[chosen] for name, tensor in self._tensors().items()}
         if not rows:
-            own |= {
-                name: torch.zeros_like(own[name]) for name in ("mask_BT", "target_BT", "value_mask_BT") if name in own
+            tensors |= {
+                name: torch.zeros_like(tensors[name])
+                for name in ("mask_BT", "target_BT", "value_mask_BT")
+                if name in tensors
             }
-        return replace(self, **own)
+        return replace(self, **tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: each for name, each in named if each is not None}
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: tensor for name, tensor in named if tensor is not None}
 
 
 def totals(micro_batches: Sequence[Batch], accelerator: Accelerator) -> Totals:
     """What the losses of a batch are divided by; all processes call this together."""
-    own = [
+    per_micro_batch = [
         torch.stack(
             [
-                each.mask_BT.any(dim=1).sum(),
-                each.mask_BT.sum(),
-                each.target_BT.sum(),
-                each.mask_BT.any().long(),
-                torch.zeros_like(each.mask_BT).sum() if each.value_mask_BT is None else each.value_mask_BT.sum(),
+                micro.mask_BT.any(dim=1).sum(),
+                micro.mask_BT.sum(),
+                micro.target_BT.sum(),
+                micro.mask_BT.any().long(),
+                torch.zeros_like(micro.mask_BT).sum() if micro.value_mask_BT is None else micro.value_mask_BT.sum(),
             ]
         )
-        for each in micro_batches
+        for micro in micro_batches
     ]
-    counts = torch.stack(own).sum(dim=0)
+    counts = torch.stack(per_micro_batch).sum(dim=0)
     return Totals(*accelerator.reduce(counts, reduction="sum").clamp(min=1).tolist())
 
 
@@ -196,14 +198,14 @@ def micro_batches_by_tokens(
     packs: list[list[int]] = []
     widths: list[tuple[int, int]] = []
     for row in order:
-        for place, (prompt, completion) in enumerate(widths):
+        for index, (prompt, completion) in enumerate(widths):
             if padding_free:
                 height, wider = 1, (prompt + prompts[row], completion + completions[row])
             else:
-                height, wider = len(packs[place]) + 1, (max(prompt, prompts[row]), max(completion, completions[row]))
+                height, wider = len(packs[index]) + 1, (max(prompt, prompts[row]), max(completion, completions[row]))
             if height * sum(wider) <= limit:
-                packs[place].append(row)
-                widths[place] = wider
+                packs[index].append(row)
+                widths[index] = wider
                 break
         else:
             packs.append([row])

@@ -83,8 +83,8 @@ class MetricsCallback(TrainerCallback):
         line = {"step": state.global_step, "time": time.time(), **logs}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        for take in self._on_line:
-            take(line)
+        for callback in self._on_line:
+            callback(line)
         self._show(line, state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -101,9 +101,9 @@ class MetricsCallback(TrainerCallback):
             return
         self._shown = now
         seconds_a_step = (now - self._started) / max(state.global_step - self._first_step, 1)
-        left = round(seconds_a_step * (state.max_steps - state.global_step))
+        eta_s = round(seconds_a_step * (state.max_steps - state.global_step))
         text = self.describe(line)
-        print(f"step {state.global_step}/{state.max_steps}  {text}  ETA {left // 60}:{left % 60:02}", flush=True)
+        print(f"step {state.global_step}/{state.max_steps}  {text}  ETA {eta_s // 60}:{eta_s % 60:02}", flush=True)
 
     def _drop_lines_after(self, step: int) -> None:
         if not self._path.exists():
@@ -136,8 +136,8 @@ class GRPOMetricsCallback(MetricsCallback):
     ) -> None:
         if logs is not None and "loss" in logs:
             now = time.monotonic()
-            elsewhere = sum(logs.get(name) or 0.0 for name in _OF_THE_BATCH)
-            logs = {**logs, "seconds/train": now - self._mark - elsewhere}
+            other_phases_s = sum(logs.get(name) or 0.0 for name in _OF_THE_BATCH)
+            logs = {**logs, "seconds/train": now - self._mark - other_phases_s}
             self._mark = now
         super().on_log(args, state, control, logs)
 
@@ -148,9 +148,9 @@ class GRPOMetricsCallback(MetricsCallback):
         for name in ("rollout", "publish", "train"):
             if line.get(f"seconds/{name}") is not None:
                 parts.append(f"{name} {line[f'seconds/{name}']:.1f} s")
-        for role, done in (("judge", "judged"), ("student", "student answered")):
+        for role, label in (("judge", "judged"), ("student", "student answered")):
             if line.get(f"{role}/run_cost_usd"):
-                parts.append(f"{done} for ${line[f'{role}/run_cost_usd']:.4f} so far")
+                parts.append(f"{label} for ${line[f'{role}/run_cost_usd']:.4f} so far")
         return "  ".join(parts)
 
 

@@ -56,8 +56,8 @@ def remove_leftovers(run_folder: Path) -> None:
     """
     remove_unfinished(run_folder / "checkpoints")
     for folder in (run_folder, policies_folder(run_folder), shared_memory_folder(run_folder)):
-        for begun in folder.glob("*.unfinished"):
-            shutil.rmtree(begun, ignore_errors=True)
+        for unfinished in folder.glob("*.unfinished"):
+            shutil.rmtree(unfinished, ignore_errors=True)
     for lease in run_folder.glob("gpu_lease*.json"):
         lease.unlink(missing_ok=True)
 
@@ -68,7 +68,7 @@ def complete_checkpoint(folder: Path, step: int, keep: int, best: int | None = N
     name = f"{PREFIX_CHECKPOINT_DIR}-{step}"
     complete(folder / UNFINISHED / name, folder / name)
     remove_unfinished(folder)
-    older = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
-    for path in older[:-keep]:
+    checkpoints = sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of)
+    for path in checkpoints[:-keep]:
         if step_of(path) != best:
             shutil.rmtree(path)

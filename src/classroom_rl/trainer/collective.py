@@ -56,9 +56,9 @@ def to_main_process(processes: Processes, own: Result) -> list[Result] | None:
     this together."""
     if processes.num_processes == 1:
         return [own]
-    everyone = [own] * processes.num_processes if processes.is_main_process else None
-    torch.distributed.gather_object(own, everyone)
-    return everyone
+    results = [own] * processes.num_processes if processes.is_main_process else None
+    torch.distributed.gather_object(own, results)
+    return results
 
 
 def in_thread(action: Callable[[], Result], name: str) -> "Future[Result]":

@@ -34,8 +34,8 @@ def contents_of(config: dict[str, Any]) -> Contents:
     Args:
         config: the configuration as its YAML has it.
     """
-    found: Contents = {}
-    own = str(config["logging"]["save_dir"]).rstrip("/") + "/"
+    contents: Contents = {}
+    run_prefix = str(config["logging"]["save_dir"]).rstrip("/") + "/"
     for key, name in _named(config):
         path = Path(name)
         if os.path.isfile(path):
@@ -44,9 +44,11 @@ def contents_of(config: dict[str, Any]) -> Contents:
             files = _files_of(path, "model" in key)
         else:
             continue
-        shown = "…/" + name.removeprefix(own) if name.startswith(own) else as_written(name)
-        found.setdefault(key, {})[shown] = {str(each.relative_to(path.parent)): fingerprint(each) for each in files}
-    return found
+        shown_path = "…/" + name.removeprefix(run_prefix) if name.startswith(run_prefix) else as_written(name)
+        contents.setdefault(key, {})[shown_path] = {
+            str(file.relative_to(path.parent)): fingerprint(file) for file in files
+        }
+    return contents
 
 
 def write_contents(checkpoint: Path, contents: Contents) -> None:
@@ -99,8 +101,8 @@ def differences(before: Contents, now: Contents) -> Iterator[tuple[str, str]]:
     that the configuration changed is said elsewhere."""
     for key, paths in now.items():
         for path, files in paths.items():
-            was = before.get(key, {}).get(path, files)
-            changed = sorted(name for name in {*was, *files} if was.get(name) != files.get(name))
+            files_before = before.get(key, {}).get(path, files)
+            changed = sorted(name for name in {*files_before, *files} if files_before.get(name) != files.get(name))
             for name in changed:
                 yield key, path if name == Path(path).name else str(Path(path).parent / name)
 
@@ -125,11 +127,11 @@ def _named(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """The keys that name files or folders, with these. Entries of a list have the key of the list:
     `dataset.train_datasets` names the data and the templates of its entries."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _named(each, f"{key}.{name}".removeprefix("."))
+        for name, item in value.items():
+            yield from _named(item, f"{key}.{name}".removeprefix("."))
     elif isinstance(value, list):
-        for each in value:
-            yield from ((key, path) for _, path in _named(each, key))
+        for item in value:
+            yield from ((key, path) for _, path in _named(item, key))
     elif isinstance(value, str) and value and _NAMES_PATH.search(key) and not key.startswith("logging."):
         yield key, value
 

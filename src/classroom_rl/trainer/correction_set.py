@@ -80,8 +80,8 @@ class CorrectionSet:
         self.cursor = _read_cursor(cursor_of)
         self._known: list[Correction] = []
         if resumed_step > 0 and self._path.is_file():
-            known, _ = read_corrections(self._path)
-            self._known = [each for each in known if each.step < resumed_step]
+            corrections, _ = read_corrections(self._path)
+            self._known = [correction for correction in corrections if correction.step < resumed_step]
 
     @classmethod
     def of(cls, session: TrainingSession, tokenizer: PreTrainedTokenizerBase) -> "CorrectionSet | None":
@@ -103,18 +103,18 @@ class CorrectionSet:
         Raises:
             StorageError: on every process, if the file cannot be written.
         """
-        own = [correction for record in records for correction in corrections_of(record)]
-        found = gather_object(own)
-        if not found:
+        own_corrections = [correction for record in records for correction in corrections_of(record)]
+        corrections = gather_object(own_corrections)
+        if not corrections:
             return
-        earlier = [each for each in self._known if each.step < step]
-        self._known = [*earlier, *found][-_KEPT_SETS * self._capacity :]
+        earlier = [correction for correction in self._known if correction.step < step]
+        self._known = [*earlier, *corrections][-_KEPT_SETS * self._capacity :]
         on_main_process(accelerator, lambda: write_corrections(self._path, self._known, self._fingerprint))
 
     def waiting(self, accelerator: Accelerator) -> list[Correction]:
         """The corrections that came since the last pass, as people decided about them: the newest ones, as many as the
         capacity allows; all ranks call this together."""
-        new = [each for each in self._known if each.step >= self.cursor.next_step]
+        new = [correction for correction in self._known if correction.step >= self.cursor.next_step]
         return self._as_decided(accelerator, new)[-self._capacity :]
 
     def earlier(self, accelerator: Accelerator, most: int, seed: int) -> list[Correction]:
@@ -122,8 +122,10 @@ class CorrectionSet:
         about them; all ranks call this together."""
         if not most:
             return []
-        known = self._as_decided(accelerator, [each for each in self._known if each.step < self.cursor.next_step])
-        return random.Random(f"{seed}|earlier").sample(known, min(most, len(known)))
+        candidates = self._as_decided(
+            accelerator, [correction for correction in self._known if correction.step < self.cursor.next_step]
+        )
+        return random.Random(f"{seed}|earlier").sample(candidates, min(most, len(candidates)))
 
     def _as_decided(self, accelerator: Accelerator, found: list[Correction]) -> list[Correction]:
         decisions = on_main_process(accelerator, lambda: read_decisions(self._run_folder))
@@ -132,7 +134,7 @@ class CorrectionSet:
     @property
     def count(self) -> int:
         """The number of corrections that came since the last pass."""
-        return min(self._capacity, sum(each.step >= self.cursor.next_step for each in self._known))
+        return min(self._capacity, sum(correction.step >= self.cursor.next_step for correction in self._known))
 
     def passed(self, step: int, examples: int) -> None:
         """Record that a pass trained on these many examples of the steps before `step`."""

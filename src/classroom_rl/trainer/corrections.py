@@ -54,15 +54,15 @@ def run_pass(
     Args:
         batch: the rows of each process in one optimizer step.
     """
-    own = sampled_rows(loop)
-    before = _scored(loop, own)
+    sampled = sampled_rows(loop)
+    logps_before = _scored(loop, sampled)
     losses: list[float] = []
     examples, kl, stopped = 0, 0.0, False
     with learning_rate(loop, options.learning_rate):
         for share in _batches(corrections, options.epochs, batch * loop.accelerator.num_processes, seed):
             losses.append(_train_on(loop, share, options))
             examples += len(share)
-            kl = _moved(loop, before, own)
+            kl = _moved(loop, logps_before, sampled)
             if kl > options.max_kl:
                 stopped = True
                 break
@@ -91,11 +91,12 @@ def _batches(corrections: Sequence[Correction], epochs: int, size: int, seed: in
 def _train_on(loop: TrainingLoop, share: Sequence[Correction], options: CorrectionsConfig) -> float:
     """One optimizer step; returns the mean cross-entropy per token. Each correction is on exactly one process."""
     accelerator = loop.accelerator
-    own = share[accelerator.process_index :: accelerator.num_processes]
-    micro = _as_batch(own, options.targets == CHANGED, loop)
+    own_corrections = share[accelerator.process_index :: accelerator.num_processes]
+    micro = _as_batch(own_corrections, options.targets == CHANGED, loop)
     scores = log_probs(loop.model_wrapped, micro, micro.target_BT, accelerator, loop.padding)
     tokens = accelerator.reduce(micro.target_BT.sum(), reduction="sum").clamp(min=1)
     summed = -torch.where(micro.target_BT, scores.logps_BT, 0.0).sum()
+    # Gradients are averaged over processes, and those of log-probs have 1/temperature in them: both are undone.
     _optimizer_step(loop, summed * loop.temperature * accelerator.num_processes / tokens)
     return (accelerator.reduce(summed.detach(), reduction="sum") / tokens).item()
 
@@ -115,11 +116,13 @@ def _as_batch(corrections: Sequence[Correction], changed_only: bool, loop: Train
     """Corrections as a micro-batch; without any, one with nothing to train on."""
     pad_id = loop.processing_class.pad_token_id
     samples = []
-    for each in corrections:
-        start, length = each.unchanged if changed_only else 0, len(each.target_ids)
-        target, nothing = [0] * start + [1] * (length - start), [0] * length
-        prompt = each.prompt_ids or [pad_id]
-        row = TrainingRow("", CORRECTION, None, prompt, each.target_ids, nothing, target, [0.0] * length, nothing)
+    for correction in corrections:
+        start, length = correction.unchanged if changed_only else 0, len(correction.target_ids)
+        target_mask, zeros = [0] * start + [1] * (length - start), [0] * length
+        prompt = correction.prompt_ids or [pad_id]
+        row = TrainingRow(
+            "", CORRECTION, None, prompt, correction.target_ids, zeros, target_mask, [0.0] * length, zeros
+        )
         samples.append(Sample(row, [0.0] * length))
     if not samples:
         samples = [Sample(TrainingRow("", CORRECTION, None, [pad_id], [pad_id], [0], [0], [0.0], [0]), [0.0])]
@@ -137,8 +140,8 @@ def _scored(loop: TrainingLoop, own: Batch) -> torch.Tensor:
 def _moved(loop: TrainingLoop, before: torch.Tensor, own: Batch) -> float:
     """The k3 estimate of KL(before ‖ now) per token (Schulman, "Approximating KL divergence", 2020), over all
     processes."""
-    found = approximate_kl(_scored(loop, own), before)
-    sums = torch.stack([found.sum(), found.new_tensor(float(found.numel()))])
+    kl = approximate_kl(_scored(loop, own), before)
+    sums = torch.stack([kl.sum(), kl.new_tensor(float(kl.numel()))])
     total, count = loop.accelerator.reduce(sums, reduction="sum")
     return (total / count.clamp(min=1)).item()
 
@@ -157,8 +160,8 @@ def learning_rate(trainer: Trainer, rate: float | None) -> Iterator[None]:
     finally:
         if state is not None:
             schedule.load_state_dict(state)
-        for group, before in zip(groups, rates, strict=True):
-            group["lr"] = before
+        for group, original_rate in zip(groups, rates, strict=True):
+            group["lr"] = original_rate
 
 
 class CorrectionPasses(TrainerCallback):
@@ -173,26 +176,28 @@ class CorrectionPasses(TrainerCallback):
     @property
     def _rate(self) -> float:
         """The learning rate of a pass that runs now."""
-        own = self._options.learning_rate
-        return self._loop.optimizer.param_groups[0]["lr"] if own is None else own
+        configured = self._options.learning_rate
+        return self._loop.optimizer.param_groups[0]["lr"] if configured is None else configured
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Run a pass if one is due."""
         if state.global_step % self._interval:
             return
-        found = self._corrections.waiting(self._loop.accelerator)
-        if len(found) < self._options.min_examples:
+        corrections = self._corrections.waiting(self._loop.accelerator)
+        if len(corrections) < self._options.min_examples:
             logger.info(
-                "no supervised pass: %d corrections wait, %d are needed", len(found), self._options.min_examples
+                "no supervised pass: %d corrections wait, %d are needed", len(corrections), self._options.min_examples
             )
             return
         if self._rate == 0:
-            logger.info("no supervised pass: %d corrections wait, but the learning rate has fallen to 0", len(found))
+            logger.info(
+                "no supervised pass: %d corrections wait, but the learning rate has fallen to 0", len(corrections)
+            )
             return
         seed = self._seed + state.global_step
-        again = round(self._options.replay * len(found))
-        found += self._corrections.earlier(self._loop.accelerator, again, seed)
-        result = run_pass(self._loop, found, self._options, self._batch, seed)
+        replay_count = round(self._options.replay * len(corrections))
+        corrections += self._corrections.earlier(self._loop.accelerator, replay_count, seed)
+        result = run_pass(self._loop, corrections, self._options, self._batch, seed)
         self._corrections.passed(state.global_step, result.examples)
         figures = {
             "corrections/pass_examples": result.examples,

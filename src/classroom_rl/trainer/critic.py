@@ -61,7 +61,7 @@ class ScoredOutput(FusedCausalLMOutput):
     head was used for besides (`distributions.py`)."""
 
     state_values: Tensor | None = None
-    beside: Any = None
+    hook_output: Any = None
 
 
 def add_value_head(model: PreTrainedModel, kind: ValueHeadKind) -> ValueHead:
@@ -96,7 +96,7 @@ def head_weights(head: ValueHead) -> dict[str, Tensor]:
     from deepspeed import zero
 
     with zero.GatheredParameters(list(head.parameters())):
-        return {name: whole(each).float().to("cpu", copy=True) for name, each in head.state_dict().items()}
+        return {name: whole(tensor).float().to("cpu", copy=True) for name, tensor in head.state_dict().items()}
 
 
 def write_head(weights: dict[str, Tensor], path: Path) -> None:
@@ -123,6 +123,6 @@ def read_head(head: ValueHead, path: Path) -> None:
             f"{path} is a critic with train.ppo.head={kind_of(path)}, and train.ppo.head is {head.kind} now: set it "
             "back, or give a new run another folder, logging.save_dir=…"
         )
-    own = head.state_dict()
+    state = head.state_dict()
     for name, weight in load_file(path).items():
-        own[name].copy_(weight)
+        state[name].copy_(weight)

@@ -54,20 +54,20 @@ class Curriculum:
         if self._last is None:
             self._last = on_main_process(accelerator, lambda: last_played(read_rewards(self.run_folder), step))
         count = -(-own * accelerator.num_processes // self.group_size)
-        drawn = self.draw(step, count)
+        problems = self.draw(step, count)
         first = accelerator.process_index * own
-        return [drawn[(first + place) // self.group_size] for place in range(own)]
+        return [problems[(first + index) // self.group_size] for index in range(own)]
 
     def draw(self, step: int, count: int) -> list[str]:
         """Draw problems by their weight, each once while there are enough (Efraimidis and Spirakis, "Weighted random
         sampling with a reservoir", 2006)."""
-        draw = random.Random(f"{self.seed}|{step}|curriculum")
+        rng = random.Random(f"{self.seed}|{step}|curriculum")
         weights = self.weights(step, count)
-        found: list[str] = []
-        while len(found) < count:
-            keys = {problem: draw.random() ** (1 / weights[problem]) for problem in self.problem_ids}
-            found += sorted(keys, key=keys.__getitem__, reverse=True)[: count - len(found)]
-        return found
+        problems: list[str] = []
+        while len(problems) < count:
+            keys = {problem: rng.random() ** (1 / weights[problem]) for problem in self.problem_ids}
+            problems += sorted(keys, key=keys.__getitem__, reverse=True)[: count - len(problems)]
+        return problems
 
     def weights(self, step: int, count: int) -> dict[str, float]:
         """The weight of each problem, above 0: its spread as a share of the largest, plus the passes over all problems
@@ -77,18 +77,19 @@ class Curriculum:
             count: problems in a batch.
         """
         last = self._last or {}
-        largest = max((each.spread for each in last.values()), default=0.0) or 1.0
+        largest = max((played.spread for played in last.values()), default=0.0) or 1.0
         passes = count / len(self.problem_ids) / self.steps_of_batch
-        ages = {problem: max(step - each.step - self.steps_of_batch, 0) for problem, each in last.items()}
-        known = {
-            problem: _LEAST_WEIGHT + each.spread / largest + ages[problem] * passes for problem, each in last.items()
+        ages = {problem: max(step - played.step - self.steps_of_batch, 0) for problem, played in last.items()}
+        weights = {
+            problem: _LEAST_WEIGHT + played.spread / largest + ages[problem] * passes
+            for problem, played in last.items()
         }
-        new = 2 * max(known.values(), default=0.5)
-        return {problem: known.get(problem, new) for problem in self.problem_ids}
+        unplayed_weight = 2 * max(weights.values(), default=0.5)
+        return {problem: weights.get(problem, unplayed_weight) for problem in self.problem_ids}
 
     def record(self, step: int, records: Sequence[Trajectory]) -> dict[str, float]:
         """Remember what a batch's groups were like, and return figures for the log; all ranks call this together."""
-        rewards = gather_object([ConversationReward(step, each.problem_id, each.reward) for each in records])
+        rewards = gather_object([ConversationReward(step, record.problem_id, record.reward) for record in records])
         self._last = {**(self._last or {}), **last_played(rewards, step + 1)}
         return {"curriculum/seen_share": len(self._last) / len(self.problem_ids)}
 
@@ -97,12 +98,12 @@ def last_played(rewards: Sequence[ConversationReward], before: int) -> dict[str,
     """When each problem was last played before a step, from the rewards of conversations; those without a reward do not
     count for the spread."""
     groups: dict[tuple[str, int], list[float]] = {}
-    for each in rewards:
-        if each.step < before:
-            groups.setdefault((each.problem_id, each.step), [])
-            if each.reward is not None:
-                groups[each.problem_id, each.step].append(each.reward)
-    found: dict[str, LastPlayed] = {}
+    for conversation in rewards:
+        if conversation.step < before:
+            groups.setdefault((conversation.problem_id, conversation.step), [])
+            if conversation.reward is not None:
+                groups[conversation.problem_id, conversation.step].append(conversation.reward)
+    last_by_problem: dict[str, LastPlayed] = {}
     for (problem, step), values in sorted(groups.items(), key=lambda group: group[0][1]):
-        found[problem] = LastPlayed(step, pstdev(values) if values else 0.0)
-    return found
+        last_by_problem[problem] = LastPlayed(step, pstdev(values) if values else 0.0)
+    return last_by_problem

@@ -65,8 +65,8 @@ class StrongTutor:
             tokenizer = deepcopy(policy.tokenizer)  # the policy's own is saved with it
             set_variables(tokenizer, config.teacher_model.vllm.chat_template_kwargs)
             informed_prompt = partial(module_of(config.environment, "config").informed_prompt, config, tokenizer)
-        models = [each for each in (policy.model, policy.strong_tutor) if each is not None]
-        vocabulary = min(each.config.get_text_config().vocab_size for each in models)
+        models = [model for model in (policy.model, policy.strong_tutor) if model is not None]
+        vocabulary = min(model.config.get_text_config().vocab_size for model in models)
         padding = padding_of(models[-1], config.train.padding_free)
         model, api = None, None
         if options.is_loaded:
@@ -91,26 +91,28 @@ class StrongTutor:
             records: the episodes that they are from.
             divisions: the rows of each micro-batch.
         """
-        read, figures = batch, {}
+        strong_batch, figures = batch, {}
         if self.informed_prompt is not None:
-            informed = _informed(samples, {each.id: (each.prompt_ids, self.informed_prompt(each)) for each in records})
-            share = sum(one is not other for one, other in zip(informed, samples, strict=True)) / len(samples)
+            informed = _informed(
+                samples, {record.id: (record.prompt_ids, self.informed_prompt(record)) for record in records}
+            )
+            share = sum(new is not old for new, old in zip(informed, samples, strict=True)) / len(samples)
             figures = means_over_processes({"distillation/informed": share})
-            read = Batch.of(informed, self.pad_id, accelerator.device)
+            strong_batch = Batch.of(informed, self.pad_id, accelerator.device)
         if self.api is not None:
-            found = on_every_process(accelerator, partial(self._ask, read))
-            return replace(batch, **found), figures
+            scores = on_every_process(accelerator, partial(self._ask, strong_batch))
+            return replace(batch, **scores), figures
         if not self.options.compares_distributions:
-            found = log_probs_of_batch(self.model, read, divisions, accelerator, self.padding)
-            return replace(batch, strong_logps_BT=found.logps_BT), figures
+            scores = log_probs_of_batch(self.model, strong_batch, divisions, accelerator, self.padding)
+            return replace(batch, strong_logps_BT=scores.logps_BT), figures
         self._kept = []
-        for micro in map(read.take, divisions):
+        for micro in map(strong_batch.take, divisions):
             with torch.no_grad():
-                log_probs(self.model, micro, micro.wanted_BT, accelerator, self.padding, beside=self._keep)
-        self._kept = [torch.cat(each) for each in zip(*self._kept, strict=True)]
-        order, places_BT = [row for chosen in divisions for row in chosen], torch.empty_like(batch.completion_ids_BT)
-        places_BT[order] = batch.wanted_BT[order].flatten().cumsum(0).view_as(places_BT) - 1
-        return replace(batch, strong_places_BT=places_BT), figures
+                log_probs(self.model, micro, micro.wanted_BT, accelerator, self.padding, head_hook=self._keep)
+        self._kept = [torch.cat(tensors) for tensors in zip(*self._kept, strict=True)]
+        order, indices_BT = [row for rows in divisions for row in rows], torch.empty_like(batch.completion_ids_BT)
+        indices_BT[order] = batch.wanted_BT[order].flatten().cumsum(0).view_as(indices_BT) - 1
+        return replace(batch, strong_indices_BT=indices_BT), figures
 
     def _ask(self, read: Batch) -> dict[str, Tensor]:
         """What the server says of a batch, as tensors of it."""
@@ -126,24 +128,24 @@ class StrongTutor:
             logps_BT[wanted_BT] = self.api.log_probs(requests).to(logps_BT)
             return {"strong_logps_BT": logps_BT}
         self._kept = self.api.most_likely(requests, self.options.top_k)
-        places_BT = wanted_BT.flatten().cumsum(0).view_as(wanted_BT) - 1
-        return {"strong_places_BT": places_BT}
+        indices_BT = wanted_BT.flatten().cumsum(0).view_as(wanted_BT) - 1
+        return {"strong_indices_BT": indices_BT}
 
     def _keep(self, head: Head, hidden_NH: Tensor) -> None:
         self._head, top_k = head, self.options.top_k
-        found = (hidden_NH,) if top_k is None else most_likely(head, hidden_NH, top_k, self.vocabulary)
-        self._kept.append([each.cpu() for each in found])
+        tensors = (hidden_NH,) if top_k is None else most_likely(head, hidden_NH, top_k, self.vocabulary)
+        self._kept.append([tensor.cpu() for tensor in tensors])
 
     def comparison(self, micro: Batch) -> Callable[[Head, Tensor], Tensor] | None:
         """What gives the divergence of the policy from the strong tutor for each wanted token of a micro-batch, inside
         the policy's forward pass; None if no distributions are compared."""
-        if micro.strong_places_BT is None:
+        if micro.strong_indices_BT is None:
             return None
-        places, kl = micro.strong_places_BT[micro.wanted_BT], self.options.kl
-        kept = [each[places.cpu()].to(places.device) for each in self._kept]
+        indices, kl = micro.strong_indices_BT[micro.wanted_BT], self.options.kl
+        tensors = [tensor[indices.cpu()].to(indices.device) for tensor in self._kept]
         if self.options.top_k is None:
-            return partial(over_vocabulary, strong=self._head, strong_hidden_NH=kept[0], kl=kl)
-        return partial(over_most_likely, ids_NK=kept[0], strong_logps=kept[1], vocabulary=self.vocabulary, kl=kl)
+            return partial(over_vocabulary, strong=self._head, strong_hidden_NH=tensors[0], kl=kl)
+        return partial(over_most_likely, ids_NK=tensors[0], strong_logps=tensors[1], vocabulary=self.vocabulary, kl=kl)
 
 
 def _informed(samples: Sequence[Sample], prompts: Mapping[str, tuple[list[int], list[int] | None]]) -> list[Sample]:
@@ -153,9 +155,9 @@ def _informed(samples: Sequence[Sample], prompts: Mapping[str, tuple[list[int], 
     Args:
         prompts: by the id of an episode its own prompt, and the one that tells more.
     """
-    found = []
+    informed_samples = []
     for sample in samples:
-        own, informed = prompts[sample.row.conversation_id]
-        tells_more = informed is not None and sample.row.prompt_ids == own
-        found.append(replace(sample, row=replace(sample.row, prompt_ids=informed)) if tells_more else sample)
-    return found
+        own_prompt, informed = prompts[sample.row.conversation_id]
+        tells_more = informed is not None and sample.row.prompt_ids == own_prompt
+        informed_samples.append(replace(sample, row=replace(sample.row, prompt_ids=informed)) if tells_more else sample)
+    return informed_samples

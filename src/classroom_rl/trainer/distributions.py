@@ -40,7 +40,7 @@ class Head:
         """The head of a model, whose scale has as many names as TRL's fused head knows."""
         config = model.config.get_text_config()
         names = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-        scale = next((each for name in names if (each := getattr(config, name, None)) is not None), None)
+        scale = next((value for name in names if (value := getattr(config, name, None)) is not None), None)
         if scale is None:
             scale = getattr(config, "logits_scaling", None) or 1.0  # by which all but one model divide
             scale = scale if config.model_type == "hyperclovax" else 1 / scale
@@ -62,21 +62,21 @@ class Head:
 
 def share_head(model: PreTrainedModel, temperature: float) -> None:
     """Let others use the head of a model that has TRL's fused head inside its forward pass: what
-    `model(…, beside=function)` gives has `function(head, hidden_NH)` in `beside`, with the hidden states before the
-    tokens that have a label."""
+    `model(…, head_hook=function)` gives has `function(head, hidden_NH)` in `hook_output`, with the hidden states before
+    the tokens that have a label."""
     forward, hidden = model.forward, []
 
     def keep_hidden(_module: nn.Module, _arguments: tuple, output: Any) -> None:
         hidden[:] = [output.last_hidden_state]
 
     @wraps(forward)
-    def with_more(*arguments: Any, beside: Callable[[Head, Tensor], Any] | None = None, **named: Any) -> Any:
+    def with_more(*arguments: Any, head_hook: Callable[[Head, Tensor], Any] | None = None, **named: Any) -> Any:
         output = forward(*arguments, **named)
         (last,), hidden[:] = list(hidden), []
-        if beside is None:
+        if head_hook is None:
             return output
-        wanted = named["labels"][:, 1:] != -100
-        return ScoredOutput(**output, beside=beside(Head.of(model, temperature), last[:, :-1][wanted]))
+        has_label = named["labels"][:, 1:] != -100
+        return ScoredOutput(**output, hook_output=head_hook(Head.of(model, temperature), last[:, :-1][has_label]))
 
     model.base_model.register_forward_hook(keep_hidden)
     model.forward = with_more
@@ -85,12 +85,12 @@ def share_head(model: PreTrainedModel, temperature: float) -> None:
 def most_likely(head: Head, hidden_NH: Tensor, count: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The most likely ones of the first `vocabulary` tokens, and the log-probs of these and of all others together, of
     shape (N, count) and (N, count + 1)."""
-    found = []
+    outcomes = []
     for tile in hidden_NH.split(head.tile):
         logits = head.logits(tile)[:, :vocabulary]
         ids = logits.topk(count).indices
-        found.append((ids, _of_outcomes(logits, ids)))
-    ids_NK, logps = (torch.cat(each) for each in zip(*found, strict=True))
+        outcomes.append((ids, _of_outcomes(logits, ids)))
+    ids_NK, logps = (torch.cat(parts) for parts in zip(*outcomes, strict=True))
     return ids_NK, logps
 
 
@@ -98,8 +98,10 @@ def over_vocabulary(head: Head, hidden_NH: Tensor, strong: Head, strong_hidden_N
     """The divergence of each token over the whole vocabulary, of shape (N)."""
 
     def of_tile(hidden: Tensor, strong_hidden: Tensor) -> Tensor:
-        own, others = (each.log_softmax(dim=-1) for each in (head.logits(hidden), strong.logits(strong_hidden)))
-        return divergence(own, others, kl)
+        logps, strong_logps = (
+            logits.log_softmax(dim=-1) for logits in (head.logits(hidden), strong.logits(strong_hidden))
+        )
+        return divergence(logps, strong_logps, kl)
 
     return _in_tiles(of_tile, head.tile, hidden_NH, strong_hidden_NH)
 
@@ -123,5 +125,5 @@ def _of_outcomes(logits: Tensor, ids: Tensor) -> Tensor:
 
 def _in_tiles(of_tile: Callable[..., Tensor], size: int, *tensors: Tensor) -> Tensor:
     """A number of each token; nothing of a tile is kept for the backward pass."""
-    again = partial(checkpoint, of_tile, use_reentrant=False)
-    return torch.cat([again(*each) for each in zip(*(whole.split(size) for whole in tensors), strict=True)])
+    checkpointed = partial(checkpoint, of_tile, use_reentrant=False)
+    return torch.cat([checkpointed(*tiles) for tiles in zip(*(tensor.split(size) for tensor in tensors), strict=True)])

@@ -92,16 +92,16 @@ def fine_tune(
         keep_tracked_run(arguments, run_id_of(run_folder))
     state.wait_for_everyone()
     contents = contents_of(yaml.safe_load(to_yaml(config)))
-    last = _last_checkpoint(run_folder)
-    if last is not None:
-        _check_contents(Path(last), contents, fixed)
+    checkpoint = _last_checkpoint(run_folder)
+    if checkpoint is not None:
+        _check_contents(Path(checkpoint), contents, fixed)
     trainer = make_trainer(config, arguments, run_folder)
     trainer.add_callback(_KeepContents(contents))
-    if last is not None:
-        refuse_unsafe_checkpoint(Path(last))
-        check_checkpoint(Path(last), config.model.model_name_or_path, lora if lora.enable else None)
-        logger.info("going on from %s; delete it to start over", last)
-    trainer.train(resume_from_checkpoint=last)
+    if checkpoint is not None:
+        refuse_unsafe_checkpoint(Path(checkpoint))
+        check_checkpoint(Path(checkpoint), config.model.model_name_or_path, lora if lora.enable else None)
+        logger.info("going on from %s; delete it to start over", checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint)
     folder = _save_with_adapter(trainer, run_folder) if lora.enable else _save(trainer, config, run_folder)
     if state.is_main_process:
         release(folder, config, config.model.model_name_or_path, method, last_metrics(run_folder))
@@ -203,7 +203,7 @@ def load_model(config: FineTuning, tokenizer: PreTrainedTokenizerBase) -> PreTra
     dtype = getattr(torch, weights_dtype(config.train.dtype, config.model.lora.enable))
     device = device_for_weights()
     try:
-        model, notes = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=dtype,
             device_map=None if device is None else {"": device},
@@ -213,12 +213,12 @@ def load_model(config: FineTuning, tokenizer: PreTrainedTokenizerBase) -> PreTra
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the weights' sizes differ from config.json's
         raise ConfigError(f"The model {name} cannot be loaded: {error}") from error
-    if notes["missing_keys"]:
-        missing = sorted(notes["missing_keys"])
+    if loading_info["missing_keys"]:
+        missing = sorted(loading_info["missing_keys"])
         raise ConfigError(f"The weights of {name} lack {len(missing)} of the model's tensors, the first {missing[0]}.")
-    rows = model.config.get_text_config().vocab_size
-    if len(tokenizer) > rows:
-        raise ConfigError(f"The tokenizer has {len(tokenizer)} tokens, but the model {name} knows only {rows}.")
+    vocab_size = model.config.get_text_config().vocab_size
+    if len(tokenizer) > vocab_size:
+        raise ConfigError(f"The tokenizer has {len(tokenizer)} tokens, but the model {name} knows only {vocab_size}.")
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and config.model.max_length > context:
         raise ConfigError(

@@ -35,16 +35,16 @@ class FurtherProblems:
     def draw(self, step: int, attempt: int, played: Sequence[str], count: int) -> list[str]:
         """Draw problems that were not played in this step; if there are too few, others again. The same on all ranks,
         and after a restart."""
-        draw = random.Random(f"{self.seed}|{step}|{attempt}|further problems")
+        rng = random.Random(f"{self.seed}|{step}|{attempt}|further problems")
         tried = set(played)
-        fresh = [each for each in self.ids if each not in tried]
-        found = draw.sample(fresh, min(count, len(fresh)))
-        return found + draw.choices(self.ids, k=count - len(found))
+        fresh = [problem_id for problem_id in self.ids if problem_id not in tried]
+        drawn = rng.sample(fresh, min(count, len(fresh)))
+        return drawn + rng.choices(self.ids, k=count - len(drawn))
 
 
 def varies(rewards: Sequence[float | None]) -> bool:
     """Whether rewards differ, by their standard deviation; those that are missing do not count."""
-    known = [each for each in rewards if each is not None]
+    known = [reward for reward in rewards if reward is not None]
     return len(known) > 1 and pstdev(known) > _SAME
 
 
@@ -79,15 +79,15 @@ class GroupVariance:
                 "variance (train.groups_without_variance=keep)."
             )
         groups = [records[start : start + self.group_size] for start in range(0, len(records), self.group_size)]
-        return [place for place, group in enumerate(groups) if not self._teaches(group)]
+        return [index for index, group in enumerate(groups) if not self._teaches(group)]
 
     def _teaches(self, group: Sequence[Trajectory]) -> bool:
         if self.criteria:
-            found = [each.criteria(self.criteria) for each in group]
-            parts = [[each.get(name) for each in found] for name in self.criteria]
+            scores = [record.criteria(self.criteria) for record in group]
+            compared = [[score.get(name) for score in scores] for name in self.criteria]
         else:
-            parts = [[each.reward for each in group]]
-        return any(varies([to_step(value, self.reward_step) for value in values]) for values in parts) or any(
+            compared = [[record.reward for record in group]]
+        return any(varies([to_step(value, self.reward_step) for value in values]) for values in compared) or any(
             varies(values)
             for name, weight in self.turn_rewards.items()
             if weight
@@ -98,9 +98,9 @@ class GroupVariance:
 def _by_message(group: Sequence[Trajectory], name: str) -> list[list[float | None]]:
     """The numbers of messages with a reward, on which discounted credits depend; then the rewards of the group's first
     messages, of its second ones, and so on."""
-    rewards = [each.turn_rewards.get(name, []) for each in group]
-    by_place = [[own[place] for own in rewards if place < len(own)] for place in range(max(map(len, rewards)))]
-    return [[float(len(own)) for own in rewards], *by_place]
+    rewards = [record.turn_rewards.get(name, []) for record in group]
+    by_index = [[values[index] for values in rewards if index < len(values)] for index in range(max(map(len, rewards)))]
+    return [[float(len(values)) for values in rewards], *by_index]
 
 
 @dataclass
@@ -146,8 +146,8 @@ class GroupFilter:
         train = config.train
         if train.groups_without_variance == KEEP:
             return None
-        again = train.groups_without_variance == RESAMPLE
-        further = FurtherProblems(problem_ids, config.seed) if again else None
+        resamples = train.groups_without_variance == RESAMPLE
+        further = FurtherProblems(problem_ids, config.seed) if resamples else None
         variance = GroupVariance(
             train.num_samples_per_problem,
             config.train.turn_credit.weights,
@@ -163,25 +163,25 @@ class GroupFilter:
             tried: the problems of this rank's part of the batch.
         """
         size, flat = self.variance.group_size, self.variance.flat_groups(batch.records)
-        missing, before = of_all_ranks(len(flat), accelerator)
+        missing, offset = of_all_ranks(len(flat), accelerator)
         groups = played = sum(gather_object([len(batch.records) // size]))
         batch.figures["groups/without_variance"] = missing / groups
-        known, attempt = gather_object([*tried]), 0
+        played_ids, attempt = gather_object([*tried]), 0
         while self.problems is not None and missing and played + missing <= self.most * groups:
             attempt += 1
-            drawn = self.problems.draw(step, attempt, known, missing)
-            own = drawn[before : before + len(flat)]
-            records, usage = play([problem for problem in own for _ in range(size)], attempt)
-            for number, group in enumerate(flat):
-                batch.records[group * size : (group + 1) * size] = records[number * size : (number + 1) * size]
+            drawn = self.problems.draw(step, attempt, played_ids, missing)
+            own_problems = drawn[offset : offset + len(flat)]
+            records, usage = play([problem for problem in own_problems for _ in range(size)], attempt)
+            for index, group in enumerate(flat):
+                batch.records[group * size : (group + 1) * size] = records[index * size : (index + 1) * size]
             batch.usage.append(usage)
             batch.played += records
-            known, played = [*known, *drawn], played + missing
+            played_ids, played = [*played_ids, *drawn], played + missing
             flat = self.variance.flat_groups(batch.records)
-            missing, before = of_all_ranks(len(flat), accelerator)
+            missing, offset = of_all_ranks(len(flat), accelerator)
         left_out = missing if missing < groups else 0  # a batch with nothing in it cannot be averaged over
         if left_out:
-            batch.left_out = frozenset(group * size + place for group in flat for place in range(size))
+            batch.left_out = frozenset(group * size + index for group in flat for index in range(size))
         batch.figures |= {"groups/left_out": left_out / groups, "groups/played": played}
 
 

@@ -102,17 +102,17 @@ class GRPO:
         this together.
 
         Args:
-            left_out: the places of the episodes whose sampled tokens are not trained on.
+            left_out: the indices of the episodes whose sampled tokens are not trained on.
         """
         rows = [[self._with_targets(row) for row in rows_of(record)] for record in records]
         kept = self._kept_corrections(rows, step, accelerator)
         credits, figures = self._credits(records, rows, step, accelerator)
         samples = [
             sample
-            for place, (own, credit) in enumerate(zip(rows, credits, strict=True))
-            for sample in self._samples_of(own, credit, kept.get(place, set()), place not in left_out)
+            for index, (episode_rows, credit) in enumerate(zip(rows, credits, strict=True))
+            for sample in self._samples_of(episode_rows, credit, kept.get(index, set()), index not in left_out)
         ]
-        if corrections := sum(gather_object([sum(1 in each.row.target for each in samples)])):
+        if corrections := sum(gather_object([sum(1 in sample.row.target for sample in samples)])):
             figures["corrections/rows"] = corrections
         return samples, figures
 
@@ -120,20 +120,20 @@ class GRPO:
         self, rows: Sequence[TrainingRow], credits: Credits, corrections: Set[int], learns: bool
     ) -> list[Sample]:
         """The episode itself, messages with a prompt of their own, rejected drafts, and corrections."""
-        whole, *_ = rows
-        numbers = whole.messages
+        episode, *_ = rows
+        numbers = episode.messages
         tokens = [credits.outcome if number == NO_MESSAGE else credits.messages[number] for number in numbers]
-        found, of_drafts = [Sample(whole, tokens, learns)], iter(credits.beside)
-        for place, row in enumerate(rows[1:], start=1):
+        samples, of_drafts = [Sample(episode, tokens, learns)], iter(credits.drafts)
+        for index, row in enumerate(rows[1:], start=1):
             advantage = 0.0
             if row.kind == DRAFT:
                 advantage = next(of_drafts)
             elif row.kind == POLICY:  # a message that was written in another context
                 advantage = credits.messages[row.message]
             learns_draft = row.kind == DRAFT and self.train.turn_credit.mode != NO_CREDIT
-            if row.kind == POLICY or learns_draft or place in corrections:
-                found.append(Sample(row, [advantage] * len(row.completion_ids), learns))
-        return found
+            if row.kind == POLICY or learns_draft or index in corrections:
+                samples.append(Sample(row, [advantage] * len(row.completion_ids), learns))
+        return samples
 
     def _with_targets(self, row: TrainingRow) -> TrainingRow:
         """The row with the targets that are to be trained on."""
@@ -149,27 +149,27 @@ class GRPO:
         options = self.train.corrections
         if options.mode != SAME_STEP or options.weight == 0:
             return {}
-        found = [
-            (number, place)
-            for number, own in enumerate(rows)
-            for place, row in enumerate(own)
+        candidates = [
+            (episode, index)
+            for episode, episode_rows in enumerate(rows)
+            for index, row in enumerate(episode_rows)
             if row.kind == CORRECTION
         ]
         batch = self.train.number_of_problems_per_batch * self.train.num_samples_per_problem
         share = max(1, (options.rows_per_batch or batch) // accelerator.num_processes)
         draw = random.Random(f"{self._seed}|{step}|{accelerator.process_index}|corrections")
         kept: dict[int, set[int]] = {}
-        for number, place in found if len(found) <= share else draw.sample(found, share):
-            kept.setdefault(number, set()).add(place)
+        for episode, index in candidates if len(candidates) <= share else draw.sample(candidates, share):
+            kept.setdefault(episode, set()).add(index)
         return kept
 
     def outcomes(self, records: Sequence[Trajectory], step: int) -> list[float | None]:
         """All episodes' rewards, permuted with `train.shuffle_rewards`; all processes call this together."""
-        found = gather_object([record.reward for record in records])
+        rewards = gather_object([record.reward for record in records])
         if not self.train.shuffle_rewards:
-            return found
-        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self._seed * 1_000_003 + step))
-        return [found[place] for place in order.tolist()]
+            return rewards
+        order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(self._seed * 1_000_003 + step))
+        return [rewards[index] for index in order.tolist()]
 
     def _credits(
         self,
@@ -179,18 +179,18 @@ class GRPO:
         accelerator: Accelerator,
     ) -> tuple[list[Credits], dict[str, float]]:
         """The advantages of the messages of this process's episodes, and figures of all episodes' rewards."""
-        own = [
+        local_episodes = [
             [self._with_steps(player) for player in by_player(process, record.players, record.reward, parts)]
-            for record, each in zip(records, rows, strict=True)
-            for process in [process_rewards(record, each, self._turn_weights)]
+            for record, episode_rows in zip(records, rows, strict=True)
+            for process in [process_rewards(record, episode_rows, self._turn_weights)]
             for parts in [record.criteria(self.criteria) if self.criteria else {}]
         ]
-        everyone: list[list[PlayerRewards]] = gather_object(own)
+        episodes: list[list[PlayerRewards]] = gather_object(local_episodes)
         rewards: list[float | None] = gather_object([record.reward for record in records])
-        players, size = [player for each in everyone for player in each], self.train.num_samples_per_problem
+        players, size = [player for episode in episodes for player in episode], self.train.num_samples_per_problem
         if self.train.shuffle_rewards:
             players = _with_shuffled_outcomes(players, self._seed * 1_000_003 + step)
-        groups = [(number // size, player.role) for number, each in enumerate(everyone) for player in each]
+        groups = [(number // size, player.role) for number, episode in enumerate(episodes) for player in episode]
         process, credit = [player.process for player in players], self.train.turn_credit
         if credit.shuffle:
             process = shuffled(process, self._seed * 1_000_003 + step)
@@ -199,13 +199,16 @@ class GRPO:
             outcomes = advantages_per_criterion(players, groups, self.criteria)
         else:
             outcomes = outcome_advantages(players, groups, self.train.scale_rewards)
-        found = merged(everyone, credits, outcomes)
-        start = accelerator.process_index * len(own)
-        if self.criteria and all(len(each) == 1 for each in everyone):
-            compared = [[player.criteria.get(name) for (player,) in everyone] for name in self.criteria]
+        all_credits = merged(episodes, credits, outcomes)
+        start = accelerator.process_index * len(local_episodes)
+        if self.criteria and all(len(episode) == 1 for episode in episodes):
+            compared = [[player.criteria.get(name) for (player,) in episodes] for name in self.criteria]
         else:
             compared = [[to_step(reward, self.train.reward_step) for reward in rewards]]
-        return found[start : start + len(own)], reward_figures(rewards, size, self.train.scale_rewards, compared)
+        return (
+            all_credits[start : start + len(local_episodes)],
+            reward_figures(rewards, size, self.train.scale_rewards, compared),
+        )
 
     def _with_steps(self, player: PlayerRewards) -> PlayerRewards:
         step = self.train.reward_step
@@ -232,6 +235,7 @@ class GRPO:
         reference, and the weighted cross-entropy of the corrections. Each is divided by the number of its own tokens
         (or samples), so more corrections do not thin out the rest."""
         logps, mask = scores.logps_BT, micro.mask_BT
+        # Without old log-probs the ratio is 1, and only its gradient counts.
         old = logps.detach() if micro.old_logps_BT is None else micro.old_logps_BT
         micro = self.distilled(micro, old)
         compared = at_sequence_level(logps, old, mask) if self._by_sequence else old
@@ -241,7 +245,7 @@ class GRPO:
             kl = kl_to_reference(logps, old, micro.ref_logps_BT)
             learned = learned + self.train.beta * kl
             self._means.add("kl", kl, mask)
-        if scores.beside is not None:
+        if scores.hook_output is not None:
             learned = learned + self.weighted_divergence(scores, micro)
         self._note(scores, compared, micro)
         loss = reduced(learned, mask, self._mean_over, totals, self.options.max_completion_length)
@@ -260,22 +264,22 @@ class GRPO:
         """
         if micro.strong_logps_BT is None:
             return micro
-        above = micro.strong_logps_BT - old
-        self._means.add("distillation/kl", -above, micro.mask_BT)
-        return replace(micro, advantages_BT=micro.advantages_BT + self.train.distillation.weight * above)
+        log_ratio = micro.strong_logps_BT - old
+        self._means.add("distillation/kl", -log_ratio, micro.mask_BT)
+        return replace(micro, advantages_BT=micro.advantages_BT + self.train.distillation.weight * log_ratio)
 
     def weighted_divergence(self, scores: Scores, micro: Batch) -> Tensor:
         """weight · the divergence from the strong tutor, of every token. It is of the policy as it is now, whatever was
         sampled: no ratio corrects it, and the states are again given, as in GKD."""
-        found_BT = torch.zeros_like(scores.logps_BT).masked_scatter(micro.wanted_BT, scores.beside)
-        self._means.add("distillation/kl", found_BT, micro.mask_BT)
-        return self.train.distillation.weight * found_BT
+        divergence_BT = torch.zeros_like(scores.logps_BT).masked_scatter(micro.wanted_BT, scores.hook_output)
+        self._means.add("distillation/kl", divergence_BT, micro.mask_BT)
+        return self.train.distillation.weight * divergence_BT
 
     def engine_ratio(self, old: Tensor, micro: Batch, first_pass: bool) -> Tensor | float:
         """The ratios that correct for the difference between the trainer's log-probs and the engine's; 1 if that is
         switched off. The first pass over a batch measures the difference in any case."""
-        mode, most = self.train.importance_sampling_mode, self.train.importance_sampling_clip_max
-        ratio = importance_ratio(old, micro.sampling_logps_BT, micro.mask_BT, mode, most)
+        mode, clip_max = self.train.importance_sampling_mode, self.train.importance_sampling_clip_max
+        ratio = importance_ratio(old, micro.sampling_logps_BT, micro.mask_BT, mode, clip_max)
         if first_pass:
             self._mismatch.add(old, micro.sampling_logps_BT, micro.mask_BT, ratio)
         return ratio if self.train.importance_sampling_correction else 1.0
@@ -326,8 +330,8 @@ def reward_figures(
     Args:
         compared: what is compared in place of the rewards, such as each criterion of all episodes.
     """
-    known = [each for each in rewards if each is not None]
-    if not known:
+    scored = [reward for reward in rewards if reward is not None]
+    if not scored:
         return {}
     size = len(rewards) if scale == BY_BATCH else group_size
     flat = [
@@ -335,12 +339,12 @@ def reward_figures(
         for start in range(0, len(rewards), size)
     ]
     return {
-        "reward": fmean(known),
-        "reward_std": stdev(known) if len(known) > 1 else 0.0,
+        "reward": fmean(scored),
+        "reward_std": stdev(scored) if len(scored) > 1 else 0.0,
         "frac_reward_zero_std": fmean(flat),
     }
 
 
 def _are_the_same(rewards: Sequence[float | None]) -> bool:
-    known = [each for each in rewards if each is not None]
-    return len(known) > 1 and stdev(known) <= 1e-8
+    scored = [reward for reward in rewards if reward is not None]
+    return len(scored) > 1 and stdev(scored) <= 1e-8

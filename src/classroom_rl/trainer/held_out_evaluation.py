@@ -85,12 +85,13 @@ class HeldOutEvaluation:
         servers = 1 if isinstance(session.client, BalancedServers) else len(config.generation.server_urls or [""])
         self._own = session.held_out[session.server.index :: servers]
         self._run_id, self._run_folder = session.run_id, session.run_folder
-        asked = (config.seed, self._options.num_samples_per_problem, session.held_out)
-        self._lessons = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
+        lessons_key = (config.seed, self._options.num_samples_per_problem, session.held_out)
+        self._lessons = hashlib.sha256(repr(lessons_key).encode()).hexdigest()[:8]
         self._part = f"server{session.server.index}of{servers}-{self._lessons}"
-        resumed = step_of(session.checkpoint)
+        resumed_step = step_of(session.checkpoint)
         lines = read_lines(session.run_folder / EVALUATIONS_NAME)
-        self._lines = [line for line in lines if line["step"] <= resumed]  # later ones are of weights that are lost
+        # Later lines are of weights that are lost.
+        self._lines = [line for line in lines if line["step"] <= resumed_step]
         if len(session.held_out) < LEAST_LESSONS_FOR_COLLAPSE and PartialState().is_main_process:
             logger.warning(
                 "evaluation.eval_datasets has %d lessons: whether their reward falls cannot be told from chance with "
@@ -117,17 +118,19 @@ class HeldOutEvaluation:
         """
         started = time.monotonic()
         self._gpus.wake_engines()
-        found: dict[str, list[Trajectory]] = {}
+        records_by_sampling: dict[str, list[Trajectory]] = {}
         cost_usd = 0.0
         for sampling in self._options.samplings:
-            answer = self._server.once_per_server(processes, partial(self._play, policy, step, sampling))
-            records = answer.conversations if answer else []
+            response = self._server.once_per_server(processes, partial(self._play, policy, step, sampling))
+            records = response.conversations if response else []
             self._player.check_judging(records)
-            own_usd = sum(usage.cost_usd for usage in answer.usage.values()) if answer else 0.0
-            for of_process, usd in to_main_process(processes, (records, own_usd)) or ():
-                found.setdefault(sampling, []).extend(of_process)
+            own_usd = sum(usage.cost_usd for usage in response.usage.values()) if response else 0.0
+            for process_records, usd in to_main_process(processes, (records, own_usd)) or ():
+                records_by_sampling.setdefault(sampling, []).extend(process_records)
                 cost_usd += usd
-        return on_main_process(processes, lambda: self._record(step, found, cost_usd, time.monotonic() - started))
+        return on_main_process(
+            processes, lambda: self._record(step, records_by_sampling, cost_usd, time.monotonic() - started)
+        )
 
     def _play(self, policy: PolicyVersion, step: int, sampling: str) -> SampleResponse | None:
         problems = [problem for problem in self._own for _ in range(self._options.num_samples_per_problem)]
@@ -157,14 +160,14 @@ class HeldOutEvaluation:
         line: dict[str, Any] = {"step": step, "lessons": self._lessons, "seconds": seconds, "cost_usd": cost_usd}
         line["mismatch"] = self._mismatch_until(step)
         line |= {name: summarise(records) for name, records in found.items()}
-        same = [each for each in self._lines if each["lessons"] == self._lessons] + [line]
+        comparable = [evaluation for evaluation in self._lines if evaluation["lessons"] == self._lessons] + [line]
         for name in found:
-            first = next(each for each in same if name in each)
+            first = next(evaluation for evaluation in comparable if name in evaluation)
             change = paired_change(first[name]["rewards"], line[name]["rewards"])
             line[name] |= {"change": change, "since": first["step"]}
-        line["collapse"] = signs_of_collapse(same)
+        line["collapse"] = signs_of_collapse(comparable)
         self._lines.append(line)
-        text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in self._lines)
+        text = "".join(json.dumps(evaluation, ensure_ascii=False) + "\n" for evaluation in self._lines)
         write_whole(self._run_folder / EVALUATIONS_NAME, text)
         for name in found:
             entry = line[name]
@@ -187,7 +190,7 @@ class HeldOutEvaluation:
     def write_best(self, checkpoints: Path) -> None:
         """Write `best.json`: step, checkpoint and figures of the best evaluation. The policy that the training began
         with has no checkpoint."""
-        line = next(each for each in self._lines if each["step"] == self.best_step)
+        line = next(evaluation for evaluation in self._lines if evaluation["step"] == self.best_step)
         checkpoint = checkpoints / f"checkpoint-{line['step']}"
         best = {"step": line["step"], "checkpoint": str(checkpoint) if checkpoint.is_dir() else None}
         write_whole(self._run_folder / BEST_NAME, json.dumps(best | {"figures": figures_of(line)}, indent=2) + "\n")
@@ -208,16 +211,16 @@ def measure_held_out(
         ClassroomError: as `HeldOutEvaluation.measure`.
     """
     options, accelerator = loop.run_config.evaluation, loop.accelerator
-    found = evaluation.measure(policy, step, accelerator)
-    Trainer.log(loop, found.figures)  # a line of its own: the loop's figures are of the next step
-    loop.keep_figures({"seconds/eval": found.figures["heldout/seconds"]})
-    if options.keep_best and found.best_step == step:
+    measured = evaluation.measure(policy, step, accelerator)
+    Trainer.log(loop, measured.figures)  # a line of its own: the loop's figures are of the next step
+    loop.keep_figures({"seconds/eval": measured.figures["heldout/seconds"]})
+    if options.keep_best and measured.best_step == step:
         loop.best_step = step
         loop.save_progress()
         on_main_process(accelerator, lambda: evaluation.write_best(Path(loop.args.output_dir)))
-    if not found.collapse:
+    if not measured.collapse:
         return
-    why = f"step {step}: on held-out lessons the policy has collapsed: {'; '.join(found.collapse)}"
+    why = f"step {step}: on held-out lessons the policy has collapsed: {'; '.join(measured.collapse)}"
     if options.stop_on_collapse and not last:
         raise TrainingCollapsed(
             f"{why}. The training was stopped, with a checkpoint of this step. Begin anew in another folder "
@@ -255,7 +258,7 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float]:
         "cost_usd": line["cost_usd"],
         "collapse": len(line["collapse"]),
     }
-    for name in (each for each in SAMPLINGS if each in line):
+    for name in (sampling for sampling in SAMPLINGS if sampling in line):
         entry = line[name]
         low, high = entry["reward"]["ci95"] or (None, None)
         values |= {f"{name}/reward": entry["reward"]["mean"], f"{name}/reward_low": low, f"{name}/reward_high": high}

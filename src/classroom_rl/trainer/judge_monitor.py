@@ -122,7 +122,7 @@ def add_and_join(batches: deque[Sequence[Any]], batch: Sequence[Any], least: int
     batches.append(batch)
     while sum(map(len, batches)) - len(batches[0]) >= least:
         batches.popleft()
-    return [each for batch in batches for each in batch]
+    return [item for batch in batches for item in batch]
 
 
 class VerdictWatch:
@@ -190,9 +190,9 @@ class StudentWatch:
 
     def new_warnings(self, fidelity: Mapping[str, Any]) -> list[str]:
         """A warning for each share that is out of bounds now and was not before."""
-        found = dict(out_of_bounds(fidelity))
-        new = [text for name, text in found.items() if name not in self._warned]
-        self._warned = set(found)
+        texts = dict(out_of_bounds(fidelity))
+        new = [text for name, text in texts.items() if name not in self._warned]
+        self._warned = set(texts)
         return [f"The simulated student strays: {text}, in the latest messages." for text in new]
 
 
@@ -204,7 +204,7 @@ def student_figures(records: Sequence[ConversationRecord]) -> dict[str, float]:
         for name, value in values_of(talk_of(record, None, None)):
             if name in STUDENT_FIGURES:
                 values.setdefault(f"guard/student_{STUDENT_FIGURES[name]}", []).append(float(value))
-    return {name: fmean(found) for name, found in values.items()}
+    return {name: fmean(measured) for name, measured in values.items()}
 
 
 def dependence(records: Sequence[ConversationRecord]) -> Dependence:
@@ -221,12 +221,14 @@ def dependence(records: Sequence[ConversationRecord]) -> Dependence:
         for rule in rules:
             attempts = {
                 record.id: [
-                    each for each in record.verdicts if each.valid and each.rule == rule and each.group_size is None
+                    verdict
+                    for verdict in record.verdicts
+                    if verdict.valid and verdict.rule == rule and verdict.group_size is None
                 ]
                 for record in group
             }
-            same &= len({_said(each) for found in attempts.values() for each in found}) <= 1
-            repeated = {name: list(map(_score, found)) for name, found in attempts.items() if len(found) > 1}
+            same &= len({_said(verdict) for verdicts in attempts.values() for verdict in verdicts}) <= 1
+            repeated = {name: list(map(_score, verdicts)) for name, verdicts in attempts.items() if len(verdicts) > 1}
             if len(repeated) > 1:
                 compared |= set(repeated)
                 commonest = mode(score for scores in repeated.values() for score in scores)
@@ -312,12 +314,12 @@ class JudgeMonitor:
     def _examine_verdicts(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
         figures: dict[str, float] = {}
         warnings: list[str | None] = []
-        found, rise = self._verdicts.update(records), self._unread.update(records)
-        if found is not None:
-            warnings.append(self._verdicts.new_warning(found))
-            figures["guard/blind_judge"] = float(found.warning is not None)
-            if found.share is not None:
-                figures["guard/verdict_dependence"] = found.share
+        verdict_dependence, rise = self._verdicts.update(records), self._unread.update(records)
+        if verdict_dependence is not None:
+            warnings.append(self._verdicts.new_warning(verdict_dependence))
+            figures["guard/blind_judge"] = float(verdict_dependence.warning is not None)
+            if verdict_dependence.share is not None:
+                figures["guard/verdict_dependence"] = verdict_dependence.share
         if rise is not None:
             warnings.append(self._unread.new_warning(rise))
             figures["guard/beyond_rules_rise"] = rise
@@ -347,7 +349,7 @@ class JudgeMonitor:
         for warning in line["warnings"]:
             logger.warning("step %d: %s", step + 1, warning)
         try:
-            write_whole(self._path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (*earlier, line)))
+            write_whole(self._path, "".join(json.dumps(check, ensure_ascii=False) + "\n" for check in (*earlier, line)))
         except StorageError as error:
             logger.warning("the check of the judge at step %d is not on record: %s", step + 1, error)
         return metrics_of(line)
@@ -383,19 +385,19 @@ def summarize_check(response: JudgeCheckResponse, guards: GuardsConfig, first: f
         score of each canary by the training's judge; `failed`: the number of judgements without a verdict; `warnings`:
         messages for the user.
     """
-    pairs = [each for each in response.second_opinions if None not in (each.training, each.held_out)]
+    pairs = [opinion for opinion in response.second_opinions if None not in (opinion.training, opinion.held_out)]
     by_problem: dict[str, list[float]] = {}
-    for each in pairs:
-        by_problem.setdefault(each.problem_id, []).append(each.training - each.held_out)
+    for opinion in pairs:
+        by_problem.setdefault(opinion.problem_id, []).append(opinion.training - opinion.held_out)
     gap = mean_with_ci(by_problem, (-1.0, 1.0))
     growth = None if gap["mean"] is None else gap["mean"] - (gap["mean"] if first is None else first)
-    canaries = {each.canary: each.score for each in response.canaries}
+    canaries = {result.canary: result.score for result in response.canaries}
     return {
         "gap": gap,
         "growth": growth,
-        "training": fmean(each.training for each in pairs) if pairs else None,
-        "held_out": fmean(each.held_out for each in pairs) if pairs else None,
-        "rank_correlation": rank_correlation([(each.training, each.held_out) for each in pairs]),
+        "training": fmean(opinion.training for opinion in pairs) if pairs else None,
+        "held_out": fmean(opinion.held_out for opinion in pairs) if pairs else None,
+        "rank_correlation": rank_correlation([(opinion.training, opinion.held_out) for opinion in pairs]),
         "canaries": canaries,
         "failed": len(response.second_opinions) - len(pairs) + sum(score is None for score in canaries.values()),
         "held_out_cost_usd": response.held_out.run_cost_usd if response.held_out is not None else None,
@@ -424,7 +426,7 @@ def _canary_warnings(canaries: Mapping[str, float | None], guards: GuardsConfig)
 
 def metrics_of(check: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a check; unknown values are left out."""
-    found = {
+    metrics = {
         "guard/gap": check["gap"]["mean"],
         "guard/gap_growth": check["growth"],
         "guard/gap_n": check["gap"]["n"],
@@ -435,4 +437,4 @@ def metrics_of(check: Mapping[str, Any]) -> dict[str, float]:
         "guard/held_out_cost_usd": check["held_out_cost_usd"],
         "guard/warnings": len(check["warnings"]),
     }
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return {name: float(value) for name, value in metrics.items() if value is not None}

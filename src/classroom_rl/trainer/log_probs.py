@@ -28,14 +28,14 @@ class Scores:
         values: with a critic, the value of the state before each completion token and of the one after the last, of
             shape (B, T + 1).
         aux_loss: the loss that balances experts; None if it is not wanted.
-        beside: what `beside` gave; None without it.
+        hook_output: what `head_hook` gave; None without it.
     """
 
     logps_BT: Tensor
     entropy_BT: Tensor | None
     values: Tensor | None
     aux_loss: Tensor | None
-    beside: Any = None
+    hook_output: Any = None
 
 
 def log_probs(
@@ -45,33 +45,37 @@ def log_probs(
     accelerator: Accelerator,
     padding: Padding = TRIMMED,
     aux_loss: bool = False,
-    beside: Callable[[Any, Tensor], Any] | None = None,
+    head_hook: Callable[[Any, Tensor], Any] | None = None,
 ) -> Scores:
     """One forward pass of a model that has TRL's fused head (`trl.trainer.utils.add_fused_lm_head`).
 
     Args:
         wanted_BT: the tokens that get a log-prob. Samples without any are left out of the pass.
         padding: what becomes of the columns that are padding (`padding_of`).
-        beside: called inside the pass with the model's head and the hidden states before the N wanted tokens, row by
+        head_hook: called inside the pass with the model's head and the hidden states before the N wanted tokens, row by
             row, of shape (N, width); the model is one that shares its head (`distributions.share_head`).
     """
     ids = torch.cat([micro.prompt_ids_BP, micro.completion_ids_BT], dim=1)
     attention = torch.cat([micro.prompt_mask_BP, micro.completion_mask_BT], dim=1)
     labels = ids.masked_fill(~pad(wanted_BT, (micro.prompt_ids_BP.size(1), 0)), -100)
-    cut: Cut | OneRow
-    cut = OneRow.of(attention, wanted_BT) if padding == NO_PADDING else Cut.of(attention, wanted_BT, padding == TRIMMED)
-    more: dict[str, Any] = {"output_router_logits": True} if aux_loss else {}
-    if beside is not None:
-        more["beside"] = beside
+    layout: TrimmedRows | PackedRow
+    if padding == NO_PADDING:
+        layout = PackedRow.of(attention, wanted_BT)
+    else:
+        layout = TrimmedRows.of(attention, wanted_BT, columns=padding == TRIMMED)
+    options: dict[str, Any] = {"output_router_logits": True} if aux_loss else {}
+    if head_hook is not None:
+        options["head_hook"] = head_hook
     with accelerator.autocast():
-        output = model(**cut.inputs(ids, attention), labels=cut.apply(labels), fused_lm_head=True, **more)
+        output = model(**layout.inputs(ids, attention), labels=layout.apply(labels), fused_lm_head=True, **options)
     entropy, values, length = output.entropy, getattr(output, "state_values", None), wanted_BT.size(1)
+    # The first token of a row has no prediction, so log-probs and entropies begin with the second one.
     return Scores(
-        cut.undo(pad(output.log_probs, (1, 0)))[:, -length:],
-        None if entropy is None else cut.undo(pad(entropy, (1, 0)))[:, -length:],
-        None if values is None else cut.undo(values)[:, -length - 1 :],
+        layout.undo(pad(output.log_probs, (1, 0)))[:, -length:],
+        None if entropy is None else layout.undo(pad(entropy, (1, 0)))[:, -length:],
+        None if values is None else layout.undo(values)[:, -length - 1 :],
         output.aux_loss if aux_loss else None,
-        getattr(output, "beside", None),
+        getattr(output, "hook_output", None),
     )
 
 
@@ -88,15 +92,15 @@ def log_probs_of_batch(
     logps_BT = torch.zeros_like(batch.sampling_logps_BT)
     values = None
     with without_dropout(model):
-        for chosen in divisions:
-            micro = batch.take(chosen)
-            found = log_probs(model, micro, micro.wanted_BT, accelerator, padding)
-            if not chosen:  # computed all the same: sharded weights are gathered together
+        for rows in divisions:
+            micro = batch.take(rows)
+            scores = log_probs(model, micro, micro.wanted_BT, accelerator, padding)
+            if not rows:  # computed all the same: sharded weights are gathered together
                 continue
-            logps_BT[chosen] = found.logps_BT.to(logps_BT.dtype)
-            if found.values is not None:
-                values = found.values.new_zeros(len(logps_BT), found.values.size(1)) if values is None else values
-                values[chosen] = found.values
+            logps_BT[rows] = scores.logps_BT.to(logps_BT.dtype)
+            if scores.values is not None:
+                values = scores.values.new_zeros(len(logps_BT), scores.values.size(1)) if values is None else values
+                values[rows] = scores.values
     return Scores(logps_BT, entropy_BT=None, values=values, aux_loss=None)
 
 
@@ -113,36 +117,36 @@ def can_trim_padding(model: Any) -> bool:
     """Whether a sample's log-probs are the same in a batch of another width. They are not where the frequencies of
     rotary positions depend on the longest position."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    return not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
+    kinds = [rope, *(parameters for parameters in rope.values() if isinstance(parameters, dict))]
+    return not any(parameters.get("rope_type") in ("dynamic", "longrope") for parameters in kinds)
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
     """Whether the same forward pass gives another result the next time."""
-    modules = any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules())
-    return modules or getattr(model.config.get_text_config(), "attention_dropout", 0.0) > 0
+    has_dropout_module = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
+    return has_dropout_module or getattr(model.config.get_text_config(), "attention_dropout", 0.0) > 0
 
 
 @contextmanager
 def without_dropout(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the model computes what the engine computes, which sampled without dropout."""
-    active = [each for each in model.modules() if isinstance(each, torch.nn.Dropout) and each.training]
-    for each in active:
-        each.eval()
+    active = [module for module in model.modules() if isinstance(module, torch.nn.Dropout) and module.training]
+    for module in active:
+        module.eval()
     try:
         yield
     finally:
-        for each in active:
-            each.train()
+        for module in active:
+            module.train()
 
 
 @dataclass(frozen=True)
-class Cut:
+class TrimmedRows:
     """What is left of a micro-batch without the samples that nothing is trained on in, and without the columns that are
     padding in all others.
 
     Attributes:
-        rows: the places of the samples that are left.
+        rows: the indices of the samples that are left.
         count: how many there were.
         left, right: how many columns were taken away on each side.
     """
@@ -153,8 +157,8 @@ class Cut:
     right: int
 
     @classmethod
-    def of(cls, attention_mask: Tensor, wanted_BT: Tensor, columns: bool = True) -> "Cut":
-        """The cut of a micro-batch. One column of the prompt and one of the completion stay.
+    def of(cls, attention_mask: Tensor, wanted_BT: Tensor, columns: bool = True) -> "TrimmedRows":
+        """What is left of a micro-batch. One column of the prompt and one of the completion stay.
 
         Args:
             attention_mask: of shape (B, P + T).
@@ -183,36 +187,36 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class OneRow:
+class PackedRow:
     """A micro-batch without padding, in one row: its samples one after the other, without those that nothing is trained
     on in. S is the number of their tokens.
 
     Attributes:
-        there: the tokens of the micro-batch that are in the row, of shape (B, P + T).
+        mask: the tokens of the micro-batch that are in the row, of shape (B, P + T).
     """
 
-    there: Tensor
+    mask: Tensor
 
     @classmethod
-    def of(cls, attention_mask: Tensor, wanted_BT: Tensor) -> "OneRow":
+    def of(cls, attention_mask: Tensor, wanted_BT: Tensor) -> "PackedRow":
         """The row of a micro-batch.
 
         Args:
             attention_mask: of shape (B, P + T).
         """
-        there, rows = torch.zeros_like(attention_mask, dtype=torch.bool), _rows_with(wanted_BT)
-        there[rows] = attention_mask[rows].bool()
-        return cls(there)
+        mask, rows = torch.zeros_like(attention_mask, dtype=torch.bool), _rows_with(wanted_BT)
+        mask[rows] = attention_mask[rows].bool()
+        return cls(mask)
 
     def inputs(self, ids: Tensor, _attention_mask: Tensor) -> dict[str, Tensor | int]:
         """What the model is given: positions begin anew with every sample, and attention ends there, which flash
         attention and `padding_free.attention_of_each_sequence` are told by transformers' names."""
-        lengths = self.there.sum(dim=1)
+        lengths = self.mask.sum(dim=1)
         lengths = lengths[lengths > 0]
         ends, longest = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), int(lengths.max())
         return {
             "input_ids": self.apply(ids),
-            "position_ids": self.apply(self.there.cumsum(dim=1) - 1),
+            "position_ids": self.apply(self.mask.cumsum(dim=1) - 1),
             "cu_seq_lens_q": ends,
             "cu_seq_lens_k": ends,
             "max_length_q": longest,
@@ -221,14 +225,14 @@ class OneRow:
 
     def apply(self, whole: Tensor) -> Tensor:
         """The row, of shape (1, S), of a tensor over prompt and completion."""
-        return whole[self.there].unsqueeze(0)
+        return whole[self.mask].unsqueeze(0)
 
     def undo(self, row: Tensor) -> Tensor:
         """A tensor over prompt and completion, with zeros, of one over the row."""
-        return row.new_zeros(self.there.shape).masked_scatter(self.there, row)
+        return row.new_zeros(self.mask.shape).masked_scatter(self.mask, row)
 
 
 def _rows_with(wanted_BT: Tensor) -> Tensor:
-    """The places of the samples with a wanted token; at least one, because all processes have to compute together."""
+    """The indices of the samples with a wanted token; at least one, because all processes have to compute together."""
     rows = wanted_BT.any(dim=1).nonzero().flatten()
     return rows if len(rows) else torch.zeros(1, dtype=torch.long, device=wanted_BT.device)

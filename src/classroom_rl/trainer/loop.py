@@ -106,7 +106,7 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     def get_train_dataloader(self) -> DataLoader:
         """One number for each optimizer step of an epoch, the same on all processes: what `Trainer` counts steps by."""
         steps = self.player.order.batches_per_epoch * self.run_config.train.mu
-        return DataLoader([{"step": place} for place in range(steps)])
+        return DataLoader([{"step": step} for step in range(steps)])
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: `Trainer` never sees a batch's tokens."""
@@ -121,8 +121,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         model.train()
         loss = torch.zeros((), device=self.accelerator.device)
         self.algorithm.start_pass(first_pass, self.state.global_step)
-        for place, micro in enumerate(self.micro_batches, start=1):
-            is_last = place == len(self.micro_batches)
+        for number, micro in enumerate(self.micro_batches, start=1):
+            is_last = number == len(self.micro_batches)
             self.accelerator.sync_gradients = is_last  # where it is true, accelerate's DeepSpeed steps
             syncs = is_last or self._always_syncs
             context = nullcontext() if syncs else self.accelerator.no_sync(model)
@@ -157,15 +157,15 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
             batch = replace(batch, old_logps_BT=old.logps_BT)
         if self.reference is not None:
             with self.reference(self.model) as model:
-                found = log_probs_of_batch(model, batch, divisions, accelerator, self.padding)
-            batch = replace(batch, ref_logps_BT=found.logps_BT)
+                reference_scores = log_probs_of_batch(model, batch, divisions, accelerator, self.padding)
+            batch = replace(batch, ref_logps_BT=reference_scores.logps_BT)
         if self.strong_tutor is not None:
-            batch, more = self.strong_tutor.read(batch, samples, played.records, divisions, accelerator)
-            figures |= more
+            batch, strong_figures = self.strong_tutor.read(batch, samples, played.records, divisions, accelerator)
+            figures |= strong_figures
         batch, advantage_figures = self.algorithm.advantages(batch, old, step, accelerator)
         self.keep_figures(figures | advantage_figures | self._completion_figures(played.records))
-        micro = [batch.take(each) for each in divisions]
-        return micro, totals(micro, accelerator)
+        micro_batches = [batch.take(rows) for rows in divisions]
+        return micro_batches, totals(micro_batches, accelerator)
 
     def _publish_and_play(self, step: int) -> PlayedBatch:
         """Publish the weights, measure them on held-out lessons if that is due, and play a batch.
@@ -194,8 +194,8 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
     def loss_of(self, model: Any, micro: Batch, first_pass: bool) -> Tensor:
         """A micro-batch's share in the batch's loss, which is the sum over all micro-batches of all processes. It is
         multiplied by the number of processes, because their gradients are averaged."""
-        beside, has_aux = self.strong_tutor and self.strong_tutor.comparison(micro), self._aux_weight > 0
-        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding, has_aux, beside)
+        comparison, has_aux = self.strong_tutor and self.strong_tutor.comparison(micro), self._aux_weight > 0
+        scores = log_probs(model, micro, micro.wanted_BT, self.accelerator, self.padding, has_aux, comparison)
         loss = self.algorithm.loss(scores, micro, self._totals, first_pass) * self.accelerator.num_processes
         if scores.aux_loss is not None and self.algorithm.policy_learns:
             # The experts' balance: a mean over micro-batches and processes instead of a sum.
@@ -239,10 +239,14 @@ class TrainingLoop(AtomicCheckpoints, ResumedTrainer):
         """transformers' optimizer, with the algorithm's own parameters in groups of their own."""
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        for own in self.algorithm.parameter_groups() if is_new else ():
+        for own_group in self.algorithm.parameter_groups() if is_new else ():
             for group in optimizer.param_groups:  # a parameter may be in one group only
-                group["params"] = [each for each in group["params"] if not any(each is one for one in own["params"])]
-            optimizer.add_param_group(own)
+                group["params"] = [
+                    parameter
+                    for parameter in group["params"]
+                    if not any(parameter is other for other in own_group["params"])
+                ]
+            optimizer.add_param_group(own_group)
         return optimizer
 
     def rate_of(self, group: dict[str, Any]) -> float:

@@ -62,8 +62,8 @@ def clipped(
         The loss of every token, of shape (B, T).
     """
     ratio_BT = torch.exp(logps_BT - old_logps_BT)
-    near_BT = ratio_BT.clamp(1 - options.epsilon_low, 1 + options.epsilon_high)
-    return -torch.min(ratio_BT * advantages_BT, near_BT * advantages_BT)
+    clipped_ratio_BT = ratio_BT.clamp(1 - options.epsilon_low, 1 + options.epsilon_high)
+    return -torch.min(ratio_BT * advantages_BT, clipped_ratio_BT * advantages_BT)
 
 
 def cispo(
@@ -151,10 +151,10 @@ def importance_ratio(trained_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, mo
     Returns:
         The ratios, of shape (B, S).
     """
-    difference = torch.nan_to_num((trained_BT - sampled_BT) * mask_BT, nan=0.0)
+    log_ratio = torch.nan_to_num((trained_BT - sampled_BT) * mask_BT, nan=0.0)
     if mode.startswith("sequence_"):
-        difference = difference.sum(dim=-1, keepdim=True)
-    ratio = torch.exp(difference)
+        log_ratio = log_ratio.sum(dim=-1, keepdim=True)
+    ratio = torch.exp(log_ratio)
     return ratio.clamp(max=most) if mode.endswith("_truncate") else ratio.masked_fill(ratio > most, 0.0)
 
 
@@ -190,12 +190,12 @@ def divergence(logps: Tensor, strong_logps: Tensor, kl: Divergence) -> Tensor:
     Args:
         logps, strong_logps: over all outcomes, which are the last dimension.
     """
-    q, p, above = logps.exp(), strong_logps.exp(), strong_logps - logps
+    q, p, log_ratio = logps.exp(), strong_logps.exp(), strong_logps - logps
     if kl == FORWARD:
-        return (p * above + q - p).sum(dim=-1)
+        return (p * log_ratio + q - p).sum(dim=-1)
     if kl == REVERSE:
-        return (p - q - q * above).sum(dim=-1)
-    return (p * (LN_2 - softplus(-above)) + q * (LN_2 - softplus(above))).sum(dim=-1) / 2
+        return (p - q - q * log_ratio).sum(dim=-1)
+    return (p * (LN_2 - softplus(-log_ratio)) + q * (LN_2 - softplus(log_ratio))).sum(dim=-1) / 2
 
 
 def cross_entropy(logps_BT: Tensor, target_BT: Tensor, temperature: float) -> Tensor:
@@ -213,8 +213,8 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, cli
     batch. The clipped form is that of OpenAI's baselines; the paper has it without."""
     error = (values_BT - returns_BT).square()
     if clip is not None:
-        near = old_values_BT + (values_BT - old_values_BT).clamp(-clip, clip)
-        error = torch.max(error, (near - returns_BT).square())
+        clipped_values_BT = old_values_BT + (values_BT - old_values_BT).clamp(-clip, clip)
+        error = torch.max(error, (clipped_values_BT - returns_BT).square())
     return 0.5 * error
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 def means_over_processes(own: Mapping[str, float]) -> dict[str, float]:
     """The mean of each figure over the processes that have it; all processes call this together."""
-    everyones = gather_object([own])
-    names = dict.fromkeys(name for each in everyones for name in each)
-    return {name: fmean(each[name] for each in everyones if name in each) for name in names}
+    gathered = gather_object([own])
+    names = dict.fromkeys(name for figures in gathered for name in figures)
+    return {name: fmean(figures[name] for figures in gathered if name in figures) for name in names}
 
 
 class TokenMeans:
@@ -36,16 +36,16 @@ class TokenMeans:
 
     def add(self, name: str, per_token_BT: Tensor, mask_BT: Tensor) -> None:
         """Add a micro-batch's tokens; all processes add the same names in the same order."""
-        own = torch.where(mask_BT, per_token_BT.detach().float(), 0.0).sum()
-        pair = torch.stack([own, mask_BT.sum().to(own.dtype)]).double()
+        total = torch.where(mask_BT, per_token_BT.detach().float(), 0.0).sum()
+        pair = torch.stack([total, mask_BT.sum().to(total.dtype)]).double()
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def means(self, accelerator: Accelerator) -> dict[str, float]:
         """The means by name; those of no token are left out. All processes call this together."""
         if not self._sums:
             return {}
-        found = accelerator.reduce(torch.stack([*self._sums.values()]).float(), reduction="sum").tolist()
-        return {name: total / count for name, (total, count) in zip(self._sums, found, strict=True) if count}
+        sums = accelerator.reduce(torch.stack([*self._sums.values()]).float(), reduction="sum").tolist()
+        return {name: total / count for name, (total, count) in zip(self._sums, sums, strict=True) if count}
 
 
 class MismatchFigures:
@@ -70,11 +70,13 @@ class MismatchFigures:
         """
         delta, ratio = torch.cat(self._deltas), torch.cat(self._ratios)
         k3 = torch.exp(delta) - 1 - delta
-        counts = [delta.new_tensor(float(each.numel())) for each in (delta, ratio)]
+        counts = [delta.new_tensor(float(tensor.numel())) for tensor in (delta, ratio)]
         sums = torch.stack([delta.abs().sum(), k3.sum(), ratio.sum(), *counts])
         absolute, k3_sum, ratios, of_deltas, of_ratios = gather(sums.unsqueeze(0)).sum(dim=0).tolist()
-        ends = (delta.abs().max(), -ratio.min(), ratio.max()) if delta.numel() else 3 * (delta.new_tensor(-torch.inf),)
-        largest, least, most = gather(torch.stack(ends).unsqueeze(0)).amax(dim=0).tolist()
+        extremes = (
+            (delta.abs().max(), -ratio.min(), ratio.max()) if delta.numel() else 3 * (delta.new_tensor(-torch.inf),)
+        )
+        largest, least, most = gather(torch.stack(extremes).unsqueeze(0)).amax(dim=0).tolist()
         if not of_deltas:
             return {}
         return {
@@ -90,9 +92,9 @@ class MismatchFigures:
 
 def end_ids(model: Any, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """The tokens that may end what a model writes; padding counts as one, as in TRL."""
-    found = model.generation_config.eos_token_id if model.generation_config else None
-    own = found if isinstance(found, list) else [] if found is None else [found]
-    return [*own, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return [*eos_ids, tokenizer.eos_token_id, tokenizer.pad_token_id]
 
 
 def completion_figures(
@@ -104,28 +106,32 @@ def completion_figures(
     Args:
         end_ids: the tokens that end a message. An episode whose last token is none of them counts as clipped.
     """
-    own = [
-        [sum(each.mask), len(each.prompt_ids), float(bool(each.completion_ids) and each.completion_ids[-1] in end_ids)]
-        for each in records
+    rows = [
+        [
+            sum(record.mask),
+            len(record.prompt_ids),
+            float(bool(record.completion_ids) and record.completion_ids[-1] in end_ids),
+        ]
+        for record in records
     ]
-    sampled, prompts, ended = accelerator.gather(torch.tensor(own, device=accelerator.device).float()).T
-    whole = sampled[ended.bool()] if ended.any() else torch.zeros(1)
+    sampled, prompts, ended = accelerator.gather(torch.tensor(rows, device=accelerator.device).float()).T
+    terminated = sampled[ended.bool()] if ended.any() else torch.zeros(1)
     return {
         "batch_tokens": (sampled.sum() + prompts.sum()).item(),
         "completions/mean_length": sampled.mean().item(),
         "completions/min_length": sampled.min().item(),
         "completions/max_length": sampled.max().item(),
         "completions/clipped_ratio": 1 - ended.mean().item(),
-        "completions/mean_terminated_length": whole.mean().item(),
-        "completions/min_terminated_length": whole.min().item(),
-        "completions/max_terminated_length": whole.max().item(),
+        "completions/mean_terminated_length": terminated.mean().item(),
+        "completions/min_terminated_length": terminated.min().item(),
+        "completions/max_terminated_length": terminated.max().item(),
     }
 
 
 def supervision_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
     """Shares of valid and unreviewed messages, of categories, retries and replacements, the mean process reward, and
     the messages per dialogue (penalties reward ending early: watch it); empty for a batch without reviews."""
-    turns = [record.turns[place] for record in records for place in message_numbers(record)]
+    turns = [record.turns[index] for record in records for index in message_numbers(record)]
     reviews = [review for turn in turns for _, review in reviewed_messages(turn)]
     if not reviews:
         return {}
@@ -141,9 +147,9 @@ def supervision_metrics(records: Sequence[Trajectory]) -> dict[str, float]:
     }
     if known:
         metrics["supervision/valid_share"] = fmean(review.valid for review in known)
-        named = Counter(review.category for review in known if not review.valid)
-        for category in dict.fromkeys([*default_penalties(), *named]):
-            metrics[f"supervision/category/{category}"] = named[category] / len(known)
+        category_counts = Counter(review.category for review in known if not review.valid)
+        for category in dict.fromkeys([*default_penalties(), *category_counts]):
+            metrics[f"supervision/category/{category}"] = category_counts[category] / len(known)
     means = [fmean(values) for record in records if (values := _penalties(record))]
     if means:
         metrics["supervision/process_reward"] = fmean(means)

@@ -203,7 +203,7 @@ def _load(
     config: TrainRLConfig, name: str, dtype: str, outputs: tuple[str, ...], in_4bit: bool = False
 ) -> PreTrainedModel:
     device, attention = device_for_weights(), config.train.attn_implementation
-    rounding = {"quantization_config": quantisation(name, dtype)} if in_4bit else {}
+    quantization_options = {"quantization_config": quantisation(name, dtype)} if in_4bit else {}
     try:
         model = create_model_from_path(
             name,
@@ -212,7 +212,7 @@ def _load(
             attn_implementation=attention,
             trust_remote_code=False,
             use_safetensors=True,
-            **rounding,
+            **quantization_options,
         )
     except (ImportError, ValueError) as error:
         if attention is None:
@@ -254,7 +254,7 @@ def _use_liger(model: PreTrainedModel) -> None:
     """
 
     def replaced() -> int:
-        return sum("forward" in vars(each) for each in model.modules())
+        return sum("forward" in vars(module) for module in model.modules())
 
     before = replaced()
     try:

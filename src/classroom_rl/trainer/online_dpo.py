@@ -42,19 +42,19 @@ class OnlineDPO(GRPO):
         size, first = self.train.num_samples_per_problem, accelerator.process_index * len(records)
         rewards = self.outcomes(records, step)
         compared = [to_step(reward, self.train.reward_step) for reward in rewards]
-        are_out = gather_object([place in left_out for place in range(len(records))])
-        places = pairs_of([None if out else value for value, out in zip(compared, are_out, strict=True)], size)
-        self._pairs = sum(side > 0 for _, side in places)
-        found = [
-            (row, place)
-            for record, place in zip(records, places[first : first + len(records)], strict=True)
+        are_out = gather_object([index in left_out for index in range(len(records))])
+        pairs = pairs_of([None if out else value for value, out in zip(compared, are_out, strict=True)], size)
+        self._pairs = sum(side > 0 for _, side in pairs)
+        rows = [
+            (row, pair)
+            for record, pair in zip(records, pairs[first : first + len(records)], strict=True)
             for row in rows_of(record)
-            if place != _IN_NO_PAIR and row.kind == POLICY
+            if pair != _IN_NO_PAIR and row.kind == POLICY
         ] or [(rows_of(records[0])[0], _IN_NO_PAIR)]
-        self._places = [place for _, place in found]
+        self._places = [pair for _, pair in rows]
         figures = reward_figures(rewards, size, self.train.scale_rewards, [compared])
-        figures["online_dpo/groups_without_pair"] = len(places) // size - self._pairs
-        return [Sample(row, [0.0] * len(row.mask), place != _IN_NO_PAIR) for row, place in found], figures
+        figures["online_dpo/groups_without_pair"] = len(pairs) // size - self._pairs
+        return [Sample(row, [0.0] * len(row.mask), pair != _IN_NO_PAIR) for row, pair in rows], figures
 
     def advantages(self, batch: Batch, old: Scores, step: int, accelerator: Accelerator) -> tuple[Batch, dict]:
         """The batch with A = ±βσ(−βm), and figures of all pairs: the loss, the mean of βm, and the share of pairs in
@@ -84,11 +84,13 @@ def pairs_of(rewards: Sequence[float | None], group_size: int) -> list[tuple[int
     """For each conversation the number of its pair, and 1 for the better one of it, −1 for the worse one; (0, 0) if it
     is in none. The rewards are given group by group; a conversation whose reward is None is in no pair. Of equal
     rewards the first one is taken, and a group in which all are equal has no pair."""
-    found, count = [_IN_NO_PAIR] * len(rewards), 0
+    pairs, count = [_IN_NO_PAIR] * len(rewards), 0
     for start in range(0, len(rewards), group_size):
-        known = {place: rewards[place] for place in range(start, start + group_size) if rewards[place] is not None}
-        if varies(list(known.values())):
-            found[max(known, key=known.__getitem__)] = (count, 1)
-            found[min(known, key=known.__getitem__)] = (count, -1)
+        group_rewards = {
+            index: rewards[index] for index in range(start, start + group_size) if rewards[index] is not None
+        }
+        if varies(list(group_rewards.values())):
+            pairs[max(group_rewards, key=group_rewards.__getitem__)] = (count, 1)
+            pairs[min(group_rewards, key=group_rewards.__getitem__)] = (count, -1)
             count += 1
-    return found
+    return pairs

@@ -31,8 +31,8 @@ def attend_within_sequences(model: PreTrainedModel) -> str | None:
     window = _WINDOW in kinds or (not kinds and getattr(config, "sliding_window", None) is not None)
     if not flash and attention != _SDPA:
         return f"its attention is {attention}, which is neither sdpa nor flash attention"
-    if other := sorted(kinds - {_FULL, _WINDOW}):
-        return f"it has layers of {other[0]}, which would go on from one sequence to the next"
+    if unsupported := sorted(kinds - {_FULL, _WINDOW}):
+        return f"it has layers of {unsupported[0]}, which would go on from one sequence to the next"
     if model._is_stateful:
         return "it has a state that would go on from one sequence to the next"
     if not can_trim_padding(model):
@@ -75,9 +75,9 @@ def attention_of_each_sequence(
             "the model cannot be trained without padding."
         )
     lengths = _lengths(cu_seq_lens_q)
-    sequences = zip(*(whole.split(lengths, dim=2) for whole in (query, key, value)), strict=True)
-    found = [sdpa_attention_forward(module, *each, attention_mask, **options)[0] for each in sequences]
-    return torch.cat(found, dim=1), None
+    sequences = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    outputs = [sdpa_attention_forward(module, *qkv, attention_mask, **options)[0] for qkv in sequences]
+    return torch.cat(outputs, dim=1), None
 
 
 @lru_cache(maxsize=1)

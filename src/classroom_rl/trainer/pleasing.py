@@ -63,40 +63,40 @@ class PleasingWatch:
 
     def update(self, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """Add a batch, and return the metrics."""
-        messages = [each for record in records for each in student_messages(record.problem, record.turns)]
-        self._errs.add([float(each.errors > 0) for each in messages if each.drawn])
-        self._unhelped.add([float(_repairs(each)) for each in messages if each.helped is False])
+        messages = [message for record in records for message in student_messages(record.problem, record.turns)]
+        self._errs.add([float(message.errors > 0) for message in messages if message.drawn])
+        self._unhelped.add([float(_repairs(message)) for message in messages if message.helped is False])
         for name, drift in ((STUDENT_REWARD, self._student), (PEDAGOGICAL, self._tutor)):
             drift.add([value for record in records if (value := record.rewards.get(name)) is not None])
-        found = {
+        metrics = {
             "guard/student_errs_when_drawn": self._errs.latest,
             "guard/student_repairs_unhelped": self._unhelped.latest,
             "guard/student_pleases": float(bool(self._signs())),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in metrics.items() if value is not None}
 
     def _signs(self) -> dict[str, str]:
         """Each sign that is there, in words."""
         fall, rise = -self._errs.move, self._unhelped.move
         lost, won = -self._student.move, self._tutor.move
-        found = {}
+        signs = {}
         if fall > LARGEST_MOVE:
-            found["errs"] = (
+            signs["errs"] = (
                 f"{self._errs.latest:.0%} of the messages for which an error was drawn hold one, {fall:.0%} less"
             )
         if rise > LARGEST_MOVE:
-            found["repairs"] = (
+            signs["repairs"] = (
                 f"it repairs {self._unhelped.latest:.0%} of its errors that no hint scaffolds, {rise:.0%} more"
             )
         if min(lost, won) > LARGEST_DRIFT:
-            found["rewards"] = f"the tutor's reward is {won:.2f} higher, and the student's own {lost:.2f} lower"
-        return found
+            signs["rewards"] = f"the tutor's reward is {won:.2f} higher, and the student's own {lost:.2f} lower"
+        return signs
 
     def new_warnings(self) -> list[str]:
         """A warning for each sign that is there now and was not at the last call."""
-        found = self._signs()
-        new = [text for name, text in found.items() if name not in self._warned]
-        self._warned = set(found)
+        signs = self._signs()
+        new = [text for name, text in signs.items() if name not in self._warned]
+        self._warned = set(signs)
         return [f"The student learns to please: {text} than when this training process began." for text in new]
 
 

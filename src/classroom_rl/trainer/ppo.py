@@ -85,8 +85,8 @@ class PPO(GRPO):
             read_head(self.value_head, self._checkpoint / HEAD_FILE)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        own = list(self.value_head.parameters())
-        return [{"params": own, "lr": self.ppo.value_learning_rate, "weight_decay": 0.0, HEAD_GROUP: True}]
+        parameters = list(self.value_head.parameters())
+        return [{"params": parameters, "lr": self.ppo.value_learning_rate, "weight_decay": 0.0, HEAD_GROUP: True}]
 
     def rate_of(self, group: dict[str, Any]) -> float:
         return self.ppo.value_learning_rate if group.get(HEAD_GROUP) else super().rate_of(group)
@@ -111,18 +111,18 @@ class PPO(GRPO):
         rewards = [process_rewards(record, rows_of(record), self._turn_weights) for record in records]
         if self.train.turn_credit.shuffle:
             start = accelerator.process_index * len(rewards)
-            everyone = shuffled(gather_object(rewards), self._seed * 1_000_003 + step)
-            rewards = everyone[start : start + len(rewards)]
+            all_rewards = shuffled(gather_object(rewards), self._seed * 1_000_003 + step)
+            rewards = all_rewards[start : start + len(rewards)]
         scores = self.outcomes(records, step)
         start = accelerator.process_index * len(records)
         weight = self.train.turn_credit.weight
         self._steps = [
-            steps_of(record, own, score, weight)
-            for record, own, score in zip(records, rewards, scores[start : start + len(records)], strict=True)
+            steps_of(record, process, score, weight)
+            for record, process, score in zip(records, rewards, scores[start : start + len(records)], strict=True)
         ]
         samples = [
-            Sample(row, [0.0] * len(row.completion_ids), place not in left_out)
-            for place, record in enumerate(records)
+            Sample(row, [0.0] * len(row.completion_ids), index not in left_out)
+            for index, record in enumerate(records)
             for row in _policy_rows(record)
         ]
         return samples, reward_figures(scores, self.train.num_samples_per_problem, self.train.scale_rewards)
@@ -136,12 +136,12 @@ class PPO(GRPO):
         """
         ppo, (rows, length) = self.ppo, batch.completion_ids_BT.shape
         device = batch.completion_ids_BT.device
-        tokens = EpisodeTokens.of([len(each.messages) for each in self._steps], batch.completion_mask_BT.sum(dim=1))
-        messages = _padded([row for each in self._steps for row in each.messages], NO_STEP, batch.completion_ids_BT)
-        process = _padded([row for each in self._steps for row in each.process], 0.0, batch.completion_ids_BT)
+        tokens = EpisodeTokens.of([len(steps.messages) for steps in self._steps], batch.completion_mask_BT.sum(dim=1))
+        messages = _padded([row for steps in self._steps for row in steps.messages], NO_STEP, batch.completion_ids_BT)
+        process = _padded([row for steps in self._steps for row in steps.process], 0.0, batch.completion_ids_BT)
         messages, process = tokens.joined(messages, NO_STEP), tokens.joined(process, 0.0)
-        scores = torch.tensor([float("nan") if each.score is None else each.score for each in self._steps])
-        scores, truncated = scores.to(device), torch.tensor([each.truncated for each in self._steps], device=device)
+        scores = torch.tensor([float("nan") if steps.score is None else steps.score for steps in self._steps])
+        scores, truncated = scores.to(device), torch.tensor([steps.truncated for steps in self._steps], device=device)
         messages[scores.isnan()] = NO_STEP
         goes_on = truncated & ppo.bootstrap_truncated
         ended = messages.masked_fill(goes_on.unsqueeze(1), NO_STEP)
@@ -154,23 +154,23 @@ class PPO(GRPO):
         values = tokens.joined(old_values, 0.0)
         share = moments(goes_on.float(), (messages != NO_STEP).any(dim=1))
         messages, bootstrap = cut_before_last_step(messages, goes_on, values, ppo.gae_over)
-        found, of_critic = (
+        of_policy, of_critic = (
             estimate(rewards, values, messages, bootstrap, ppo.gamma, lam, ppo.gae_over)
             for lam in (ppo.lam, ppo.value_lam)
         )
         mask = messages != NO_STEP
         real = self._real_returns(rewards, ended)
-        summed, figures = _batch_figures(found, of_critic, values, mask, real, share, accelerator)
-        advantages = whitened(found.advantages, mask, summed) if ppo.whiten_advantages else found.advantages
-        whole = replace(
+        summed, figures = _batch_figures(of_policy, of_critic, values, mask, real, share, accelerator)
+        advantages = whitened(of_policy.advantages, mask, summed) if ppo.whiten_advantages else of_policy.advantages
+        with_advantages = replace(
             batch,
             mask_BT=tokens.apart(mask, length, rows),
             advantages_BT=tokens.apart(advantages, length, rows),
-            value_mask_BT=tokens.apart(found.value_mask, length, rows),
+            value_mask_BT=tokens.apart(of_policy.value_mask, length, rows),
             returns_BT=tokens.apart(of_critic.returns, length, rows),
             old_values_BT=old_values,
         )
-        return whole, figures
+        return with_advantages, figures
 
     def _real_returns(self, rewards: Tensor, messages: Tensor) -> Estimates:
         """The Monte-Carlo returns: what the critic should say of episodes whose rewards are all known."""
@@ -180,8 +180,8 @@ class PPO(GRPO):
     def _mean_return(self, rewards: Tensor, ended: Tensor, messages: Tensor, accelerator: Accelerator) -> float:
         """The mean Monte-Carlo return over the critic's states of all processes: in episodes that ended, or, if every
         one was cut, in all of them, with the verdicts on what there is of them."""
-        own = [self._real_returns(rewards, each) for each in (ended, messages)]
-        sums = torch.stack([moments(each.returns, each.value_mask) for each in own])
+        candidates = [self._real_returns(rewards, numbers) for numbers in (ended, messages)]
+        sums = torch.stack([moments(estimates.returns, estimates.value_mask) for estimates in candidates])
         of_ended, of_all = accelerator.reduce(sums, reduction="sum")
         return mean_and_variance(of_ended if of_ended[0] > 0 else of_all)[0]
 
@@ -213,7 +213,7 @@ class PPO(GRPO):
             kl = kl_to_reference(logps, old, micro.ref_logps_BT)
             learned = learned + self.train.beta * kl
             self._means.add("kl", kl, mask)
-        if scores.beside is not None:
+        if scores.hook_output is not None:
             learned = learned + self.weighted_divergence(scores, micro)
         with torch.no_grad():
             below, above = is_clipped(logps, old, micro.advantages_BT, self.options)
@@ -270,14 +270,14 @@ def _batch_figures(
         real: the Monte-Carlo returns of the episodes that ended.
         share: the moments of whether an episode was cut.
     """
-    own = [
+    local_moments = [
         moments(found.advantages, mask),
         moments(of_critic.returns, of_critic.value_mask),
         moments(real.returns - values, real.value_mask),
         moments(real.returns, real.value_mask),
         share,
     ]
-    advantages, returns, errors, known_returns, cut = accelerator.reduce(torch.stack(own), reduction="sum")
+    advantages, returns, errors, known_returns, cut = accelerator.reduce(torch.stack(local_moments), reduction="sum")
     mean, variance = mean_and_variance(advantages)
     figures = {
         "ppo/advantage_mean": mean,
@@ -306,13 +306,13 @@ class EpisodeTokens:
     """The tokens of all episodes, one after the other. E is the number of episodes, L the most tokens of one.
 
     Attributes:
-        rows, places: the sample of each token and its place in it, of shape (E, L).
-        there: false for padding, of shape (E, L).
+        rows, positions: the sample of each token and its position in it, of shape (E, L).
+        mask: false for padding, of shape (E, L).
     """
 
     rows: Tensor
-    places: Tensor
-    there: Tensor
+    positions: Tensor
+    mask: Tensor
 
     @classmethod
     def of(cls, samples: Sequence[int], lengths: Tensor) -> "EpisodeTokens":
@@ -322,26 +322,29 @@ class EpisodeTokens:
             samples: the number of samples of each episode.
             lengths: the number of completion tokens of each sample.
         """
-        device, known = lengths.device, lengths.split(list(samples))
-        starts = [sum(samples[:place]) for place in range(len(samples))]
+        device, lengths_of_episodes = lengths.device, lengths.split(list(samples))
+        starts = [sum(samples[:index]) for index in range(len(samples))]
         rows = [
-            torch.arange(start, start + len(own), device=device).repeat_interleave(own)
-            for start, own in zip(starts, known, strict=True)
+            torch.arange(start, start + len(sample_lengths), device=device).repeat_interleave(sample_lengths)
+            for start, sample_lengths in zip(starts, lengths_of_episodes, strict=True)
         ]
-        places = [torch.cat([torch.arange(int(length), device=device) for length in own]) for own in known]
-        there = pad_sequence([torch.ones_like(each, dtype=torch.bool) for each in places], batch_first=True)
-        return cls(pad_sequence(rows, batch_first=True), pad_sequence(places, batch_first=True), there)
+        positions = [
+            torch.cat([torch.arange(int(length), device=device) for length in sample_lengths])
+            for sample_lengths in lengths_of_episodes
+        ]
+        is_token = pad_sequence([torch.ones_like(episode, dtype=torch.bool) for episode in positions], batch_first=True)
+        return cls(pad_sequence(rows, batch_first=True), pad_sequence(positions, batch_first=True), is_token)
 
     def joined(self, tokens_BT: Tensor, empty: float) -> Tensor:
         """Values of samples as those of episodes, of shape (E, L), with `empty` as padding."""
-        found = tokens_BT[self.rows, self.places]
-        return torch.where(self.there, found, torch.full_like(found, empty))
+        values = tokens_BT[self.rows, self.positions]
+        return torch.where(self.mask, values, torch.full_like(values, empty))
 
     def apart(self, joined: Tensor, length: int, rows: int) -> Tensor:
         """Values of episodes as those of samples, of shape (rows, length); 0 where no episode has a token."""
-        found = joined.new_zeros(rows, length)
-        found[self.rows[self.there], self.places[self.there]] = joined[self.there]
-        return found
+        values = joined.new_zeros(rows, length)
+        values[self.rows[self.mask], self.positions[self.mask]] = joined[self.mask]
+        return values
 
 
 @dataclass(frozen=True)
@@ -372,16 +375,16 @@ def steps_of(record: Trajectory, rewards: ProcessRewards, score: float | None, w
     """
     messages = [_messages_of(record, row) for row in _policy_rows(record)]
     last = {
-        number: (place, token)
-        for place, own in enumerate(messages)
-        for token, number in enumerate(own)
+        number: (sample, token)
+        for sample, numbers in enumerate(messages)
+        for token, number in enumerate(numbers)
         if number != NO_STEP
     }
-    known = {number: rewards.messages[number] for number in last if rewards.messages[number] is not None}
-    process = [[0.0] * len(own) for own in messages]
-    for number, reward in known.items():
-        place, token = last[number]
-        process[place][token] = weight * reward / len(known)
+    scored = {number: rewards.messages[number] for number in last if rewards.messages[number] is not None}
+    process = [[0.0] * len(numbers) for numbers in messages]
+    for number, reward in scored.items():
+        sample, token = last[number]
+        process[sample][token] = weight * reward / len(scored)
     return EpisodeSteps(messages, process, record.truncated, score)
 
 
@@ -390,10 +393,10 @@ def _policy_rows(record: Trajectory) -> list[TrainingRow]:
 
 
 def _messages_of(record: Trajectory, row: TrainingRow) -> list[int]:
-    found = [number if own else NO_STEP for number, own in zip(row.messages, row.mask, strict=True)]
-    if any(own and number == NO_STEP for number, own in zip(found, row.mask, strict=True)):
+    numbers = [number if is_sampled else NO_STEP for number, is_sampled in zip(row.messages, row.mask, strict=True)]
+    if any(is_sampled and number == NO_STEP for number, is_sampled in zip(numbers, row.mask, strict=True)):
         raise DataError(f"{record.id}: a token that the policy sampled is in no message's span.")
-    return found
+    return numbers
 
 
 def _padded(rows: Sequence[Sequence[float]], padding: float, like_BT: Tensor) -> Tensor:

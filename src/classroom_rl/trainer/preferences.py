@@ -63,8 +63,8 @@ def train(config: TrainPreferencesConfig) -> Path:
         ConfigError: as `fine_tune`.
         DataError: if there are no pairs to learn from, or they are of another tokenizer.
     """
-    given = Path(config.dataset.pairs or "")
-    file = given / PAIRS_NAME if given.is_dir() else given
+    path = Path(config.dataset.pairs or "")
+    file = path / PAIRS_NAME if path.is_dir() else path
     config = replace(config, dataset=replace(config.dataset, pairs=str(file)))
     return fine_tune(config, "train_preferences", config.train.loss, preference_arguments, make_trainer, _FIXED)
 
@@ -126,21 +126,21 @@ def read_short_pairs(options: PairsConfig, tokenizer: PreTrainedTokenizerBase, m
     name = options.pairs or ""
     pairs, fingerprint = read_pairs(Path(name))
     refuse_other_tokenizer(name, fingerprint, tokenizer)
-    wanted = [pair for pair in pairs if pair.source in options.sources]
+    selected = [pair for pair in pairs if pair.source in options.sources]
     short = [
         pair
-        for pair in wanted
+        for pair in selected
         if len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) <= max_length
     ]
     if not short:
         raise DataError(
-            f"{name} holds {len(pairs)} pairs, {len(wanted)} of them of the sources {', '.join(options.sources)} "
+            f"{name} holds {len(pairs)} pairs, {len(selected)} of them of the sources {', '.join(options.sources)} "
             f"(dataset.sources), and none of these has at most {max_length} tokens (model.max_length)."
         )
-    if len(short) < len(wanted):
-        left_out = len(wanted) - len(short)
+    if len(short) < len(selected):
+        left_out = len(selected) - len(short)
         logger.warning("%d of %d pairs have more than %d tokens (model.max_length) and are left out", left_out,
-                       len(wanted), max_length)  # fmt: skip
+                       len(selected), max_length)  # fmt: skip
     return short
 
 
@@ -180,10 +180,10 @@ def with_swapped(pairs: Sequence[PreferencePair], seed: int) -> list[PreferenceP
     def likeness(index: int) -> tuple[str, int]:
         return pairs[index].source, sum(pairs[index].chosen_mask) - sum(pairs[index].rejected_mask)
 
-    draw, order = random.Random(f"{seed}|swapped"), sorted(range(len(pairs)), key=likeness)
+    rng, order = random.Random(f"{seed}|swapped"), sorted(range(len(pairs)), key=likeness)
     if len(order) % 2:
         del order[len(order) // 2]  # the one that is left over is no extreme one
-    swapped = {draw.choice(couple) for couple in zip(order[::2], order[1::2], strict=True)}
+    swapped = {rng.choice(couple) for couple in zip(order[::2], order[1::2], strict=True)}
     return [
         replace(
             pair,
@@ -243,8 +243,8 @@ class PairCollator:
     pad_id: int
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> Batch:
-        sides = [(side, each) for side in ("chosen", "rejected") for each in examples]
-        texts = [(each["prompt_ids"], each[f"{side}_ids"], each[f"{side}_mask"]) for side, each in sides]
+        sides = [(side, example) for side in ("chosen", "rejected") for example in examples]
+        texts = [(example["prompt_ids"], example[f"{side}_ids"], example[f"{side}_mask"]) for side, example in sides]
         return padded(texts, self.pad_id)
 
 
@@ -257,13 +257,13 @@ class SingleCollator:
     max_length: int
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> Batch:
-        prompts = [each["prompt_ids"] for each in examples]
-        texts = [(each["completion_ids"], each["mask"]) for each in examples]
-        own = [(prompt, *text) for prompt, text in zip(prompts, texts, strict=True)]
-        others = [(prompt, *text) for prompt, text in zip(prompts, [*texts[-1:], *texts[:-1]], strict=True)]
-        kl = padded(others, self.pad_id, self.max_length)
-        labels = torch.tensor([each["label"] for each in examples])
-        return padded(own, self.pad_id) | {f"KL_{name}": value for name, value in kl.items()} | {"label": labels}
+        prompts = [example["prompt_ids"] for example in examples]
+        texts = [(example["completion_ids"], example["mask"]) for example in examples]
+        matched = [(prompt, *text) for prompt, text in zip(prompts, texts, strict=True)]
+        mismatched = [(prompt, *text) for prompt, text in zip(prompts, [*texts[-1:], *texts[:-1]], strict=True)]
+        kl = padded(mismatched, self.pad_id, self.max_length)
+        labels = torch.tensor([example["label"] for example in examples])
+        return padded(matched, self.pad_id) | {f"KL_{name}": value for name, value in kl.items()} | {"label": labels}
 
 
 class MeasureHeldOut(TrainerCallback):
@@ -297,22 +297,22 @@ class MeasureHeldOut(TrainerCallback):
 
     @torch.no_grad()
     def _measure(self, when: str) -> None:
-        trainer, found = self._trainer, []
+        trainer, log_probs = self._trainer, []
         model, adapted = trainer.model_wrapped, trainer.accelerator.unwrap_model(trainer.model)
         with without_dropout(model):
             for batch in self._loader:
                 policy = self._log_probs(model, batch)
                 with adapted.disable_adapter() if isinstance(adapted, PeftModel) else nullcontext():
                     reference = self._log_probs(trainer.ref_model or model, batch)
-                found.append(trainer.accelerator.gather_for_metrics(torch.cat([policy, reference], dim=1)).cpu())
-        figures = figures_of(torch.cat(found), self._pairs, trainer.beta)
+                log_probs.append(trainer.accelerator.gather_for_metrics(torch.cat([policy, reference], dim=1)).cpu())
+        figures = figures_of(torch.cat(log_probs), self._pairs, trainer.beta)
         if trainer.accelerator.is_main_process:
             is_first = when == "before" or not self._path.is_file()
             earlier = {"held_out": self._held_out} if is_first else json.loads(self._path.read_text(encoding="utf-8"))
             unfinished = self._path.with_suffix(".unfinished")
             with storage_errors(self._path):
                 unfinished.write_text(json.dumps(earlier | {when: figures}, indent=2) + "\n", encoding="utf-8")
-                unfinished.replace(self._path)
+                unfinished.replace(self._path)  # at once: whoever is killed here leaves the earlier file whole
             logger.info("%s: the better of two held-out texts is the likelier one in %.1f %% of %d pairs", when,
                         100 * figures["all"]["accuracy"]["mean"], len(self._pairs))  # fmt: skip
 
@@ -339,14 +339,14 @@ def figures_of(log_probs: Tensor, pairs: Sequence[PreferencePair], beta: float) 
     margins, rewards = better - worse, beta * ((better - reference_better) - (worse - reference_worse))
     figures: dict[str, Any] = {}
     for source in ("all", *sorted({pair.source for pair in pairs})):
-        chosen = [index for index, pair in enumerate(pairs) if source in ("all", pair.source)]
+        pair_indices = [index for index, pair in enumerate(pairs) if source in ("all", pair.source)]
         by_problem: dict[str, list[int]] = {}
-        for index in chosen:
+        for index in pair_indices:
             by_problem.setdefault(pairs[index].problem_id, []).append(index)
-        figures[source] = {"pairs": len(chosen), "problems": len(by_problem)}
+        figures[source] = {"pairs": len(pair_indices), "problems": len(by_problem)}
         for name, values in (("", margins), ("reward_", rewards)):
             shares = (values > 0).double() + 0.5 * (values == 0)
-            of_problems = {problem: shares[indices].tolist() for problem, indices in by_problem.items()}
-            figures[source][f"{name}accuracy"] = mean_with_ci(of_problems, (0.0, 1.0))
-            figures[source][f"{name}margin"] = fmean(values[chosen].tolist())
+            shares_by_problem = {problem: shares[indices].tolist() for problem, indices in by_problem.items()}
+            figures[source][f"{name}accuracy"] = mean_with_ci(shares_by_problem, (0.0, 1.0))
+            figures[source][f"{name}margin"] = fmean(values[pair_indices].tolist())
     return figures

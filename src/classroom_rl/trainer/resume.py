@@ -113,14 +113,14 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
             checkpoint has made more steps than are configured.
         DataError: if problems that have changed cannot be read.
     """
-    found = _last_checkpoint(run_folder)
-    if found is None:
+    last_checkpoint = _last_checkpoint(run_folder)
+    if last_checkpoint is None:
         return []
-    checkpoint, step = found
-    last = config.train.max_steps
-    if 0 < last < step:
+    checkpoint, step = last_checkpoint
+    max_steps = config.train.max_steps
+    if 0 < max_steps < step:
         raise ConfigError(
-            f"{checkpoint} has made {step} steps already, and train.max_steps is {last}: raise it, or give a new "
+            f"{checkpoint} has made {step} steps already, and train.max_steps is {max_steps}: raise it, or give a new "
             "run another folder, logging.save_dir=…"
         )
     if not (checkpoint / MADE_WITH).is_file():
@@ -131,8 +131,8 @@ def check_resume(run_folder: Path, config: TrainRLConfig) -> list[str]:
     wrong = [f"{key} was {old} and is {new} now ({fixed[key]})" for key, old, new in changes if key in fixed]
     if wrong:
         raise ConfigError(refusal(checkpoint, wrong))
-    told = [f"{key} changes from {old} to {new} after step {step}" for key, old, new in changes]
-    return [*told, *_changed_contents(checkpoint, step, config)]
+    descriptions = [f"{key} changes from {old} to {new} after step {step}" for key, old, new in changes]
+    return [*descriptions, *_changed_contents(checkpoint, step, config)]
 
 
 def check_problems(run_folder: Path, problems: Sequence[Problem]) -> None:
@@ -141,10 +141,10 @@ def check_problems(run_folder: Path, problems: Sequence[Problem]) -> None:
     Raises:
         ConfigError: if the last checkpoint was made with others.
     """
-    found = _last_checkpoint(run_folder)
-    was = read_contents(found[0]).get(PROBLEMS) if found is not None else None
-    if was is not None and was != {_DATA: {"": fingerprint_of(problems)}}:
-        raise ConfigError(refusal(found[0], [_other_problems(was, problems)]))
+    last_checkpoint = _last_checkpoint(run_folder)
+    recorded = read_contents(last_checkpoint[0]).get(PROBLEMS) if last_checkpoint is not None else None
+    if recorded is not None and recorded != {_DATA: {"": fingerprint_of(problems)}}:
+        raise ConfigError(refusal(last_checkpoint[0], [_other_problems(recorded, problems)]))
 
 
 def _changed_contents(checkpoint: Path, step: int, config: TrainRLConfig) -> Iterator[str]:
@@ -232,10 +232,10 @@ def _changes(made_with: dict[str, Any], config: dict[str, Any]) -> list[tuple[st
     changes = []
     for key in keys_of(TrainRLConfig):
         try:
-            was = _value(made_with, key)
+            old_value = _value(made_with, key)
         except KeyError:  # the checkpoint is older than the key
             continue
-        old, new = _text(made_with, was), _text(config, _without_new_keys(_value(config, key), was))
+        old, new = _text(made_with, old_value), _text(config, _without_new_keys(_value(config, key), old_value))
         if old != new and key not in _NOT_COMPARED:
             changes.append((key, old, new))
     return changes
@@ -255,7 +255,7 @@ def _without_new_keys(value: Any, was: Any) -> Any:
     if not isinstance(value, list) or not isinstance(was, list) or len(value) != len(was):
         return value
     pairs = list(zip(value, was, strict=True))
-    if not all(isinstance(each, dict) for pair in pairs for each in pair):
+    if not all(isinstance(item, dict) for pair in pairs for item in pair):
         return value
     return [{name: now[name] for name in now if name in before} for now, before in pairs]
 

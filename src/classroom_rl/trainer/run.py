@@ -63,13 +63,13 @@ def train(config: TrainRLConfig) -> None:
         check_adapter("teacher_model", config.teacher_model.model_name_or_path, adapter)
     arguments = training_arguments(config, run_folder)  # sets up the process group, too
     state = PartialState()
-    with ExitStack() as closing:
+    with ExitStack() as stack:
 
         def serve_metrics() -> CollectorRegistry | None:
-            return closing.enter_context(metrics_port(config)) if state.is_main_process else None
+            return stack.enter_context(metrics_port(config)) if state.is_main_process else None
 
         registry = on_every_process(state, serve_metrics)
-        session = closing.enter_context(training_session(config))
+        session = stack.enter_context(training_session(config))
         keep_tracked_run(arguments, session.run_id)
         checkpoint = None if session.checkpoint is None else Path(session.checkpoint)
         algorithm = algorithm_of(config, run_folder, checkpoint)
@@ -93,12 +93,12 @@ def _run(session: TrainingSession, loop: TrainingLoop, registry: CollectorRegist
     """
     config, run_folder, state = session.config, session.run_folder, PartialState()
     loop.remove_callback(PrinterCallback)
-    exported = []
+    line_callbacks = []
     if registry is not None:
         metrics = training_metrics(config, loop.model.config, state.num_processes)
         registry.register(metrics)
-        exported.append(metrics.record)
-    loop.add_callback(GRPOMetricsCallback(run_folder, on_line=exported))
+        line_callbacks.append(metrics.record)
+    loop.add_callback(GRPOMetricsCallback(run_folder, on_line=line_callbacks))
     loop.add_callback(PlotCallback(run_folder, loop))
     if config.train.corrections.mode == PASS:
         loop.add_callback(CorrectionPasses(loop, config))

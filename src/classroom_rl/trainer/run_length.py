@@ -114,9 +114,9 @@ def report_length(config: TrainRLConfig, problems: int | None, unknown: str = ""
                 f"{train.mu} optimizer steps"
             ]
         )
-    known = "" if problems is None else f"{problems} problems, "
+    prefix = "" if problems is None else f"{problems} problems, "
     lines = [
-        f"training: {known}{length.batches} batches of {batch}, {length.conversations} in all; {length.steps} "
+        f"training: {prefix}{length.batches} batches of {batch}, {length.conversations} in all; {length.steps} "
         f"optimizer steps at a learning rate of {train.learning_rate:g}"
     ]
     moved = farthest_move(train, config.policy_model.adapter, length.steps)
@@ -155,14 +155,14 @@ def load_training_problems(config: TrainRLConfig) -> list[Problem]:
         ConfigError: if they are too few for one batch.
         DataError: if a post-test is configured that cannot be held on one of them.
     """
-    dataset, wanted = config.dataset, config.train.number_of_problems_per_batch
+    dataset, problems_per_batch = config.dataset, config.train.number_of_problems_per_batch
     problems = load_problems(dataset.train_datasets, dataset.max_train_examples, config.seed)
     problems = problems[config.skip_first_samples :]
-    if len(problems) < wanted:
+    if len(problems) < problems_per_batch:
         raise ConfigError(
             f"{len(problems)} problems are left to train on (dataset.max_train_examples {dataset.max_train_examples}, "
             f"skip_first_samples {config.skip_first_samples}), but a batch has train.number_of_problems_per_batch = "
-            f"{wanted}."
+            f"{problems_per_batch}."
         )
     check_exams(config.generation, problems)
     return problems
@@ -179,7 +179,7 @@ def load_held_out_problems(config: TrainRLConfig, training: Sequence[Problem]) -
     if options.every == 0:
         return []
     problems = load_problems(options.eval_datasets, options.max_val_examples, config.seed)
-    trained_on = len({each.id for each in training} & {each.id for each in problems})
+    trained_on = len({problem.id for problem in training} & {problem.id for problem in problems})
     if trained_on:
         raise ConfigError(
             f"{trained_on} of the {len(problems)} lessons of evaluation.eval_datasets are among those that are trained "
@@ -201,7 +201,7 @@ def report_length_before_training(config: TrainRLConfig) -> LengthReport:
         DataError: if a dataset, or the template that makes problems of it, cannot be used.
         ConfigError: if the problems are too few for one batch, or some held-out ones are among them.
     """
-    missing = next((each for each in config.dataset.train_datasets if not _is_here(each)), None)
+    missing = next((source for source in config.dataset.train_datasets if not _is_here(source)), None)
     if missing is None:
         problems = load_training_problems(config)
         if all(map(_is_here, config.evaluation.eval_datasets)):

@@ -76,8 +76,8 @@ class NextBatch:
             # `play` has begun to repeat the judge's failed attempts, which is to be done once.
             batch.answer.set_result(self._sample(request.model_copy(update={"judge_again": False})))
         except BaseException as error:  # raised where the batch is taken
-            for missing in (each for each in (batch.played, batch.answer) if not each.done()):
-                missing.set_exception(error)
+            for pending in (future for future in (batch.played, batch.answer) if not future.done()):
+                pending.set_exception(error)
 
     def wait(self) -> None:
         """Wait until the policy is not needed in the batch any more, or it has failed: new weights must not be loaded
@@ -110,13 +110,13 @@ class ProblemOrder:
 
         The order of an epoch is that of TRL's `RepeatSampler` with this seed.
         """
-        epoch, place = divmod(step // self._mu, self.batches_per_epoch)
+        epoch, batch_index = divmod(step // self._mu, self.batches_per_epoch)
         generator = torch.Generator().manual_seed(self._seed + 1_000_003 * epoch)
         order = torch.randperm(len(self._ids), generator=generator).tolist()
-        chosen = order[place * self._count : (place + 1) * self._count]
-        episodes = [self._ids[each] for each in chosen for _ in range(self._group)]
-        own = len(episodes) // accelerator.num_processes
-        return episodes[accelerator.process_index * own : (accelerator.process_index + 1) * own]
+        indices = order[batch_index * self._count : (batch_index + 1) * self._count]
+        episodes = [self._ids[index] for index in indices for _ in range(self._group)]
+        per_process = len(episodes) // accelerator.num_processes
+        return episodes[accelerator.process_index * per_process : (accelerator.process_index + 1) * per_process]
 
 
 class BatchPlayer:
@@ -162,12 +162,12 @@ class BatchPlayer:
         batch = self._play(self._problems_of(step, accelerator), policy, step, max_steps, accelerator)
         self._first = False
         records = batch.records
-        checked = self._judge_monitor.check(accelerator, step, records)  # while the engines are awake
+        judge_figures = self._judge_monitor.check(accelerator, step, records)  # while the engines are awake
         self._gpus.sleep_engines()
-        figures = batch_metrics(records, batch.played) | supervision_metrics(records) | checked
-        everyones = to_main_process(accelerator, (records, batch.usage))
-        if everyones is not None:
-            figures |= self._metrics_of_all(everyones)
+        figures = batch_metrics(records, batch.played) | supervision_metrics(records) | judge_figures
+        gathered = to_main_process(accelerator, (records, batch.usage))
+        if gathered is not None:
+            figures |= self._metrics_of_all(gathered)
         if isinstance(self._client, BalancedServers):
             figures |= self._client.take_figures()
         if self._curriculum is not None:
@@ -181,18 +181,18 @@ class BatchPlayer:
         batch.figures |= figures | {"seconds/rollout": rollout_s, "seconds/judging": self._judging_s}
         if self._on_batch is not None:
             self._on_batch(step, batch.played)
-        batch.left_out |= {place for place, each in enumerate(records) if each.unrewarded}
+        batch.left_out |= {index for index, record in enumerate(records) if record.unrewarded}
         return batch
 
     def _metrics_of_all(
         self, everyones: Sequence[tuple[Sequence[Trajectory], Sequence[Mapping[str, Usage]]]]
     ) -> dict[str, float]:
         """The metrics that are no mean over processes, from what each of them played and used."""
-        records = [record for own, _ in everyones for record in own]
-        usages = [each for _, own in everyones for each in own]
+        records = [record for process_records, _ in everyones for record in process_records]
+        usages = [usage for _, process_usages in everyones for usage in process_usages]
         metrics = self._metrics(records) | reward_metrics([record.rewards for record in records])
-        for role in dict.fromkeys(role for each in usages for role in each):
-            metrics |= usage_metrics(role, [each.get(role) for each in usages])
+        for role in dict.fromkeys(role for usage in usages for role in usage):
+            metrics |= usage_metrics(role, [usage.get(role) for usage in usages])
         return metrics
 
     def _problems_of(self, step: int, accelerator: Accelerator) -> Sequence[str]:
@@ -268,14 +268,14 @@ class BatchPlayer:
         # A restarted trainer requests its batch by the same id, and gets the conversations that were played already.
         # A judge that failed may have stopped the trainer before: in the first batch, failed attempts are repeated.
         rank = f"rank{accelerator.process_index}of{accelerator.num_processes}"
-        again = f"-again{attempt}" if attempt else ""
-        early = f"-of{policy.version}" if policy.version != step else ""
+        attempt_suffix = f"-again{attempt}" if attempt else ""
+        version_suffix = f"-of{policy.version}" if policy.version != step else ""
         slice_digest = hashlib.sha256(repr((self._seed, problems)).encode()).hexdigest()[:8]
         return SampleRequest(
             problems=[problem.text for problem in problems],
             answers=[problem.answer for problem in problems],
             post_test_material=material_of(problems),
-            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}{again}{early}",
+            request_id=f"{self._run_id}-step{step:06d}-{rank}-{slice_digest}{attempt_suffix}{version_suffix}",
             seed=self._seed,
             step=step,
             run_id=policy.run_id,
@@ -308,8 +308,8 @@ class BatchPlayer:
         overflows = gather_object([(record.id, record.overflow) for record in records if record.overflow])
         unrewarded = sum(gather_object([len(lost)]))
         failed = gather_object(
-            [(each.id, _why_unrewarded(each)) for each in lost if not _overflowed(each)]
-            + [(each.id, _why_unrewarded(each)) for each in records if each.refused]
+            [(record.id, _why_unrewarded(record)) for record in lost if not _overflowed(record)]
+            + [(record.id, _why_unrewarded(record)) for record in records if record.refused]
         )
         if overflows and PartialState().is_main_process:
             logger.warning(
@@ -357,8 +357,8 @@ def batch_metrics(records: Sequence[Trajectory], played: Sequence[Trajectory] = 
 def sampled_tokens(record: Trajectory) -> int:
     """The tokens that the policy sampled for the messages that entered the episode, behind prompts of their own
     included."""
-    beside = (each for each in record.branches if each.kind == POLICY)
-    return sum(record.mask) + sum(sum(each.mask) if each.mask else len(each.ids) for each in beside)
+    branches = (branch for branch in record.branches if branch.kind == POLICY)
+    return sum(record.mask) + sum(sum(branch.mask) if branch.mask else len(branch.ids) for branch in branches)
 
 
 def staleness(records: Sequence[Trajectory], policy: PolicyVersion) -> list[float]:
@@ -369,8 +369,8 @@ def staleness(records: Sequence[Trajectory], policy: PolicyVersion) -> list[floa
 def reward_metrics(rewards: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Mean and sample standard deviation of each reward over a batch's episodes; those without one do not count."""
     metrics = {}
-    for name in dict.fromkeys(name for each in rewards for name in each):
-        values = [value for each in rewards if (value := each.get(name)) is not None]
+    for name in dict.fromkeys(name for episode_rewards in rewards for name in episode_rewards):
+        values = [value for episode_rewards in rewards if (value := episode_rewards.get(name)) is not None]
         if values:
             metrics[f"rewards/{name}/mean"] = fmean(values)
         if len(values) > 1:

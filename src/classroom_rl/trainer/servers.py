@@ -76,14 +76,14 @@ def assign_server(generation: GenerationConfig, rank: int, processes: int) -> As
     """
     urls: Sequence[str] = generation.server_urls or [server_url(generation)]
     uses_all = len(urls) > processes
-    places = [0 if uses_all else each * len(urls) // processes for each in range(processes)]
-    index = places[rank]
+    server_indices = [0 if uses_all else process * len(urls) // processes for process in range(processes)]
+    index = server_indices[rank]
     if generation.server_urls is None:
         token_for(generation.server_host)
     else:
         for url in urls if uses_all else [urls[index]]:
             token_for(urlsplit(url).hostname or "", "generation.server_urls")
-    return AssignedServer(index, urls[index].rstrip("/"), is_leader=places.index(index) == rank)
+    return AssignedServer(index, urls[index].rstrip("/"), is_leader=server_indices.index(index) == rank)
 
 
 def clients_of_all_servers(generation: GenerationConfig) -> list[ClassroomClient]:
@@ -126,9 +126,9 @@ class SharedGpus:
                 processes.
         """
         state = PartialState()
-        own = gather_object([gpu_id(state.device)])
-        found = server.once_per_server(state, lambda: engines_have_to_sleep(colocate, client.health(), own))
-        shared = any(gather_object([found]))
+        own_gpus = gather_object([gpu_id(state.device)])
+        must_sleep = server.once_per_server(state, lambda: engines_have_to_sleep(colocate, client.health(), own_gpus))
+        shared = any(gather_object([must_sleep]))
         if shared and isinstance(client, BalancedServers):
             raise ConfigError(
                 "generation.server_urls names more servers than the training has processes, and one of them uses a GPU "
@@ -185,9 +185,9 @@ class SharedGpus:
         Raises:
             ConfigError: if they are.
         """
-        own = set(gather_object([gpu_id(self._state.device)])) - {None}
-        found = self._server.once_per_server(self._state, lambda: _uses_any(self._client.health(), own))
-        if self._shared or any(gather_object([found])):
+        own_gpus = set(gather_object([gpu_id(self._state.device)])) - {None}
+        shares_gpus = self._server.once_per_server(self._state, lambda: _uses_any(self._client.health(), own_gpus))
+        if self._shared or any(gather_object([shares_gpus])):
             raise ConfigError(
                 "train.publish_through is nccl, which sends weights between different GPUs, but server and trainer use "
                 "the same ones (generation.colocate). Give the server GPUs of its own, or set "

@@ -78,8 +78,8 @@ def training_session(config: TrainRLConfig) -> Iterator[TrainingSession]:
     """
     disable_progress_bar()  # the bars of loading and saving; the training has its own
     run_folder, state = Path(config.logging.save_dir).resolve(), PartialState()
-    main = state.is_main_process
-    with on_every_process(state, lambda: claim("train_rl", run_folder) if main else nullcontext()):
+    is_main = state.is_main_process
+    with on_every_process(state, lambda: claim("train_rl", run_folder) if is_main else nullcontext()):
         yield _open(config, run_folder, state)
 
 
@@ -108,11 +108,11 @@ def _open(config: TrainRLConfig, run_folder: Path, state: PartialState) -> Train
 
 
 def _checkpoint(config: TrainRLConfig, run_folder: Path) -> str | None:
-    last = last_checkpoint(run_folder / "checkpoints")
-    if last is not None:
-        check_launch(Path(last), os.environ)
-        check_checkpoint(Path(last), config.served_teacher, config.policy_model.adapter)
-    return last
+    checkpoint = last_checkpoint(run_folder / "checkpoints")
+    if checkpoint is not None:
+        check_launch(Path(checkpoint), os.environ)
+        check_checkpoint(Path(checkpoint), config.served_teacher, config.policy_model.adapter)
+    return checkpoint
 
 
 def _connect(

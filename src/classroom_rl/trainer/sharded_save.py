@@ -41,8 +41,8 @@ Save = Callable[[Path], None]
 def weight_bytes(model: torch.nn.Module, only_trained: bool = False) -> int:
     """The size of the weights in bytes, including partitions on other processes; with `only_trained`, of the trained
     ones only."""
-    counted = (each for each in model.parameters() if each.requires_grad or not only_trained)
-    return sum(_size(each) for each in counted)
+    parameters = (parameter for parameter in model.parameters() if parameter.requires_grad or not only_trained)
+    return sum(_size(parameter) for parameter in parameters)
 
 
 def _size(weight: torch.Tensor) -> int:
@@ -171,9 +171,9 @@ def gathered_weights(model: PreTrainedModel, keep: bool, device: torch.device = 
         layer = layers.get(id(tensor))
         with zero.GatheredParameters([tensor, *(adapter_weights(layer) if layer else ())]):
             if keep or isinstance(tensor, DTensor):  # FSDP's are merged and gathered by all processes together
-                found = whole(_merged(unpacked(tensor), layer) if layer else unpacked(tensor))
+                weight = whole(_merged(unpacked(tensor), layer) if layer else unpacked(tensor))
             if keep:
-                piece[name] = found.detach().to(device, copy=together)
+                piece[name] = weight.detach().to(device, copy=together)
             if keep and not together:
                 yield revert_weight_conversion(model, piece)
                 piece = {}
@@ -190,10 +190,10 @@ def gathered_adapter(model: PeftModel, keep: bool) -> Iterator[Weights]:
         if not tensor.requires_grad or _is_of_critic(name):
             continue
         with zero.GatheredParameters([tensor]):
-            found = whole(tensor)
+            weight = whole(tensor)
             if keep:
-                held = {name: found.detach().to("cpu", copy=True)}
-                yield get_peft_model_state_dict(model, held, _ADAPTER, save_embedding_layers=False)
+                piece = {name: weight.detach().to("cpu", copy=True)}
+                yield get_peft_model_state_dict(model, piece, _ADAPTER, save_embedding_layers=False)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def _is_of_critic(name: str) -> bool:
 
 def adapted_layers(model: PreTrainedModel) -> list[LoraLayer]:
     """The model's layers with an adapter; empty without one."""
-    return [each for each in model.modules() if isinstance(each, LoraLayer)]
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
 def adapted_weight(layer: LoraLayer) -> torch.Tensor:
@@ -218,7 +218,7 @@ def adapted_weight(layer: LoraLayer) -> torch.Tensor:
 
 def adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
     """The weights that an adapter layer trains."""
-    return [each for name in layer.adapter_layer_names for each in getattr(layer, name).parameters()]
+    return [parameter for name in layer.adapter_layer_names for parameter in getattr(layer, name).parameters()]
 
 
 def _merged(weight: torch.Tensor, layer: LoraLayer) -> torch.Tensor:

@@ -77,8 +77,8 @@ class StrongTutorApi:
         together, of shape (N, count) and (N, count + 1). Raises as `log_probs`."""
         ids, logps = [], []
         for _, entry in self._entries(requests, count):
-            known = [each for each in entry.items() if each[0] < self._vocabulary]
-            likely = sorted(known, key=lambda item: -item[1])[:count]
+            in_vocabulary = [item for item in entry.items() if item[0] < self._vocabulary]
+            likely = sorted(in_vocabulary, key=lambda item: -item[1])[:count]
             if len(likely) < count:
                 raise ConfigError(
                     f"{self._name} was asked for {count} tokens with ids below {self._vocabulary}, and gave "
@@ -101,14 +101,14 @@ class StrongTutorApi:
         ]
 
     async def _ask_all(self, requests: Sequence[TokenRequest], count: int) -> list[list[dict[str, Any] | None]]:
-        gate, self._answered = asyncio.Semaphore(CONCURRENT_REQUESTS), time.monotonic()
+        semaphore, self._answered = asyncio.Semaphore(CONCURRENT_REQUESTS), time.monotonic()
         is_local = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
         http = DefaultAsyncHttpxClient(trust_env=not is_local, follow_redirects=False)  # no proxy for local servers
         options = {"timeout": REQUEST_TIMEOUT_S, "max_retries": 0, "http_client": http}
         async with AsyncOpenAI(api_key=self._key, base_url=self._url, **options) as client:
 
             async def answer(request: TokenRequest) -> list[dict[str, Any] | None]:
-                async with gate:
+                async with semaphore:
                     return await self._answer(client, request, count)
 
             return await asyncio.gather(*map(answer, requests))
@@ -134,13 +134,13 @@ class StrongTutorApi:
             await asyncio.sleep(PAUSE_S)
         self._answered = time.monotonic()
         choices = getattr(answer, "choices", None)  # what is no JSON comes as a text
-        found = getattr(choices[0], "prompt_logprobs", None) if choices else None
-        if not isinstance(found, list) or len(found) != len(request.ids):
+        prompt_logprobs = getattr(choices[0], "prompt_logprobs", None) if choices else None
+        if not isinstance(prompt_logprobs, list) or len(prompt_logprobs) != len(request.ids):
             raise ConfigError(
                 f"{self._name} gives no log-probs of a prompt's tokens (prompt_logprobs), which vLLM's server does: "
                 "set train.distillation.base_url to the /v1 of such a server."
             )
-        return found
+        return prompt_logprobs
 
     def _read(self, answer: list[dict[str, Any] | None], index: int, token: int) -> dict[int, float]:
         try:

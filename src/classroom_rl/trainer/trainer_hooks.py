@@ -70,10 +70,10 @@ class _GoOnAsConfigured(TrainerCallback):
         scheduler.last_epoch -= 1
         scheduler.step()  # to where it was, from the configured rates
         for optimizer in (scheduler.optimizer, trainer.optimizer):  # DeepSpeed wraps one in the other
-            for group, rate, now in zip(
+            for group, rate, current_rate in zip(
                 optimizer.param_groups, scheduler.base_lrs, scheduler.get_last_lr(), strict=True
             ):
-                group["lr"], group["initial_lr"] = now, rate
+                group["lr"], group["initial_lr"] = current_rate, rate
 
 
 class AtomicCheckpoints(Trainer):

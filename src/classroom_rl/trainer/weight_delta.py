@@ -60,24 +60,24 @@ def _compare(pieces: Iterator[Weights], start: str) -> Movement:
         ConfigError: if the start cannot be read, or holds none of the weights.
     """
     moved = before = 0.0
-    compared = of = 0
+    compared = total = 0
     try:
-        with ExitStack() as files:
-            opened = [files.enter_context(safe_open(path, framework="pt")) for path in weight_files(start)]
-            place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-            for name, now in ((name, tensor) for piece in pieces for name, tensor in piece.items()):
-                of += now.numel()
-                then = place[name].get_tensor(name) if name in place else None
-                if then is None or then.shape != now.shape:
+        with ExitStack() as stack:
+            shards = [stack.enter_context(safe_open(path, framework="pt")) for path in weight_files(start)]
+            files_by_name = {name: file for file in shards for name in file.keys()}  # noqa: SIM118
+            for name, current in ((name, tensor) for piece in pieces for name, tensor in piece.items()):
+                total += current.numel()
+                initial = files_by_name[name].get_tensor(name) if name in files_by_name else None
+                if initial is None or initial.shape != current.shape:
                     continue
-                compared += now.numel()
-                moved += _square(now.float() - then.float())
-                before += _square(then)
+                compared += current.numel()
+                moved += _square(current.float() - initial.float())
+                before += _square(initial)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{start} cannot be read: {error}") from error
     if not before:
         raise ConfigError(f"{start} holds none of the weights that were trained")
-    return Movement((moved / before) ** 0.5, compared, of)
+    return Movement((moved / before) ** 0.5, compared, total)
 
 
 def _of_adapter(layers: Sequence[LoraLayer]) -> Movement:
@@ -89,7 +89,7 @@ def _of_adapter(layers: Sequence[LoraLayer]) -> Movement:
     for layer in layers:
         weight, learned = adapted_weight(layer), adapter_weights(layer)
         with torch.no_grad(), zero.GatheredParameters([weight, *learned]):
-            trained += sum(each.numel() for each in learned)
+            trained += sum(parameter.numel() for parameter in learned)
             moved += sum(_square(layer.get_delta_weight(name)) for name in layer.active_adapters)
             before += _square(unpacked(weight))
     return Movement((moved / before) ** 0.5, trained, trained)

@@ -142,13 +142,13 @@ class SafetensorsWriter:
     def _store(self, data: np.ndarray) -> None:
         """Write `data` behind what is there. Each thread takes some of the blocks, which lie beside each other."""
         blocks = range(0, len(data), _BLOCK_BYTES)
-        share = -(-len(blocks) // self._threads) or 1
-        shares = [blocks[first : first + share] for first in range(0, len(blocks), share)]
+        per_thread = -(-len(blocks) // self._threads) or 1
+        shares = [blocks[first : first + per_thread] for first in range(0, len(blocks), per_thread)]
         offset = 8 + _HEADER_BYTES + self.bytes
-        others = [self._pool.submit(self._store_blocks, data, each, offset) for each in shares[1:]]
+        futures = [self._pool.submit(self._store_blocks, data, share, offset) for share in shares[1:]]
         for each in shares[:1]:
             self._digest.update(self._store_blocks(data, each, offset))
-        for each in others:
+        for each in futures:
             self._digest.update(each.result())
 
     def _store_blocks(self, data: np.ndarray, blocks: range, offset: int) -> bytes:

@@ -146,11 +146,11 @@ class WeightPublisher:
         needed = weight_bytes(trainer.model, only_trained=self._has_adapter)
 
         def write(save: Save) -> None:
-            over, versions = None, 1
+            overwritten, versions = None, 1
             if whole_in_memory:
-                over = oldest_policy(folder.parent, self._keep)
+                overwritten = oldest_policy(folder.parent, self._keep)
                 versions = self._keep + 1 - len(list(folder.parent.iterdir()))  # room for all, from the first one on
-            write_policy(folder, policy, save, versions * needed, over)
+            write_policy(folder, policy, save, versions * needed, overwritten)
 
         if whole_in_memory:
             save_weights_together(trainer, write, self._kept)
@@ -163,9 +163,9 @@ class WeightPublisher:
 
     def _remove_old(self, step: int, last: bool) -> None:
         remove_old_policies(policies_folder(self._run_folder), self._keep, step)
-        shared = shared_memory_folder(self._run_folder)
+        shared_folder = shared_memory_folder(self._run_folder)
         if last or not self._in_memory:  # what is there then is of a training that published through memory
-            shutil.rmtree(shared, ignore_errors=True)
+            shutil.rmtree(shared_folder, ignore_errors=True)
             self._kept.forget()
         else:
-            remove_old_policies(shared, self._keep + 1, step)  # the next is written over the oldest
+            remove_old_policies(shared_folder, self._keep + 1, step)  # the next is written over the oldest

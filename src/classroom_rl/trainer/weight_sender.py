@@ -86,19 +86,20 @@ class WeightSender:
         """
         self._prepare_group()
         buffers: Queue[torch.Tensor | None] = Queue(1)
-        sent = in_thread(partial(self._broadcast, self._group, self._join, buffers, tensors), _THREAD)
+        sending = in_thread(partial(self._broadcast, self._group, self._join, buffers, tensors), _THREAD)
         calls = [
             in_thread(partial(client.receive_weights, _request(policy, info, tensors)), _THREAD)
             for client, info in zip(self._clients, self._infos, strict=True)
         ]
         try:
             for buffer in packed(pieces, tensors, self._buffer_bytes, self._device):
-                _put(buffers, buffer, [*calls, sent])
-            _put(buffers, None, [*calls, sent])
-            wait([*calls, sent], return_when=FIRST_EXCEPTION)
-            _raise_failure([*calls, sent])
+                _put(buffers, buffer, [*calls, sending])
+            _put(buffers, None, [*calls, sending])
+            wait([*calls, sending], return_when=FIRST_EXCEPTION)
+            _raise_failure([*calls, sending])
         except BaseException:
             self._leave_group()
+            # The queue has one place: it is emptied for the mark that ends the broadcasting thread.
             with suppress(Empty):
                 buffers.get_nowait()
             with suppress(Full):
@@ -107,7 +108,7 @@ class WeightSender:
                 if not call.done():
                     in_thread(client.stop_receiving, _THREAD)
             raise
-        if any(call.result().weights != sent.result() for call in calls):
+        if any(call.result().weights != sending.result() for call in calls):
             raise PolicyMismatch(f"A server answers that it received other weights than were sent as policy {policy}.")
 
     def _prepare_group(self) -> None:
@@ -116,7 +117,7 @@ class WeightSender:
         if self._infos and all(engine.weight_group == self._infos[0].id for engine in engines):
             return
         self._leave_group()
-        unable = [c.url for c, engine in zip(self._clients, engines, strict=True) if not engine.receivers]
+        unable = [client.url for client, engine in zip(self._clients, engines, strict=True) if not engine.receivers]
         if unable:
             raise ConfigError(
                 f"The engine of the server at {unable[0]} takes no weights from the trainer's memory: set "
@@ -124,10 +125,10 @@ class WeightSender:
             )
         size = 1 + sum(engine.receivers for engine in engines)
         address = "" if self._device.type == "cuda" else _own_address([client.url for client in self._clients])
-        point, self._join = open_meeting(self._device, address, size, self._timeout_s)
+        meeting_point, self._join = open_meeting(self._device, address, size, self._timeout_s)
         group_id, rank = uuid4().hex, 1
         for engine in engines:
-            self._infos.append(TransferGroup(group_id, rank, size, self._buffer_bytes, **point))
+            self._infos.append(TransferGroup(group_id, rank, size, self._buffer_bytes, **meeting_point))
             rank += engine.receivers
 
     def _leave_group(self) -> None:
@@ -168,15 +169,15 @@ def _own_address(urls: Sequence[str]) -> str:
     Raises:
         DeadlineExceeded: if that server cannot be reached.
     """
-    places = [urlsplit(url) for url in urls]
-    place = next((each for each in places if not is_loopback(each.hostname or "")), places[0])
+    split_urls = [urlsplit(url) for url in urls]
+    server = next((url for url in split_urls if not is_loopback(url.hostname or "")), split_urls[0])
     try:
-        family, kind, _, _, address = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(server.hostname, server.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as connection:
             connection.connect(address)  # of datagrams: only the route is looked up
             return connection.getsockname()[0]
     except OSError as error:
-        raise DeadlineExceeded(f"{place.netloc} cannot be reached: {error}.") from error
+        raise DeadlineExceeded(f"{server.netloc} cannot be reached: {error}.") from error
 
 
 def _stream_of_its_own(device: torch.device) -> AbstractContextManager:

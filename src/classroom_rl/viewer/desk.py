@@ -136,12 +136,12 @@ def _count_undecided(corrections: Iterable[Correction], decisions: Mapping[Place
 
 def _no_correction_message(row: ConversationRow, body: DecisionBody) -> str:
     """Return the message that says why there is nothing to decide on."""
-    wanted = f"message {body.turn}" if body.draft == ITSELF else f"draft {body.draft} of message {body.turn}"
+    requested = f"message {body.turn}" if body.draft == ITSELF else f"draft {body.draft} of message {body.turn}"
     corrections = [
         f"message {turn}" + ("" if draft == ITSELF else f", draft {draft}") for turn, draft, _ in row.corrections
     ]
     listed = "; ".join(corrections[:10]) or "none"
-    return f"Conversation {row.id} has no correction of {wanted} (both are counted from 0). It has: {listed}."
+    return f"Conversation {row.id} has no correction of {requested} (both are counted from 0). It has: {listed}."
 
 
 def _view(correction: Correction, record: Mapping[str, Any], decision: CorrectionDecision | None) -> CorrectionView:

@@ -65,12 +65,12 @@ class JournalTails:
         for path in (self._folder / JOURNAL_NAME, *sorted(self._folder.glob(f"server*/{JOURNAL_NAME}"))):
             if path not in self._tails and path.is_file():
                 self._tails[path] = JournalTail(path)
-        found: dict[str, tuple[JournalTail, JournalConversation]] = {}
+        latest: dict[str, tuple[JournalTail, JournalConversation]] = {}
         for tail in self._tails.values():
             for conversation in tail.conversations(since, written):
-                if conversation.id not in found or found[conversation.id][1].began < conversation.began:
-                    found[conversation.id] = tail, conversation
-        return list(found.values())
+                if conversation.id not in latest or latest[conversation.id][1].began < conversation.began:
+                    latest[conversation.id] = tail, conversation
+        return list(latest.values())
 
     @property
     def policy(self) -> str | None:

@@ -47,8 +47,8 @@ class ConversationSets:
             return self.steps[int(name)]
         if kind == "eval" and name in self.evaluations:
             return [self.evaluations[name]]
-        known = [f"step-{step}" for step in sorted(self.steps)][-3:] + [f"eval-{name}" for name in self.evaluations]
-        raise UnknownConversation(f"This run folder has no set of conversations {where!r}. There are: {known}.")
+        available = [f"step-{step}" for step in sorted(self.steps)][-3:] + [f"eval-{name}" for name in self.evaluations]
+        raise UnknownConversation(f"This run folder has no set of conversations {where!r}. There are: {available}.")
 
     @property
     def latest_step(self) -> int | None:

@@ -143,7 +143,7 @@ class RunReader:
         titles = {row.problem_id: row.title for row in sides[1]}
         common = [problem for problem in means[0] if problem in means[1]]
         entries = [(problem, titles[problem], means[0][problem], means[1][problem]) for problem in common]
-        both = [entry for entry in entries if None not in entry[2:]]
+        rewarded = [entry for entry in entries if None not in entry[2:]]
         if sort in ("risen", "fallen"):
             entries.sort(key=lambda entry: _increase(entry[2], entry[3]), reverse=sort == "risen")
         shown = entries[offset : offset + min(limit, LARGEST_PAGE)]
@@ -151,9 +151,9 @@ class RunReader:
         return Comparison(
             total=len(entries),
             offset=offset,
-            rewarded=len(both),
-            mean_left=_mean(entry[2] for entry in both),
-            mean_right=_mean(entry[3] for entry in both),
+            rewarded=len(rewarded),
+            mean_left=_mean(entry[2] for entry in rewarded),
+            mean_right=_mean(entry[3] for entry in rewarded),
             samplings=[name for name in _samplings(sides[0]) if name in _samplings(sides[1])],
             columns=dict(zip(("problem_id", "title", "left", "right"), map(list, columns), strict=True)),
         )

@@ -96,11 +96,11 @@ class CallLedger:
         # Requests in flight when an earlier process ended: they may have been billed, so they keep their reservations.
         self._run("UPDATE calls SET outcome = ? WHERE outcome = ?", LOST, IN_FLIGHT)
         self._zero_impossible_usage()
-        sums = "SELECT TOTAL(cost_usd), TOTAL(reserved_usd), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
-        self.spent_usd, self.reserved_usd, prompt, completion = self._run(sums).fetchone()
+        query = "SELECT TOTAL(cost_usd), TOTAL(reserved_usd), TOTAL(prompt_tokens), TOTAL(completion_tokens) FROM calls"
+        self.spent_usd, self.reserved_usd, prompt, completion = self._run(query).fetchone()
         self.prompt_tokens, self.completion_tokens = int(prompt), int(completion)
         counts = self._run("SELECT model, outcome, COUNT(*) FROM calls GROUP BY model, outcome")
-        self.outcomes: Counter[tuple[str, str]] = Counter({(model, outcome): n for model, outcome, n in counts})
+        self.outcomes: Counter[tuple[str, str]] = Counter({(model, outcome): count for model, outcome, count in counts})
 
     def enter(self, key: str, model: str, worst_usd: float) -> int | None:
         """Enter a request that is about to be sent.

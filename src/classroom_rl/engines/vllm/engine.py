@@ -295,12 +295,12 @@ def engine_arguments(model: ModelConfig, seed: int, sleep_mode: bool, runner: st
     unknown = sorted(set(options.extra) - {field.name for field in fields(AsyncEngineArgs)})
     if unknown:
         raise ConfigError(f"vllm.extra has {', '.join(unknown)}, which vLLM's AsyncEngineArgs do not have.")
-    placing = {name for name in options.extra if name.startswith(_PLACING) or name == "nnodes"}
-    own = sorted(set(options.extra) & set(arguments) | placing)
-    if own:
+    placement = {name for name in options.extra if name.startswith(_PLACING) or name == "nnodes"}
+    reserved = sorted(set(options.extra) & set(arguments) | placement)
+    if reserved:
         raise ConfigError(
-            f"vllm.extra has {', '.join(own)}, which this project sets itself: use the other keys of vllm, or leave "
-            "them out."
+            f"vllm.extra has {', '.join(reserved)}, which this project sets itself: use the other keys of vllm, or "
+            "leave them out."
         )
     return AsyncEngineArgs(**arguments, **options.extra)
 

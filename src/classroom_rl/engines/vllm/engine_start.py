@@ -49,14 +49,14 @@ class AdapterSlot:
         # vLLM does not reload a known id, and looks up cached prefixes by the adapter's name. So each load gets a new
         # id and a new name, even if the same version is published again.
         self._loaded += 1
-        new = LoRARequest(f"{policy} ({self._loaded})", self._loaded, str(folder))
+        adapter = LoRARequest(f"{policy} ({self._loaded})", self._loaded, str(folder))
         try:
-            await self._engine.add_lora(new)
+            await self._engine.add_lora(adapter)
         except EngineDeadError:
             raise
         except Exception as error:  # vLLM raises its workers' errors without a specific type
             raise DataError(f"vLLM did not take the adapter in {folder}: {error}") from error
-        previous, self.current = self.current, new
+        previous, self.current = self.current, adapter
         if previous is not None:
             await self._engine.remove_lora(previous.lora_int_id)
 
@@ -88,7 +88,7 @@ def served_rank(rank: int) -> int:
             f"The teacher's adapter has a matrix of rank {rank}, but vLLM serves ranks up to {SERVED_RANKS[-1]}: lower "
             "teacher_model.lora.rank."
         )
-    return min(served for served in SERVED_RANKS if served >= rank)
+    return min(supported for supported in SERVED_RANKS if supported >= rank)
 
 
 _POLL_S = 0.05
@@ -110,10 +110,10 @@ def start_engine(model: ModelConfig, load: Callable[[], "AsyncLLM"]) -> tuple["A
     """
     with ThreadPoolExecutor(1, "vllm-start") as pool:
         with _ENVIRONMENT_LOCK, _engine_environment(model):
-            others = set(multiprocessing.active_children())
+            earlier_processes = set(multiprocessing.active_children())
             loading = pool.submit(load)
             copies = model.vllm.data_parallel_size or 1
-            processes = _wait_for_processes(others, loading, copies + (copies > 1))
+            processes = _wait_for_processes(earlier_processes, loading, copies + (copies > 1))
         engine = loading.result()
     children = [child for process in processes for child in psutil.Process(process.pid).children(recursive=True)]
     return engine, sorted(process.pid for process in (*processes, *children))

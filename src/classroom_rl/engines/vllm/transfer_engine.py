@@ -49,8 +49,8 @@ class PolicyTransfer(NCCLWeightTransferEngine):
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         """Receive one version of the weights, and load it. Raises a `RuntimeError` if what arrived is not what the
         trainer sent."""
-        described = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
-        tensors = [TensorInfo(*each) for each in described]
+        descriptions = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
+        tensors = [TensorInfo(*description) for description in descriptions]
         receiver = Receiver(tensors, self.packed_buffer_size_bytes, self.model_update_group, self.device)
         weights = iter(receiver)
         self.model.load_weights(weights)

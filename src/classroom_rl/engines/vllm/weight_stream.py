@@ -70,19 +70,19 @@ class Buffer:
 
 def buffers_of(tensors: Iterable[TensorInfo], most_bytes: int) -> Iterator[Buffer]:
     """Divide tensors, in their order, into buffers of at most `most_bytes`; a larger tensor gets one of its own."""
-    chosen: list[TensorInfo] = []
+    buffer_tensors: list[TensorInfo] = []
     starts: list[int] = []
     size = 0
     for tensor in tensors:
         start = -(-size // _ALIGNMENT) * _ALIGNMENT
-        if chosen and start + size_of(tensor) > most_bytes:
-            yield Buffer(chosen, starts, size)
-            chosen, starts, start = [], [], 0
-        chosen.append(tensor)
+        if buffer_tensors and start + size_of(tensor) > most_bytes:
+            yield Buffer(buffer_tensors, starts, size)
+            buffer_tensors, starts, start = [], [], 0
+        buffer_tensors.append(tensor)
         starts.append(start)
         size = start + size_of(tensor)
-    if chosen:
-        yield Buffer(chosen, starts, size)
+    if buffer_tensors:
+        yield Buffer(buffer_tensors, starts, size)
 
 
 def size_of(tensor: TensorInfo) -> int:
@@ -102,21 +102,21 @@ def packed(
     Raises:
         ValueError: if they are other tensors than `tensors` says: receivers would take bytes of one for another's.
     """
-    found = (item for piece in pieces for item in piece.items())
+    named_tensors = (item for piece in pieces for item in piece.items())
     for plan in buffers_of(tensors, most_bytes):
         buffer, end = torch.empty(plan.size, dtype=torch.uint8, device=device), 0
-        for wanted, start in zip(plan.tensors, plan.starts, strict=True):
-            name, tensor = next(found, ("nothing", buffer))
-            if (name, tensor.dtype, list(tensor.shape)) != (wanted.name, getattr(torch, wanted.dtype), wanted.shape):
-                raise ValueError(f"{wanted} was announced, and {name} came: {tensor.dtype}, {list(tensor.shape)}.")
+        for info, start in zip(plan.tensors, plan.starts, strict=True):
+            name, tensor = next(named_tensors, ("nothing", buffer))
+            if (name, tensor.dtype, list(tensor.shape)) != (info.name, getattr(torch, info.dtype), info.shape):
+                raise ValueError(f"{info} was announced, and {name} came: {tensor.dtype}, {list(tensor.shape)}.")
             buffer[end:start] = 0  # what lies between two tensors counts in the fingerprint
-            end = start + size_of(wanted)
+            end = start + size_of(info)
             buffer[start:end] = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
             if tensor.is_cuda:  # else the piece may be gone before it is copied
                 torch.cuda.current_stream(device).synchronize()
         yield buffer
-    if (more := next(found, None)) is not None:
-        raise ValueError(f"{more[0]} came, which was not announced.")
+    if (surplus := next(named_tensors, None)) is not None:
+        raise ValueError(f"{surplus[0]} came, which was not announced.")
 
 
 def send(buffers: Iterable[torch.Tensor], tensors: Sequence[TensorInfo], group: Group, device: torch.device) -> str:
@@ -151,17 +151,17 @@ class Receiver:
             self._group.broadcast(buffer, src=0)
             self._fingerprint.update(buffer)
             for tensor, start in zip(plan.tensors, plan.starts, strict=True):
-                held = buffer[start : start + size_of(tensor)].view(getattr(torch, tensor.dtype))
-                yield tensor.name, held.view(tensor.shape)
+                flat = buffer[start : start + size_of(tensor)].view(getattr(torch, tensor.dtype))
+                yield tensor.name, flat.view(tensor.shape)
 
     def check(self) -> str:
         """Compare the fingerprint of what was received with the sender's, and return it. Raises a `RuntimeError` if
         they differ."""
         sent = torch.empty(_FINGERPRINT_BYTES, dtype=torch.uint8, device=self._device)
         self._group.broadcast(sent, src=0)
-        wanted, digest = bytes(sent.tolist()), self._fingerprint.digest()
-        if digest != wanted:
-            raise RuntimeError(f"the trainer sent weights {wanted.hex()}, and {digest.hex()} arrived")
+        expected, digest = bytes(sent.tolist()), self._fingerprint.digest()
+        if digest != expected:
+            raise RuntimeError(f"the trainer sent weights {expected.hex()}, and {digest.hex()} arrived")
         return digest.hex()
 
 
@@ -181,8 +181,8 @@ class Fingerprint:
 
     def digest(self) -> bytes:
         """The hash of all buffers so far."""
-        for each in self._checksums:
-            self._hash.update(each.cpu().numpy())
+        for value in self._checksums:
+            self._hash.update(value.cpu().numpy())
         self._checksums.clear()
         return self._hash.digest()
 
@@ -195,10 +195,10 @@ _SHIFT = 29
 def checksum(buffer: torch.Tensor) -> torch.Tensor:
     """A number of 64 bits that depends on every byte of a buffer and its place, computed where the buffer is: copying
     weights from a GPU to hash them would take longer than to send them. It detects mistakes, not malice."""
-    missing = -len(buffer) % _ALIGNMENT
-    words = torch.nn.functional.pad(buffer, (0, missing)) if missing else buffer
+    padding = -len(buffer) % _ALIGNMENT
+    padded = torch.nn.functional.pad(buffer, (0, padding)) if padding else buffer
     total = torch.zeros((), dtype=torch.int64, device=buffer.device)
-    for block in words.view(torch.int64).split(_BLOCK_WORDS):
+    for block in padded.view(torch.int64).split(_BLOCK_WORDS):
         factors = torch.arange(1, 2 * len(block), 2, device=buffer.device) * _FACTOR
         # The high bits go down first: a multiplication carries differences only up, and those at the top out.
         total = _mixed(total) * _FACTOR + (_mixed(block) * factors).sum()
@@ -227,17 +227,17 @@ def open_meeting(
 
         # Not vLLM's other way, in which the id is a pickle that any process on the network could replace.
         unique_id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
-        point = {"nccl_unique_id_b64": base64.b64encode(unique_id).decode()}
-        return point, partial(uid_init_process_group, unique_id, 0, world_size, device)
-    listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    port = listening.getsockname()[1]
+        meeting_point = {"nccl_unique_id_b64": base64.b64encode(unique_id).decode()}
+        return meeting_point, partial(uid_init_process_group, unique_id, 0, world_size, device)
+    listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    port = listener.getsockname()[1]
     store = torch.distributed.TCPStore(
         address,
         port,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listening.detach(),
+        master_listen_fd=listener.detach(),
         use_libuv=False,  # as vLLM does it with a socket that is open already
     )
     return {"master_address": address, "master_port": port}, partial(GlooGroup, store, 0, world_size, timeout_s)

@@ -65,8 +65,8 @@ class Session:
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
         """Whether a call repeats what was heard, and adds one message of the user."""
-        *before, last = messages
-        return bool(self.heard) and before == self.heard and last["role"] == "user"
+        *history, last = messages
+        return bool(self.heard) and history == self.heard and last["role"] == "user"
 
     def settle(self, outcome: float | str) -> None:
         """End the session, unless it has ended."""
@@ -106,19 +106,21 @@ class Environment(DialogueEnvironment):
 
     def replay(self, episode: DialogueEpisode, events: Iterable[dict[str, Any]], judge_again: bool) -> bool:
         """Restore a finished episode; an unfinished one begins anew, and so does a failed one with `judge_again`."""
-        events, end = list(events), None
+        events, closing_event = list(events), None
         for event in events:
             if event.get("prompt_ids"):  # a try begins, or failed before its first message
                 episode.turns.clear()
             if (turn := replay_event(episode, event)) is not None:
                 episode.turns.append(turn)
-            end = event if event["event"] in ("rewards", "failure") else None if turn is not None else end
-        if end is None or (judge_again and end["event"] == "failure"):
+            closing_event = (
+                event if event["event"] in ("rewards", "failure") else None if turn is not None else closing_event
+            )
+        if closing_event is None or (judge_again and closing_event["event"] == "failure"):
             episode.turns, episode.buffer = [], None
             return False
         episode.buffer, episode.state = replay_tokens(events), END
-        episode.overflow, episode.failure = end["overflow"], end.get("reason")
-        episode.rewards = end.get("rewards") or dict.fromkeys(self._rewards)
+        episode.overflow, episode.failure = closing_event["overflow"], closing_event.get("reason")
+        episode.rewards = closing_event.get("rewards") or dict.fromkeys(self._rewards)
         return events[-1]["event"] == "conversation"
 
     async def advance(self, play: Play[DialogueEpisode, bool]) -> None:
@@ -166,10 +168,10 @@ class Environment(DialogueEnvironment):
         outcome: float | str = _NO_REWARD
         key = os.environ.get("CLASSROOM_TOKEN") or "none"  # clients of OpenAI's refuse an empty one
         try:
-            given = self._agent(f"{self._url}/agent/{session.key}/v1", key, session.play.episode.problem)
-            given = asyncio.run(given) if inspect.iscoroutine(given) else given
-            if given is not None:
-                outcome = float(given) if math.isfinite(given) else f"The agent's reward is {given}."
+            reward = self._agent(f"{self._url}/agent/{session.key}/v1", key, session.play.episode.problem)
+            reward = asyncio.run(reward) if inspect.iscoroutine(reward) else reward
+            if reward is not None:
+                outcome = float(reward) if math.isfinite(reward) else f"The agent's reward is {reward}."
         except BaseException as error:  # also SystemExit: it ends the agent, not the server
             outcome = f"The agent {self.generation.agent} raised {type(error).__name__}: {str(error)[:500]}"
             logger.warning("episode %s: %s", session.play.episode.id, outcome, exc_info=error)
@@ -194,8 +196,8 @@ class Environment(DialogueEnvironment):
     def batch_metrics(cls, records: Sequence[Trajectory]) -> dict[str, float]:
         """The policy's messages in an episode, and the share of them that had a prompt of their own."""
         messages = sum(turn.role == POLICY_ROLE for record in records for turn in record.turns)
-        own = sum(len(record.branches) for record in records)
-        share = {"agent/own_prompt_share": own / messages} if messages else {}
+        own_prompts = sum(len(record.branches) for record in records)
+        share = {"agent/own_prompt_share": own_prompts / messages} if messages else {}
         return {"agent/messages_per_episode": messages / len(records), **share}
 
     # What agents ask ----------------------------------------------------------------------------------------------
@@ -244,11 +246,11 @@ class Environment(DialogueEnvironment):
             episode = session.play.episode
             if len(episode.turns) >= self.generation.max_turns - bool(episode.turns):
                 raise BadCall(f"The episode has generation.max_turns = {self.generation.max_turns} messages: end it.")
-            between = (
+            ids_between = (
                 self.roles.policy.frame.reply(messages[-1]["content"]) if session.is_continued_by(messages) else []
             )
-            context = [*episode.buffer.ids, *between] if between else self._policy.encode_chat(messages)
-            own_prompt = () if between or episode.buffer is None else tuple(context)
+            context = [*episode.buffer.ids, *ids_between] if ids_between else self._policy.encode_chat(messages)
+            own_prompt = () if ids_between or episode.buffer is None else tuple(context)
             room = self._limit - len(context) - 1
             limit = min(self._sampling.max_tokens, max_tokens or room)
             try:
@@ -268,7 +270,7 @@ class Environment(DialogueEnvironment):
             if await has_left():
                 raise BadCall("The client has gone: its message is dropped.")
             self._session(key)  # it may have ended meanwhile
-            self._add_answer(session, messages, draft, context, between)
+            self._add_answer(session, messages, draft, context, ids_between)
         return episode.turns[-1], len(context)
 
     def _session(self, key: str) -> Session:

@@ -52,9 +52,9 @@ class ChatBody(BaseModel, extra="allow"):
             BadCall: with the first field that does.
         """
         neutral = {"n": 1, "temperature": temperature, "top_p": top_p, "presence_penalty": 0, "frequency_penalty": 0}
-        given = {f"messages.{place}.{name}": value for place, message in enumerate(self.messages)
+        message_fields = {f"messages.{index}.{name}": value for index, message in enumerate(self.messages)
                  for name, value in (message.model_extra or {}).items()}  # fmt: skip
-        for name, value in ((self.model_extra or {}) | given).items():
+        for name, value in ((self.model_extra or {}) | message_fields).items():
             if value not in _NOTHING and name not in _FOR_NOBODY and (name not in neutral or value != neutral[name]):
                 raise BadCall(
                     f"{name} is {str(value)[:200]!r}. The policy is sampled as its training needs it: temperature "
@@ -108,8 +108,8 @@ def add_routes(router: APIRouter, opened: Callable[[], Environment]) -> None:
         environment = opened()
         body.refuse_what_is_not_trained(*environment.sampling)
         messages = [message.plain for message in body.messages]
-        most = body.max_completion_tokens or body.max_tokens
-        turn, prompt_tokens = await environment.answer(key, messages, most, request.is_disconnected)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        turn, prompt_tokens = await environment.answer(key, messages, max_tokens, request.is_disconnected)
         message = {"role": "assistant", "content": turn.text}
         return {
             "id": f"chatcmpl-{key}",

@@ -60,14 +60,14 @@ def criterion_weights(config: TrainRLConfig) -> dict[str, float]:
     """The weights of a record's `criteria`: those of the rewards, that of the pedagogical one divided among the
     criteria of the judge's scores."""
     weights, judge = reward_weights(config), config.judge_model
-    whole = weights.pop(PEDAGOGICAL, 0.0)
+    pedagogical_weight = weights.pop(PEDAGOGICAL, 0.0)
     if judge.rubric is None:
-        parts = {key: criterion.weight for key, criterion in CRITERIA.items()}
+        shares = {key: criterion.weight for key, criterion in CRITERIA.items()}
     else:
         rubric = load_rubric(judge.rubric)
-        most = sum(criterion.weight for criterion in rubric if criterion.weight > 0)
-        parts = {criterion.key: criterion.weight / most for criterion in rubric}
-    return weights | {f"{PEDAGOGICAL}/{key}": whole * part for key, part in parts.items()}
+        positive_weight = sum(criterion.weight for criterion in rubric if criterion.weight > 0)
+        shares = {criterion.key: criterion.weight / positive_weight for criterion in rubric}
+    return weights | {f"{PEDAGOGICAL}/{key}": pedagogical_weight * share for key, share in shares.items()}
 
 
 def check(config: TrainRLConfig) -> None:

@@ -302,8 +302,8 @@ class Conversation:
         judgement = self.judgement
         if judgement is None:
             return False
-        low = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
-        return low or bool(judgement.rejecting_rules or judgement.refusing_rules)
+        has_low_score = judgement.scores is not None and judgement.scores.final_reward < self.rules.low_score_threshold
+        return has_low_score or bool(judgement.rejecting_rules or judgement.refusing_rules)
 
     # Transitions -------------------------------------------------------------------------------------------------
 

@@ -172,14 +172,14 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     ) -> "Classroom":
         generation, teacher = config.generation, config.teacher_model
         # The context length of a teacher behind an API is not known here.
-        context = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
-        rules = classroom_rules(generation, reward_weights, context, config.reward_model.grades)
+        context_length = generation.max_tokens_in_conversation if teacher.is_remote else teacher.vllm.max_length
+        rules = classroom_rules(generation, reward_weights, context_length, config.reward_model.grades)
         configured = config.train.turn_credit.weights if isinstance(config, TrainRLConfig) else {}
         supervised = {} if roles.supervisor is None else {SUPERVISOR_REWARD: 1.0}
         turn_rewards = supervised | configured  # with a supervisor, its penalties are always recorded
-        own, judge = Roles.of(config, roles), config.judge_model
-        context = config.student_model.vllm.max_length
-        return cls(generation, own, journal, reward_weights, rules, turn_rewards, judge, context)
+        classroom_roles, judge = Roles.of(config, roles), config.judge_model
+        context_length = config.student_model.vllm.max_length
+        return cls(generation, classroom_roles, journal, reward_weights, rules, turn_rewards, judge, context_length)
 
     @classmethod
     def check_problems(
@@ -311,8 +311,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
             refuse_long_opening(conversation.problem, estimate, student_tokens, self._rules.max_tokens_in_conversation)
             conversation.open_estimated(estimate)
         hints = self._supervised_turn.hint_messages(conversation)
-        limit = conversation.turn_limit_after(sum(approximate_tokens(message["content"]) for message in hints))
-        sampling = policy_sampling(play, self.roles.teacher_sampling, limit)
+        max_tokens = conversation.turn_limit_after(sum(approximate_tokens(message["content"]) for message in hints))
+        sampling = policy_sampling(play, self.roles.teacher_sampling, max_tokens)
         message = await self._policy.chat([*messages, *hints], sampling, prompt_first=True)
         turn = policy_turn_of(message)
         self._submit(conversation, SampledDraft(replace(turn, policy=None) if self._student else turn))
@@ -371,8 +371,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         conversation.add_student_turn(turn, framed_ids)
 
     async def _opening_attempt(self, play: Play) -> None:
-        limit = self._generation.max_tokens_per_student_attempt
-        sampling = replace(play.sampled_with(self.roles.student_sampling), max_tokens=limit)
+        max_tokens = self._generation.max_tokens_per_student_attempt
+        sampling = replace(play.sampled_with(self.roles.student_sampling), max_tokens=max_tokens)
         answer = await self.roles.student.chat(attempt_request(self._generation, play.episode.problem.text), sampling)
         turn = self._student_turn_of(answer, persona=None)
         self._write_turn(play.episode, turn, ids=())
@@ -408,10 +408,10 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         messages = self._student_view(conversation, persona_path)
         request = self._render(conversation, self._generation.student_final_prompt_path)
         messages.append({"role": "user", "content": request})
-        limit = self._generation.max_tokens_per_student_attempt
+        max_tokens = self._generation.max_tokens_per_student_attempt
         results = await asyncio.gather(
             *(
-                self.roles.student.chat(messages, replace(sampling, max_tokens=limit))
+                self.roles.student.chat(messages, replace(sampling, max_tokens=max_tokens))
                 for sampling in self._solution_samplings(play)
             ),
             return_exceptions=True,  # wait for all requests, so that none outlives the conversation

@@ -113,16 +113,16 @@ class JudgeCheck:
         return record.conversation(self._classroom.rules)
 
     async def _run(self, request: JudgeCheckRequest) -> JudgeCheckResponse:
-        training = self._classroom.roles.judge
-        if training is None:
+        training_judge = self._classroom.roles.judge
+        if training_judge is None:
             raise ConfigError("There is no judge to check: the server runs without judge rules.")
         BATCH.set(request.request_id)  # so that the ledger counts these costs apart from those of the batch
         conversations = [self._conversation(conversation_id) for conversation_id in request.conversations]
         opinions = []
         if self._held_out is not None:
             opinions = [self._second_opinion(self._held_out, conversation) for conversation in conversations]
-        planted = self._canaries(training, conversations[0], CANARIES if request.canaries else ())
-        results = await asyncio.gather(asyncio.gather(*opinions), planted)
+        canary_verdicts = self._canaries(training_judge, conversations[0], CANARIES if request.canaries else ())
+        results = await asyncio.gather(asyncio.gather(*opinions), canary_verdicts)
         response = JudgeCheckResponse(
             request_id=request.request_id,
             second_opinions=results[0],
@@ -149,9 +149,9 @@ class JudgeCheck:
 
     async def _canary(self, judge: Judge, name: str, conversation: Conversation) -> CanaryVerdict:
         rubric = getattr(judge, "rubric", None)  # embedded judges have none
-        canary = (CANARIES if rubric is None else canaries({each.key: each.best for each in rubric}))[name]
-        planted = canary.plant(conversation.transcript(), conversation.problem)
-        verdicts = await self._judge(judge, conversation, planted)
+        canary = (CANARIES if rubric is None else canaries({entry.key: entry.best for entry in rubric}))[name]
+        planted_messages = canary.plant(conversation.transcript(), conversation.problem)
+        verdicts = await self._judge(judge, conversation, planted_messages)
         return CanaryVerdict(
             canary=name, problem_id=conversation.problem.id, score=self._score(verdicts), verdicts=verdicts
         )

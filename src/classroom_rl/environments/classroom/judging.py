@@ -125,8 +125,8 @@ class JudgePanel:
             plays = list(barrier.plays.values())
             group_verdicts = self._journaled(plays, rule) or await self._ask_about_group(plays, rule)
             # Write the verdicts on the whole group before any of its conversations goes on.
-            for member in plays if group_verdicts is not None else ():
-                self._write(member, group_verdicts[member.episode.id])
+            for member_play in plays if group_verdicts is not None else ():
+                self._write(member_play, group_verdicts[member_play.episode.id])
             future.set_result(group_verdicts)
         # Without the shield, cancelling one conversation would cancel the future that the others wait for.
         verdicts = await asyncio.shield(future)

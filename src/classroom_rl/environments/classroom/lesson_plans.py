@@ -158,12 +158,14 @@ def _chunk_faults(chunk: Chunk, language: str) -> Iterator[str]:
         yield f"{chunk.phrase!r} has letters of another script: {' '.join(foreign_letters)}"
     if not any(letter.isalpha() for letter in chunk.phrase):
         yield f"{chunk.phrase!r} has no letters"
-    unit, length, most = ("characters", len(chunk.phrase), 30) if language in UNSPACED else ("words", _words(chunk), 9)
-    if length > most:
-        yield f"{chunk.phrase!r} has {length} {unit}, more than {most}"
-    for name, text, least, most in (("meaning", chunk.meaning, 1, 16), ("use", chunk.use, 4, 20)):
-        if not least <= len(text.split()) <= most:
-            yield f"{name} of {chunk.phrase!r} has {len(text.split())} words, not {least} to {most}"
+    unit, length, maximum = (
+        ("characters", len(chunk.phrase), 30) if language in UNSPACED else ("words", _words(chunk), 9)
+    )
+    if length > maximum:
+        yield f"{chunk.phrase!r} has {length} {unit}, more than {maximum}"
+    for name, text, minimum, maximum in (("meaning", chunk.meaning, 1, 16), ("use", chunk.use, 4, 20)):
+        if not minimum <= len(text.split()) <= maximum:
+            yield f"{name} of {chunk.phrase!r} has {len(text.split())} words, not {minimum} to {maximum}"
     if normal(chunk.phrase) == normal(chunk.meaning) and language != "en":
         yield f"{chunk.phrase!r} is its own meaning"
 
@@ -261,8 +263,8 @@ def _framed(texts: Sequence[tuple[str, str]]) -> tuple[float, int]:
     for language, text in {(language, normal(text)) for language, text in texts}:
         for frame in _frames(language, text):
             families[frame].add((language, text))
-    large = [members for members in families.values() if len(members) >= FAMILY]
-    return len(set().union(*large)) / max(1, len(texts)), max(map(len, families.values()), default=0)
+    large_families = [members for members in families.values() if len(members) >= FAMILY]
+    return len(set().union(*large_families)) / max(1, len(texts)), max(map(len, families.values()), default=0)
 
 
 def _frames(language: str, text: str) -> Iterator[tuple]:
@@ -328,10 +330,14 @@ def level_table(plans: Iterable[LessonPlan], word_list: str) -> str:
             continue
         words = open_word_list(word_list, plan.target_language)
         lesson = LessonLevel(CEFR_LEVELS.index(plan.level), plan.target_language, words, frozenset())
-        found = [each for chunk in plan.chunks if (each := difficulty(chunk.phrase, lesson)) is not None]
+        difficulties = [
+            phrase_difficulty
+            for chunk in plan.chunks
+            if (phrase_difficulty := difficulty(chunk.phrase, lesson)) is not None
+        ]
         for name in ("words_above", "zipf", "sentence_words"):
-            known = [getattr(each, name) for each in found]
-            values[f"{plan.level}, {name}"][plan.id] = [value for value in known if value is not None]
+            measurements = [getattr(phrase_difficulty, name) for phrase_difficulty in difficulties]
+            values[f"{plan.level}, {name}"][plan.id] = [value for value in measurements if value is not None]
     rows = [(name, shown(mean_with_ci(values[name]))) for name in sorted(values)]
     rows.append(("left out", ", ".join(f"{count} plans in {name}" for name, count in left_out.items()) or "nothing"))
     return "\n".join(f"{name:20}{value}" for name, value in rows)
@@ -345,10 +351,10 @@ def main() -> int:
     )
     parser.add_argument("command", choices=["check", "levels"])
     parser.add_argument("--word-list", default=WORDFREQ, help=f"with levels: {WORDFREQ}, or a CSV file")
-    given, plans = parser.parse_args(), read_shipped()
-    if given.command == "levels":
+    arguments, plans = parser.parse_args(), read_shipped()
+    if arguments.command == "levels":
         try:
-            print(level_table([plan for split in plans.values() for plan in split], given.word_list))
+            print(level_table([plan for split in plans.values() for plan in split], arguments.word_list))
         except ConfigError as error:
             print_error(error)
             return 2

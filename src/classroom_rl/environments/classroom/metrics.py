@@ -22,7 +22,10 @@ def batch_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     }
     scores = [verdict.scores for record in records for verdict in scoring_verdicts(record)]
     if scores:
-        metrics |= {f"judge/{name}": fmean(each.values[name] for each in scores) for name in scores[0].values}
+        metrics |= {
+            f"judge/{name}": fmean(verdict_scores.values[name] for verdict_scores in scores)
+            for name in scores[0].values
+        }
     if counts := [count for count in map(beyond_rules, records) if count is not None]:
         metrics["judge/beyond_rules_share"] = fmean(count > 0 for count in counts)
     metrics |= group_metrics(records) | post_test_metrics(records) | level_metrics(records)
@@ -35,17 +38,21 @@ def level_metrics(records: Sequence[ConversationRecord]) -> dict[str, float]:
     `level/first_half` and `level/second_half` are its means over the messages of each half; the middle one of an odd
     number counts in neither. A message that could not be measured is left out.
     """
-    scores = [[score for score in record.turn_rewards.get(LEVEL_REWARD, ()) if score is not None] for record in records]
-    halves = [(each[: len(each) // 2], each[-(len(each) // 2) :]) for each in scores if len(each) > 1]
+    scores_by_record = [
+        [score for score in record.turn_rewards.get(LEVEL_REWARD, ()) if score is not None] for record in records
+    ]
+    halves = [
+        (scores[: len(scores) // 2], scores[-(len(scores) // 2) :]) for scores in scores_by_record if len(scores) > 1
+    ]
     if not halves:
         return {}
-    first, second = (fmean(score for half in side for score in half) for side in zip(*halves, strict=True))
-    return {"level/first_half": first, "level/second_half": second}
+    first_half, second_half = (fmean(score for half in side for score in half) for side in zip(*halves, strict=True))
+    return {"level/first_half": first_half, "level/second_half": second_half}
 
 
 def beyond_rules(record: ConversationRecord) -> int | None:
     """The number of the teacher's messages that no rule of the embedded judge can read; None for other judges."""
-    counts = [each.beyond_rules for each in scoring_verdicts(record) if each.beyond_rules is not None]
+    counts = [verdict.beyond_rules for verdict in scoring_verdicts(record) if verdict.beyond_rules is not None]
     return max(counts, default=None)
 
 

@@ -55,7 +55,7 @@ class PostTestTurn:
         questions = exam.questions()
         prompts = [self._prompt(problem, name, ledger, question) for question in questions]
         results = await asyncio.gather(
-            *(self._student.chat(prompt, self._sampling_of(sampling, i)) for i, prompt in enumerate(prompts)),
+            *(self._student.chat(prompt, self._sampling_of(sampling, index)) for index, prompt in enumerate(prompts)),
             return_exceptions=True,  # wait for all requests, so that none outlives the conversation
         )
         for result in results:
@@ -96,8 +96,8 @@ async def _graded(
     student: str, exam: Exam, questions: Sequence[ExamQuestion], texts: Sequence[str], checker: AnswerChecker
 ) -> list[ExamAnswer]:
     pairs = list(zip(questions, texts, strict=True))
-    right = await asyncio.gather(*(exam.is_right(question, text, checker) for question, text in pairs))
+    are_right = await asyncio.gather(*(exam.is_right(question, text, checker) for question, text in pairs))
     return [
         ExamAnswer(student, question.item, question.text, text, is_right)
-        for (question, text), is_right in zip(pairs, right, strict=True)
+        for (question, text), is_right in zip(pairs, are_right, strict=True)
     ]

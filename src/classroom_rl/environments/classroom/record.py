@@ -61,21 +61,21 @@ class ConversationRecord(Trajectory):
     def criteria(self, weights: Mapping[str, float]) -> dict[str, float]:
         """The rewards; in place of the pedagogical one the criteria of the judge's scores, as shares of their scales.
         What a rejection or a cap has taken from the reward is taken from each of them: a penalty comes closer to 1."""
-        found, reward = super().criteria(weights), self.rewards.get(PEDAGOGICAL)
+        criteria, reward = super().criteria(weights), self.rewards.get(PEDAGOGICAL)
         if self.reward is None or reward is None:
-            return found
+            return criteria
         judgement = sum_up(self.verdicts, dict.fromkeys(verdict.rule for verdict in self.verdicts))
         scores = None if judgement is None or judgement.refusing_rules else judgement.scores
         if scores is not None and scores.final_reward > 0:
-            left = reward / scores.final_reward
+            remaining = reward / scores.final_reward
         else:  # penalties may have cut a sum at 0, from which nothing was taken
-            left = float(scores is not None and not self.rejected)
+            remaining = float(scores is not None and not self.rejected)
         for name, weight in weights.items():
             key = name.removeprefix(f"{PEDAGOGICAL}/")
             if key != name:
                 share = 0.0 if scores is None else scores.values[key] / criterion_of(key).top
-                found[name] = left * share if weight > 0 else 1.0 - left * (1.0 - share)
-        return found
+                criteria[name] = remaining * share if weight > 0 else 1.0 - remaining * (1.0 - share)
+        return criteria
 
     @property
     def refused(self) -> bool:

@@ -195,9 +195,9 @@ def judge(conversation: Conversation) -> list[float | None]:
     attempts = [verdict.turn_scores for verdict in verdicts if verdict.turn_scores is not None]
     # A judge sees and scores all teacher messages. One from the prompt template was not sampled and gets no reward.
     teacher_turns = [turn for turn in conversation.turns if turn.role == "teacher"]
-    sampled = [index for index, turn in enumerate(teacher_turns) if not turn.given]
+    sampled_indices = [index for index, turn in enumerate(teacher_turns) if not turn.given]
     # An attempt may have scored fewer messages than there are.
-    scores_by_turn = [[scores[index] for scores in attempts if index < len(scores)] for index in sampled]
+    scores_by_turn = [[scores[index] for scores in attempts if index < len(scores)] for index in sampled_indices]
     scores_by_turn = [[score for score in scores if score is not None] for scores in scores_by_turn]
     return [fmean(scores) if scores else None for scores in scores_by_turn]
 
@@ -217,8 +217,11 @@ def level(conversation: Conversation) -> list[float | None]:
         ConfigError: as `lesson_level`; `Classroom.check_problems` finds out before a training.
     """
     scores = level_scores(conversation.problem.text, conversation.turns, conversation.rules.level)
-    judged = zip(scores, judge(conversation), strict=True)
-    return [own if None in (own, most) else min(own, most) for own, most in judged]
+    score_pairs = zip(scores, judge(conversation), strict=True)
+    return [
+        level_score if None in (level_score, judge_score) else min(level_score, judge_score)
+        for level_score, judge_score in score_pairs
+    ]
 
 
 TURN_REWARDS: dict[str, TurnReward] = {

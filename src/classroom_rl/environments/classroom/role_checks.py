@@ -38,26 +38,28 @@ def check_trained_role(config: TrainRLConfig, weights: Mapping[str, float]) -> N
                 "generation.trained_role is teacher: leave it out."
             )
         return
-    own = "generation.trained_role is student, but"
-    for key, value, wanted in _not_for_a_student(config):
-        raise ConfigError(f"{own} {key} is {value}, which is for a teacher under training alone: set {key}={wanted}.")
-    of_tutor = [
+    prefix = "generation.trained_role is student, but"
+    for key, value, required in _not_for_a_student(config):
+        raise ConfigError(
+            f"{prefix} {key} is {value}, which is for a teacher under training alone: set {key}={required}."
+        )
+    tutor_rewards = [
         name
         for name, weight in weights.items()
         if name != STUDENT_REWARD and not is_function(name) and (weight or name != PEDAGOGICAL)
     ]
-    if of_tutor:
+    if tutor_rewards:
         raise ConfigError(
-            f"{own} train.reward_weights pays it for the tutor's {', '.join(of_tutor)}: it would learn to please. "
-            f"Leave train.reward_weights out, or name {STUDENT_REWARD} or a function of your own ({PEDAGOGICAL} with "
-            "weight 0 is only recorded)."
+            f"{prefix} train.reward_weights pays it for the tutor's {', '.join(tutor_rewards)}: it would learn to "
+            f"please. Leave train.reward_weights out, or name {STUDENT_REWARD} or a function of your own "
+            f"({PEDAGOGICAL} with weight 0 is only recorded)."
         )
     missing = {ERROR_PERSONA, CORRECT_PERSONA} - set(generation.student_personas_prompts_paths)
     if STUDENT_REWARD in weights and missing:
         raise ConfigError(
-            f"{own} generation.student_personas_prompts_paths lacks {' and '.join(sorted(missing))}, without which the "
-            f"reward {STUDENT_REWARD} does not know whether a message should hold an error: name them, or a reward of "
-            "your own in train.reward_weights."
+            f"{prefix} generation.student_personas_prompts_paths lacks {' and '.join(sorted(missing))}, without which "
+            f"the reward {STUDENT_REWARD} does not know whether a message should hold an error: name them, or a reward "
+            "of your own in train.reward_weights."
         )
 
 
@@ -66,7 +68,7 @@ def _not_for_a_student(config: TrainRLConfig) -> Iterator[tuple[str, object, obj
     messages, and what has not been tried."""
     generation, train, student = config.generation, config.train, config.student_model
     supervisor = config.supervisor_model.model_name_or_path if config.supervisor_model else None
-    for key, value, wanted in (
+    for key, value, required in (
         ("train.algorithm", train.algorithm, GRPO),
         ("supervisor_model", supervisor, None),
         ("train.turn_credit.mode", train.turn_credit.mode, NO_CREDIT),
@@ -83,8 +85,8 @@ def _not_for_a_student(config: TrainRLConfig) -> Iterator[tuple[str, object, obj
         ("huggingface.push_to_hub", config.huggingface.push_to_hub, False),
         ("train.max_staleness", train.max_staleness, 0),
     ):
-        if value != wanted:
-            yield key, value, "null" if wanted is None else str(wanted).lower()
+        if value != required:
+            yield key, value, "null" if required is None else str(required).lower()
     if train.publish_through == NCCL:
         yield "train.publish_through", NCCL, "disk"
     if len(generation.server_urls or []) > 1:

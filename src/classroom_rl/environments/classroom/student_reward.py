@@ -59,38 +59,40 @@ def student_messages(problem: str, turns: Sequence[Turn]) -> list[StudentMessage
 
 
 def _messages(plan: ParsedPlan, turns: Sequence[Turn]) -> Iterator[StudentMessage]:
-    asked: set[str] = set()
-    last, heard = "", ""
+    questions: set[str] = set()
+    last_text, teacher_text = "", ""
     for turn in turns:
         text = visible_text(turn.text)
         if turn.role == "teacher":
-            heard, asked = text, questions_asked(text) or asked
+            teacher_text, questions = text, questions_asked(text) or questions
             continue
         if turn.persona in (ERROR_PERSONA, CORRECT_PERSONA):
             sentence = parse_sentence(text)
-            about = not asked or sentence is not None and any(_is_about(sentence, question) for question in asked)
-            again = bool(find_slips(last)) and _is_again(last, text)
-            helped = scaffolds(last, heard, plan) if again else None
+            answers_question = (
+                not questions or sentence is not None and any(_is_about(sentence, question) for question in questions)
+            )
+            tries_again = bool(find_slips(last_text)) and _is_again(last_text, text)
+            helped = scaffolds(last_text, teacher_text, plan) if tries_again else None
             # Whoever was told the right form says it back.
-            repeats = not helped and parrots(text, heard)
+            repeats = not helped and parrots(text, teacher_text)
             drawn, errors = turn.persona == ERROR_PERSONA, len(find_slips(text))
-            yield StudentMessage(drawn, errors, sentence is not None and about, repeats, helped)
-        last = text
+            yield StudentMessage(drawn, errors, sentence is not None and answers_question, repeats, helped)
+        last_text = text
 
 
 def _is_about(sentence: Sentence, question: str) -> bool:
     parsed = parse_question(question)
-    about = (SUBJECTS[parsed.subject], parsed.time.lower()) if parsed else None
-    return about == (sentence.subject, sentence.time.lower()) and sentence.verb.startswith(parsed.verb)
+    subject_and_time = (SUBJECTS[parsed.subject], parsed.time.lower()) if parsed else None
+    return subject_and_time == (sentence.subject, sentence.time.lower()) and sentence.verb.startswith(parsed.verb)
 
 
 def _is_again(last: str, text: str) -> bool:
     """Whether two messages are the same sentence but for its errors."""
-    one, other = parse_sentence(last), parse_sentence(text)
-    if one is None or other is None:
+    earlier, later = parse_sentence(last), parse_sentence(text)
+    if earlier is None or later is None:
         return False
-    one, other = corrected(one), corrected(other)
-    return (one.time, one.subject, one.verb) == (other.time, other.subject, other.verb)
+    earlier, later = corrected(earlier), corrected(later)
+    return (earlier.time, earlier.subject, earlier.verb) == (later.time, later.subject, later.verb)
 
 
 def scaffolds(error: str, reply: str, plan: ParsedPlan) -> bool:
@@ -104,5 +106,5 @@ def scaffolds(error: str, reply: str, plan: ParsedPlan) -> bool:
 
 def fidelity(problem: str, turns: Sequence[Turn]) -> float | None:
     """The share of the student's messages that are faithful; None if there is none that rules can tell."""
-    found = student_messages(problem, turns)
-    return fmean(message.faithful for message in found) if found else None
+    messages = student_messages(problem, turns)
+    return fmean(message.faithful for message in messages) if messages else None

@@ -152,9 +152,9 @@ def _split_silent_calls(draft: SampledDraft) -> tuple[tuple[int, ...], SampledDr
     when it knew the result.
     """
     # In the mask, sampled tokens are 1 and tool results 0. Each run of zeros is the result of one segment's calls.
-    runs = [(bit, len(list(run))) for bit, run in groupby(draft.mask)]
+    runs = [(is_sampled, len(list(run))) for is_sampled, run in groupby(draft.mask)]
     run_ends = list(accumulate(length for _, length in runs))
-    result_ends = [end for (bit, _), end in zip(runs, run_ends, strict=True) if not bit]
+    result_ends = [end for (is_sampled, _), end in zip(runs, run_ends, strict=True) if not is_sampled]
     split_token = split_char = 0
     for segment, result_end in enumerate(result_ends):
         call_at = max((call.at for call in draft.turn.tool_calls if call.segment == segment), default=0)

@@ -81,8 +81,10 @@ def informed_prompt(
         DataError: if the template cannot be filled in.
     """
     generation, turns, kind = config.generation, record.turns, ConversationType(record.type)
-    first = next((index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
-    messages = first_messages(generation, record.problem, record.student_name, kind, turns[:first])
+    first_sampled = next(
+        (index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns)
+    )
+    messages = first_messages(generation, record.problem, record.student_name, kind, turns[:first_sampled])
     forced = forced_ids(generation, ReplyFrame(tokenizer), tokenizer)
     if [*encode_prompt(generation, tokenizer, messages), *forced] != record.prompt_ids:
         return None
@@ -107,12 +109,14 @@ def chat_so_far(generation: GenerationConfig, conversation: Conversation, with_u
             APIs refuse a chat without a user message.
     """
     setup, turns = conversation.setup, conversation.turns
-    first = next((index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns))
+    first_sampled = next(
+        (index for index, turn in enumerate(turns) if turn.role == "teacher" and not turn.given), len(turns)
+    )
     problem, name = conversation.problem.text, setup.student_name
-    messages = first_messages(generation, problem, name, setup.type, turns[:first])
-    if first == 0 and with_user:
+    messages = first_messages(generation, problem, name, setup.type, turns[:first_sampled])
+    if first_sampled == 0 and with_user:
         messages[0]["role"] = "user"
-    for turn in turns[first:]:
+    for turn in turns[first_sampled:]:
         messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": turn.text})
     return messages
 

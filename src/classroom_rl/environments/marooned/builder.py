@@ -12,19 +12,21 @@ from classroom_rl.environments.marooned.rules import ANTIDOTE, MATERIALS, TABLET
 def way_to(rules: Rules, place: Place, target: Place) -> tuple[float, Action] | None:
     """The energy that the way to a target costs a colonist, and the first action on it. None if there is no way, or if
     the colonist is already there."""
-    first, cost = None, 0.0
+    first_action, cost = None, 0.0
     while place != target:
         if place.level == target.level:
-            return cost + _move_cost(rules, place, target), first or _step(place, target)
+            return cost + _move_cost(rules, place, target), first_action or _step(place, target)
         up = target.level < place.level
-        stairs = next((s for s in rules.stairs if (s.lower if up else s.upper).level == place.level), None)
+        stairs = next(
+            (stairs for stairs in rules.stairs if (stairs.lower if up else stairs.upper).level == place.level), None
+        )
         if stairs is None:
             return None
         near_end, far_end, name = (stairs.lower, stairs.upper, "UP") if up else (stairs.upper, stairs.lower, "DOWN")
-        first = first or (action_of(name) if place == near_end else _step(place, near_end))
+        first_action = first_action or (action_of(name) if place == near_end else _step(place, near_end))
         cost += _move_cost(rules, place, near_end) + rules.energy.costs.get(name, 0)
         place = far_end
-    return (cost, first) if first else None
+    return (cost, first_action) if first_action else None
 
 
 def _move_cost(rules: Rules, place: Place, target: Place) -> float:
@@ -254,7 +256,7 @@ class Builder:
         way = way_to(rules, view.place, rules.base)
         if way is None:
             return None
-        cost, first = way
+        cost, first_action = way
         turns_left = rules.last_turn("MOVE") - view.turn + 1
         late = (turns_left < cost + 2 and self.day_out != view.day) or view.turn > rules.last_turn("GATHER")
         full = view.load >= rules.pack
@@ -262,7 +264,7 @@ class Builder:
         carries = any(view.pack.get(kind) for kind in rules.needed)
         missing = lacking(view, rules)
         done = all(number <= view.pack.get(kind, 0) for kind, number in missing.items()) and (carries or not missing)
-        return first if late or full or tired or done else None
+        return first_action if late or full or tired or done else None
 
     def gather(self, view: Observation, rules: Rules) -> Action | None:
         """Pick up what is wanted at the sailor's place."""
@@ -276,10 +278,10 @@ class Builder:
 
     def set_out(self, view: Observation, rules: Rules) -> Action | None:
         """Go to a wanted pile nearby; the seat's own kind is preferred."""
-        own, sight = self._own_kind(view, rules), rules.levels[view.place.level].sight
+        own_kind, sight = self._own_kind(view, rules), rules.levels[view.place.level].sight
         kinds = self.wanted(view, rules).keys()
         kinds = kinds if unhurried(rules) else kinds & lacking(view, rules).keys()
-        return self._nearest(view, rules, {kind: sight * (kind != own) for kind in kinds})
+        return self._nearest(view, rules, {kind: sight * (kind != own_kind) for kind in kinds})
 
     def _nearest(self, view: Observation, rules: Rules, kinds: dict[str, float]) -> Action | None:
         """The first action on the way to the nearest known pile with one of the kinds; None without one.
@@ -310,8 +312,8 @@ class Builder:
         """Whether a sailor in sight is nearer to a place."""
         for other in view.others.values():
             if other.place is not None and other.place.level == place.level:
-                theirs = abs(other.place.x - place.x) + abs(other.place.y - place.y)
-                if (theirs, other.seat) < (steps, view.seat):
+                their_steps = abs(other.place.x - place.x) + abs(other.place.y - place.y)
+                if (their_steps, other.seat) < (steps, view.seat):
                     return True
         return False
 
@@ -328,8 +330,8 @@ class Builder:
 
     def _can_return(self, view: Observation, rules: Rules, target: Place, cost: float) -> bool:
         """Whether energy and turns suffice for the way to the target, for gathering, and for the way home."""
-        home = way_to(rules, target, rules.base)
-        round_trip = cost + (home[0] if home else 0)
+        way_home = way_to(rules, target, rules.base)
+        round_trip = cost + (way_home[0] if way_home else 0)
         in_time = round_trip + 1 <= rules.last_turn("MOVE") - view.turn + 1 and self._opens_in_time(view, rules, cost)
         return in_time and round_trip + rules.energy.costs.get("GATHER", 0) <= view.energy
 
@@ -339,9 +341,9 @@ class Builder:
 
     def explore(self, view: Observation, rules: Rules) -> Action | None:
         """Go to a viewpoint that was not visited yet, on a level where something missing can be."""
-        wanted = lacking(view, rules) or dict.fromkeys(rules.energy.food, 1)
-        known = {kind for pile in self.chart.piles.values() for kind in pile}
-        missing = set(wanted) - known or set(wanted)
+        wanted_kinds = lacking(view, rules) or dict.fromkeys(rules.energy.food, 1)
+        known_kinds = {kind for pile in self.chart.piles.values() for kind in pile}
+        missing = set(wanted_kinds) - known_kinds or set(wanted_kinds)
         levels = {vein.level for vein in rules.veins if vein.kind in missing and vein.kind != TABLET}
         best: tuple[float, Place, Action] | None = None
         for index, place in enumerate(sorted(self.chart.unseen or ())):

@@ -174,20 +174,20 @@ def _show(state: State, sailor: Sailor, args: tuple) -> list[Event]:
 
 
 def _search(state: State, sailor: Sailor, args: tuple) -> list[Event]:
-    other = state.sailors[args[0]]
-    state.tell(ISLAND, sailor.seat, f"In the pack of {other.seat} you find: {pack_text(other)}")
-    state.tell(ISLAND, other.seat, f"{sailor.seat} searches your pack")
-    if other.pack.get(TABLET, 0) > other.hidden.get(TABLET, 0):
-        text = f"{sailor.seat} found poison in the pack of {other.seat}"
-        state.accuse(other.seat, state.rules.suspicion.tablet, text)
+    searched = state.sailors[args[0]]
+    state.tell(ISLAND, sailor.seat, f"In the pack of {searched.seat} you find: {pack_text(searched)}")
+    state.tell(ISLAND, searched.seat, f"{sailor.seat} searches your pack")
+    if searched.pack.get(TABLET, 0) > searched.hidden.get(TABLET, 0):
+        text = f"{sailor.seat} found poison in the pack of {searched.seat}"
+        state.accuse(searched.seat, state.rules.suspicion.tablet, text)
     return [Event("searched", sailor.seat, others=args)]
 
 
 def _sabotage(state: State, sailor: Sailor, args: tuple) -> list[Event]:
     """Undo building turns. If none is left, the part is lost together with its material."""
     part = args[0]
-    undone = min(state.rules.traitor.sabotage_turns, state.turns_built[part])
-    state.turns_built[part] -= undone
+    undone_turns = min(state.rules.traitor.sabotage_turns, state.turns_built[part])
+    state.turns_built[part] -= undone_turns
     if not state.turns_built[part]:
         del state.turns_built[part]
         for kind, number in state.rules.part[part].material.items():
@@ -198,7 +198,7 @@ def _sabotage(state: State, sailor: Sailor, args: tuple) -> list[Event]:
         state.accuse(sailor.seat, rules.witness, f"{witnesses[0]} saw {sailor.seat} damage the {part}")
     elif Random(f"{state.seed}:trace:{state.day}:{state.turn}").random() < rules.trace_chance:
         state.accuse(sailor.seat, rules.trace, _trace_text(sailor.seat))
-    return [Event("sabotaged", sailor.seat, part, undone)]
+    return [Event("sabotaged", sailor.seat, part, undone_turns)]
 
 
 def _trace_text(seat: int) -> str:

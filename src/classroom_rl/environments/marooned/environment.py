@@ -276,8 +276,8 @@ class Environment(environment.Environment[Episode, Replayed]):
 
     async def _review(self, play: Play[Episode, Replayed]) -> None:
         episode, supervision = play.episode, self._generation.supervisor
-        about = about_decision(episode, episode.drafts[-1])
-        review = await reviewed(self.roles.supervisor, about, supervision.penalties)
+        request = about_decision(episode, episode.drafts[-1])
+        review = await reviewed(self.roles.supervisor, request, supervision.penalties)
         decision = decide(review, supervision, len(episode.drafts))
         if decision == RETRY:
             self._journal.append("review", conversation=episode.id, review=review)

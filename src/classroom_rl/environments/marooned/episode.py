@@ -252,15 +252,15 @@ class Episode:
             self.sampled += 1
         self.turns.append(turn)
         self.drafts, self.prompt_ids = [], ()
-        played, seat = parse_message(visible_text(turn.text)), self.due
+        message, seat = parse_message(visible_text(turn.text)), self.due
         # Grade and fault are those of what the model wrote, even if a correction is played instead.
-        written = parse_message(visible_text(turn.drafts[-1].text)) if turn.replaced else played
+        written = parse_message(visible_text(turn.drafts[-1].text)) if turn.replaced else message
         fault = UNREADABLE if written.action is None else fault_in(self.view, self.game.rules, written.action)
-        action, reason = "" if played.action is None else str(played.action), "" if fault is None else fault.text
+        action, reason = "" if message.action is None else str(message.action), "" if fault is None else fault.text
         day, game_turn = self.game.state.day, self.game.state.turn
         self._unpaid[seat] = (len(self.decisions), self.game.returns[seat])
         self.decisions.append(Decision(day, game_turn, action, written.grade, reason, seat=seat))
-        self.game.step(played.action)
+        self.game.step(message.action)
         self._play_others()
         self._next_decision()
 
@@ -281,8 +281,8 @@ class Episode:
         """Set the reward of the last decision of each of these seats to what it has earned until now."""
         for seat in seats:
             if (unpaid := self._unpaid.pop(seat, None)) is not None:
-                index, before = unpaid
-                earned = (self.game.returns[seat] - before) * self.game.rules.reward_scale
+                index, return_before = unpaid
+                earned = (self.game.returns[seat] - return_before) * self.game.rules.reward_scale
                 self.decisions[index] = replace(self.decisions[index], reward=earned)
 
     def _play_others(self) -> None:
@@ -297,8 +297,10 @@ def cast_around(game: Game, own_seats: Collection[int], generation: Generation) 
     """A scripted player for each seat. Those of the model's own seats are good players of their roles: they do not
     act, but suggest what would be right."""
     names = cycle(generation.colonists)
-    others = {seat: role for seat, role in game.roles.items() if seat not in own_seats}
-    players = {seat: PLAYERS[generation.traitor if role == TRAITOR else next(names)]() for seat, role in others.items()}
+    other_roles = {seat: role for seat, role in game.roles.items() if seat not in own_seats}
+    players = {
+        seat: PLAYERS[generation.traitor if role == TRAITOR else next(names)]() for seat, role in other_roles.items()
+    }
     return players | {seat: PLAYERS["traitor" if game.roles[seat] == TRAITOR else "builder"]() for seat in own_seats}
 
 

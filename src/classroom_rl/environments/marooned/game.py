@@ -106,9 +106,13 @@ class Game:
         if fault is not None:
             events.append(Event("failed", seat, sailor.fault))
         events += apply(state, sailor, action if fault is None else WAIT)
-        later = [other for other, other_sailor in state.sailors.items() if other > seat and other_sailor.active]
-        state.seat = later[0] if later else None
-        if not later:
+        later_seats = [
+            other_seat
+            for other_seat, other_sailor in state.sailors.items()
+            if other_seat > seat and other_sailor.active
+        ]
+        state.seat = later_seats[0] if later_seats else None
+        if not later_seats:
             events += end_round(state)
             if state.outcome is None:
                 state.seat = state.active[0].seat

@@ -76,14 +76,14 @@ def _candidates(view: Observation, rules: Rules) -> Iterator[Action]:
     yield from (action_of("MOVE", direction) for direction in DIRECTIONS)
     yield from (action_of("UP"), action_of("DOWN"))
     free = rules.pack - view.load
-    for name, pieces, most in (
+    for name, pieces, limit in (
         ("GATHER", view.here, min(free, rules.gather_limit)),
         ("DEPOSIT", view.pack, rules.pack),
         ("WITHDRAW", view.store, free),
     ):
         for kind, available in pieces.items():
             if name == "GATHER" or kind in STORABLE:
-                yield from (action_of(name, kind, number) for number in range(1, min(available, most, 99) + 1))
+                yield from (action_of(name, kind, number) for number in range(1, min(available, limit, 99) + 1))
     yield from (action_of(name, part) for name in ("BUILD", "SABOTAGE") for part in rules.part)
     foods = [kind for kind in view.pack if kind in rules.energy.food]
     yield from (action_of("EAT", food) for food in foods)
@@ -134,8 +134,8 @@ def _deposit(view: Observation, rules: Rules, args: tuple) -> str | None:
 
 
 def _not_in_pack(view: Observation, kind: str, number: int = 1) -> str | None:
-    held = view.pack.get(kind, 0)
-    return f"your pack holds {held} {kind}" if held < number else None
+    available = view.pack.get(kind, 0)
+    return f"your pack holds {available} {kind}" if available < number else None
 
 
 def _withdraw(view: Observation, rules: Rules, args: tuple) -> str | None:

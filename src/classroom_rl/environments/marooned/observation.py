@@ -145,9 +145,9 @@ def _other(state: State, me: Sailor, sailor: Sailor, sight: int) -> Other:
     if not sailor.active:
         return Other(sailor.seat, REMOVED if sailor.alive else DIED, 0, "", None)
     # The traitor always sees where the others are.
-    seen = me.role == TRAITOR or in_sight(me.place, sailor.place, sight)
+    is_visible = me.role == TRAITOR or in_sight(me.place, sailor.place, sight)
     energy = state.rules.shown_energy(sailor.energy)
-    return Other(sailor.seat, ACTIVE, energy, _health(sailor, state.rules), sailor.place if seen else None)
+    return Other(sailor.seat, ACTIVE, energy, _health(sailor, state.rules), sailor.place if is_visible else None)
 
 
 def _health(sailor: Sailor, rules: Rules) -> str:

@@ -59,11 +59,11 @@ def commands(rules: Rules) -> tuple[str, ...]:
 def _actions_of(name: str, rules: Rules) -> Iterator[Action]:
     if name in ("UP", "DOWN") and not rules.stairs:
         return
-    pieces = rules.gather_limit if name == "GATHER" else rules.pack
+    max_pieces = rules.gather_limit if name == "GATHER" else rules.pack
     words = {**WORDS, "part": tuple(rules.part), "food": tuple(rules.energy.food), "text": (SAMPLE_TEXT,)}
     if name in ("DEPOSIT", "WITHDRAW"):
         words["thing"] = STORABLE
-    words |= {"number": range(1, min(pieces, 99) + 1), "sailor": rules.seats}
+    words |= {"number": range(1, min(max_pieces, 99) + 1), "sailor": rules.seats}
     arguments: list[tuple[str | int, ...]] = [()]
     for kind in ACTIONS[name].types:
         arguments = [(*args, word) for args in arguments for word in words[kind]]

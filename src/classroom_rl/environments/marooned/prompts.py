@@ -50,14 +50,16 @@ def _map_lines(game: Game, level: int, view: Observation | None) -> list[str]:
         sailors = {other.place: str(other.seat) for other in view.others.values() if other.place is not None}
         sailors[view.place] = str(view.seat)
     marks = {game.rules.base: "#"}
-    marks |= {s.upper: ">" for s in game.rules.stairs} | {s.lower: "<" for s in game.rules.stairs}
+    marks |= {stairs.upper: ">" for stairs in game.rules.stairs} | {stairs.lower: "<" for stairs in game.rules.stairs}
     marks |= {place: GLYPHS[next(iter(pile))] for place, pile in piles.items()} | sailors
     size = game.rules.levels[level]
     lines = []
     for y in range(size.height):
         places = [Place(level, x, y) for x in range(size.width)]
         visible = [view is None or in_sight(view.place, place, view.sight) for place in places]
-        cells = (marks.get(place, ".") if seen else " " for place, seen in zip(places, visible, strict=True))
+        cells = (
+            marks.get(place, ".") if is_visible else " " for place, is_visible in zip(places, visible, strict=True)
+        )
         lines.append(" ".join(cells).rstrip())
     return lines
 
@@ -143,7 +145,9 @@ def _island_lines(rules: Rules) -> list[str]:
         size = f"x 0-{level.width - 1} to the EAST, y 0-{level.height - 1} to the SOUTH"
         return [f"Places: {size}; base ({rules.base.x},{rules.base.y})."]
     sizes = ", ".join(f"{level.name} {level.width}x{level.height}" for level in rules.levels)
-    stairs = ", ".join(f"{_place_text(rules, s.lower)} UP to {_place_text(rules, s.upper)}" for s in rules.stairs)
+    stairs = ", ".join(
+        f"{_place_text(rules, flight.lower)} UP to {_place_text(rules, flight.upper)}" for flight in rules.stairs
+    )
     kinds = []
     for level, size in enumerate(rules.levels):
         level_kinds = dict.fromkeys(vein.kind for vein in rules.veins if vein.level == level and vein.kind != "TABLET")
@@ -170,20 +174,20 @@ def _place_text(rules: Rules, place: Place, level: int | None = None) -> str:
 
 def _phase_texts(rules: Rules) -> list[str]:
     """The turns of the phases in which some actions are not possible, with these actions."""
-    texts, first = [], 1
+    texts, first_turn = [], 1
     for phase in rules.phases:
         closed = [name for name in ACTIONS if name in phase.closed and (rules.stairs or name not in ("UP", "DOWN"))]
         if closed:
-            turns = f"turns {first}-{phase.last}" if first < phase.last else f"turn {first}"
+            turns = f"turns {first_turn}-{phase.last}" if first_turn < phase.last else f"turn {first_turn}"
             texts.append(f"{turns} no {', '.join(closed)}")
-        first = phase.last + 1
+        first_turn = phase.last + 1
     return texts
 
 
 def _part_text(rules: Rules, name: str) -> str:
     part = rules.part[name]
     after = f" after {part.after}" if part.after else ""
-    return f"{name}{after}, {part.share}%: {', '.join(f'{n} {kind}' for kind, n in part.material.items())}"
+    return f"{name}{after}, {part.share}%: {', '.join(f'{number} {kind}' for kind, number in part.material.items())}"
 
 
 def _action_text(form: Form) -> str:
@@ -207,7 +211,7 @@ def observation_text(rules: Rules, view: Observation) -> str:
 def _own_lines(rules: Rules, view: Observation) -> list[str]:
     """What the next action depends on most. It comes last, right before the answer."""
     base = "base" if view.place == rules.base else f"base {way_text(rules, view.place, rules.base)}"
-    here = f"{_place_text(rules, view.place)}, {base}"
+    location = f"{_place_text(rules, view.place)}, {base}"
     fed = "fed" if view.fed else "not fed"
     hidden = f" (hidden: {pieces_text(view.hidden)})" if view.hidden else ""
     lines = [f"In sight: {_sights(view, rules)}."]
@@ -220,7 +224,7 @@ def _own_lines(rules: Rules, view: Observation) -> list[str]:
     )
     stairs = [name for name in ("UP", "DOWN") if rules.way(view.place, name)]
     lines.append(
-        f"You are at {here}{', stairs ' if stairs else ''}{', '.join(stairs)}. "
+        f"You are at {location}{', stairs ' if stairs else ''}{', '.join(stairs)}. "
         f"Pack {view.load}/{rules.pack}: {pieces_text(view.pack)}{hidden}. Here: {pieces_text(view.here)}."
     )
     lines.append(f"Nearest wanted: {nearest_text(view, rules)}. Ways: {ways_text(view, rules)}.")

@@ -62,9 +62,9 @@ def death(event: Event, roles: Mapping[int, str], table: RewardTable) -> Paid:
 
 def vote(event: Event, roles: Mapping[int, str], table: RewardTable) -> Paid:
     """A vote that removed somebody: right if it was the traitor. The traitor who is removed loses."""
-    right = roles[event.seat] == TRAITOR
-    paid = _to_colonists(event.others, roles, table.right_vote if right else table.wrong_vote)
-    return paid | ({event.seat: table.removed} if right else {})
+    is_right = roles[event.seat] == TRAITOR
+    paid = _to_colonists(event.others, roles, table.right_vote if is_right else table.wrong_vote)
+    return paid | ({event.seat: table.removed} if is_right else {})
 
 
 def sabotage(event: Event, roles: Mapping[int, str], table: RewardTable) -> Paid:

@@ -51,11 +51,11 @@ def add(pile: dict[str, int], kind: str, number: int) -> None:
     Raises:
         ValueError: if more pieces are taken than there are.
     """
-    left = pile.get(kind, 0) + number
-    if left < 0:
-        raise ValueError(f"{-number} {kind} were taken from a pile of {left - number}")
-    if left:
-        pile[kind] = left
+    remaining = pile.get(kind, 0) + number
+    if remaining < 0:
+        raise ValueError(f"{-number} {kind} were taken from a pile of {remaining - number}")
+    if remaining:
+        pile[kind] = remaining
     else:
         pile.pop(kind, None)
 
@@ -353,20 +353,24 @@ class Rules:
 
     def _check_ship(self) -> None:
         for kind, number in self.needed.items():
-            held = self.lying_about.get(kind, 0)
-            if held < self.room * number:
+            available = self.lying_about.get(kind, 0)
+            if available < self.room * number:
                 raise RulesError(
-                    f"{self.name}: the ship needs {number} {kind}, and the island holds {held}. It must hold "
+                    f"{self.name}: the ship needs {number} {kind}, and the island holds {available}. It must hold "
                     f"{self.room:g} times what the ship needs: add piles, or ask for less"
                 )
         shares = sum(part.share for part in self.parts)
         if shares != 100:
             raise RulesError(f"{self.name}: the shares of the parts add up to {shares}, not 100")
-        known: set[str] = set()
+        earlier_parts: set[str] = set()
         for part in self.parts:
-            if part.name not in PARTS or part.name in known or (part.after is not None and part.after not in known):
+            if (
+                part.name not in PARTS
+                or part.name in earlier_parts
+                or (part.after is not None and part.after not in earlier_parts)
+            ):
                 raise RulesError(f"{self.name}: {part.name} must be one of {PARTS}, once, and after {part.after}")
-            known.add(part.name)
+            earlier_parts.add(part.name)
         unknown_foods = {kind for kind in self.energy.food if kind not in FOODS}
         if unknown_foods or not 1 <= self.builders < self.sailors:
             raise RulesError(
@@ -377,11 +381,11 @@ class Rules:
 def make_piles(rules: Rules, seed: int) -> dict[Place, dict[str, int]]:
     """The piles of an island, by place and kind. No two piles share a cell; base and stairs are free."""
     rng = Random(f"{seed}:island")
-    taken = {rules.base, *(end for stairs in rules.stairs for end in (stairs.upper, stairs.lower))}
+    occupied = {rules.base, *(end for stairs in rules.stairs for end in (stairs.upper, stairs.lower))}
     piles: dict[Place, dict[str, int]] = {}
     for level, size in enumerate(rules.levels):
         cells = [Place(level, x, y) for y in range(size.height) for x in range(size.width)]
-        cells = [cell for cell in cells if cell not in taken]
+        cells = [cell for cell in cells if cell not in occupied]
         rng.shuffle(cells)
         for vein in rules.veins:
             if vein.level == level:

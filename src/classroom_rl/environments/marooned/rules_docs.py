@@ -80,11 +80,11 @@ def phases_block() -> str:
     """The table of the phases of a day, for each preset."""
     rows = []
     for rules in PRESETS.values():
-        first = 1
+        first_turn = 1
         for phase in rules.phases:
             closed = ", ".join(name for name in ACTIONS if name in phase.closed)
-            rows.append((rules.name, phase.name, f"{first}–{phase.last}", closed))
-            first = phase.last + 1
+            rows.append((rules.name, phase.name, f"{first_turn}–{phase.last}", closed))
+            first_turn = phase.last + 1
     return table(("preset", "phase", "turns of the day", "not possible"), rows)
 
 

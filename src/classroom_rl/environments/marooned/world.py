@@ -83,8 +83,8 @@ def _impossible(rng: Random, rules: Rules, view: Observation, action: Action) ->
 def _sloppy(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
     """The action in lower case, with a full stop or in a sentence: `repair` can read it."""
     text = format_action(action)
-    written = rng.choice([text.lower(), f"{text}.", f"I will {text.lower()}"])
-    return f"REASONING: {reasoning(view, rules, action)}\nACTION: {written}"
+    sloppy_text = rng.choice([text.lower(), f"{text}.", f"I will {text.lower()}"])
+    return f"REASONING: {reasoning(view, rules, action)}\nACTION: {sloppy_text}"
 
 
 def _without_form(rng: Random, rules: Rules, view: Observation, action: Action) -> str:
@@ -134,8 +134,8 @@ def build_world(out: Path, seed: int) -> bool:
 
 
 def _write(folder: Path, seed: int) -> None:
-    for name, first, count in (("train", 0, TRAINED), ("heldout", HELD_OUT_FROM, HELD_OUT)):
-        rows = ({"problem": problem, "answer": ""} for problem in islands(PRESET, first, count, COLONIST))
+    for name, first_seed, count in (("train", 0, TRAINED), ("heldout", HELD_OUT_FROM, HELD_OUT)):
+        rows = ({"problem": problem, "answer": ""} for problem in islands(PRESET, first_seed, count, COLONIST))
         _write_jsonl(folder / f"islands_{name}.jsonl", rows)
     corpus = make_corpus(PRESET, GAMES, PER_GAME, seed)
     _write_jsonl(folder / "corpus.jsonl", corpus)
@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=42)
     arguments = parser.parse_args()
-    made = build_world(arguments.out, arguments.seed)
-    print(f"{arguments.out}: {'made' if made else 'is there already'}")
+    is_new = build_world(arguments.out, arguments.seed)
+    print(f"{arguments.out}: {'made' if is_new else 'is there already'}")
 
 
 if __name__ == "__main__":

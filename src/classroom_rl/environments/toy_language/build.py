@@ -140,8 +140,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=42)
     arguments = parser.parse_args()
-    made = build_world(arguments.out, arguments.seed)
-    print(f"{arguments.out}: {'made' if made else 'is there already'}")
+    is_new = build_world(arguments.out, arguments.seed)
+    print(f"{arguments.out}: {'made' if is_new else 'is there already'}")
 
 
 if __name__ == "__main__":

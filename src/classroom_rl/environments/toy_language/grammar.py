@@ -280,8 +280,8 @@ def holds_statement(text: str) -> bool:
 def statements(text: str) -> dict[str, str]:
     """The statements of the language in a text, as far as their verbs ("my sister boiled"), each with its verb's base
     form."""
-    found = _lexicon().subject_and_verb.findall(_plain(text))
-    return {f"{subject} {form}": _lexicon().base_of[form] for subject, form in found}
+    pairs = _lexicon().subject_and_verb.findall(_plain(text))
+    return {f"{subject} {form}": _lexicon().base_of[form] for subject, form in pairs}
 
 
 def answer_verb(question: Question) -> str:
@@ -302,10 +302,10 @@ def action_parts(question: Question) -> tuple[str, ...]:
 def answer_parts(question: Question) -> tuple[str, ...]:
     """The phrases of which each gives a part of the answer away: its verb, each thing of the topic, each place."""
     nouns = TOPICS[topic_of(question)].nouns
-    things = [f"{number} {plural(noun)}" for noun in nouns for number in NUMBERS]
-    things += [f"{indefinite(noun)} {noun}" for noun in nouns]
-    places = [f"{preposition} the {place}" for place, preposition in PLACES.items()]
-    return (*action_parts(question), *nouns, *things, *places)
+    noun_phrases = [f"{number} {plural(noun)}" for noun in nouns for number in NUMBERS]
+    noun_phrases += [f"{indefinite(noun)} {noun}" for noun in nouns]
+    place_phrases = [f"{preposition} the {place}" for place, preposition in PLACES.items()]
+    return (*action_parts(question), *nouns, *noun_phrases, *place_phrases)
 
 
 def verbs_in(text: str) -> set[str]:

@@ -80,6 +80,6 @@ def make_lessons(seed: int) -> tuple[list[Lesson], list[Lesson]]:
 
 def _make_lesson(topic: str, rng: random.Random) -> Lesson:
     """A random lesson. Its subjects are those of `SUBJECTS` in order, starting at a random one and wrapping around."""
-    subjects, first = tuple(SUBJECTS), rng.randrange(len(SUBJECTS))
+    subjects, start = tuple(SUBJECTS), rng.randrange(len(SUBJECTS))
     time = rng.choice(PAST_TIMES + PRESENT_TIMES)
-    return Lesson(topic, rng.choice(TOPICS[topic].verbs), time, subjects[first:] + subjects[:first])
+    return Lesson(topic, rng.choice(TOPICS[topic].verbs), time, subjects[start:] + subjects[:start])

@@ -96,7 +96,8 @@ class ScriptedTeacher:
         script = name.removeprefix(SCRIPT)
         if script not in SCRIPTS:
             raise ConfigError(
-                f"There is no scripted tutor {name!r}; there are {', '.join(SCRIPT + s for s in SCRIPTS)}."
+                f"There is no scripted tutor {name!r}; there are "
+                f"{', '.join(SCRIPT + known_script for known_script in SCRIPTS)}."
             )
         self._script = SCRIPTS[script]
         self._name = name

@@ -56,9 +56,11 @@ def asked_so_far(messages: Sequence[DialogueMessage]) -> list[Question]:
 
 def next_question(lesson: Lesson, messages: Sequence[DialogueMessage]) -> Optional[Question]:
     """The lesson's question after the last one that was asked; None after the last question of the lesson."""
-    asked = set(asked_so_far(messages))
-    last = max((index for index, question in enumerate(lesson.questions) if question in asked), default=-1)
-    return lesson.questions[last + 1] if last + 1 < len(lesson.questions) else None
+    asked_questions = set(asked_so_far(messages))
+    last_index = max(
+        (index for index, question in enumerate(lesson.questions) if question in asked_questions), default=-1
+    )
+    return lesson.questions[last_index + 1] if last_index + 1 < len(lesson.questions) else None
 
 
 def move_on(lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:

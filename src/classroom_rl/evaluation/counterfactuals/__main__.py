@@ -30,14 +30,14 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     compared = read_comparisons(options.folder)
     print(counterfactual_table(counterfactual_figures(compared)))
-    wrong = 0
+    failures = 0
     for outcome in OUTCOMES:
         check = shuffled_check(compared.comparisons, outcome, options.shuffles)
         message = f"{outcome}: shuffled prices predict nothing in {check['flagged']} of {check['seeds']} seeds"
         passed = check["flagged"] >= ENOUGH * check["seeds"]
         print(f"\n{message}" if passed else f"\nerror: {message}", file=sys.stdout if passed else sys.stderr)
-        wrong += not passed
-    return 1 if wrong else 0
+        failures += not passed
+    return 1 if failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:

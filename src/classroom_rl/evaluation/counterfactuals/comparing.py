@@ -89,9 +89,12 @@ class LaterOutcome:
     def of(self, later: Sequence[Turn]) -> dict[str, float]:
         """Each of `OUTCOMES`, in [0, 1]. `later` is the messages after the forked one."""
         ledger = self._exam.ledger([*self._before, *later])
-        new = [item for index, item in enumerate(ledger) if item.known and index not in self._settled]
-        items = max(1, len(ledger))
-        return {PRODUCED: len(new) / items, LEARNED: sum(item.knew is False for item in new) / items}
+        newly_known = [item for index, item in enumerate(ledger) if item.known and index not in self._settled]
+        count = max(1, len(ledger))
+        return {
+            PRODUCED: len(newly_known) / count,
+            LEARNED: sum(item.knew is False for item in newly_known) / count,
+        }
 
 
 def later_messages(record: ConversationRecord, fork: Fork) -> Sequence[Turn]:
@@ -196,15 +199,15 @@ async def compare_messages(
         comparer = _Comparer(config, roles, schedule, journal)
         pairs: list[_Pair] = []
         # Not every fork has an alternative: take further batches of forks until there are enough pairs.
-        for first in range(0, len(forks), count):
-            batch = await gather_or_stop(map(comparer.pair, forks[first : first + count]))
+        for start in range(0, len(forks), count):
+            batch = await gather_or_stop(map(comparer.pair, forks[start : start + count]))
             pairs += [pair for pair in batch if pair is not None]
             if len(pairs) >= count:
                 break
         pairs = pairs[:count]
         with EvaluationProgress(len(pairs), "comparing messages", "forks") as progress:
-            compared = await gather_or_stop(comparer.compare(pair, progress) for pair in pairs)
-    comparisons = [comparison for comparison in compared if comparison is not None]
+            results = await gather_or_stop(comparer.compare(pair, progress) for pair in pairs)
+    comparisons = [comparison for comparison in results if comparison is not None]
     return Compared(comparisons, comparer.unpriced, comparer.without_other, comparer.lost)
 
 
@@ -221,8 +224,8 @@ class _Comparer:
         self._examiner = EmbeddedExaminer(generation.post_test.siblings)
         self._slots = asyncio.Semaphore(BRANCHES_IN_FLIGHT)
         scoring = [rule for rule in generation.judge_rules if rule in SCORING_RULES]
-        judged = roles.judge is not None and config.judge_model.mode != GROUP
-        self._rule = scoring[0] if scoring and judged else None
+        has_judge = roles.judge is not None and config.judge_model.mode != GROUP
+        self._rule = scoring[0] if scoring and has_judge else None
 
     async def pair(self, fork: Fork) -> _Pair | None:
         """The fork with the alternative to compare with: the supervisor's correction if there is one, else the sampled

@@ -97,12 +97,12 @@ def _prediction(comparisons: Sequence[Comparison], source: str, outcome: str) ->
 
 
 def _agreement(by_lesson: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
-    everything = [pair for pairs in by_lesson.values() for pair in pairs]
-    value, p = rank_correlation(everything), rank_correlation_p(by_lesson)
+    all_pairs = [pair for pairs in by_lesson.values() for pair in pairs]
+    value, p = rank_correlation(all_pairs), rank_correlation_p(by_lesson)
     interval = rank_correlation_by_lesson(by_lesson)
-    enough = value is not None and interval is not None and len(everything) >= FEWEST_COMPARISONS
+    enough = value is not None and interval is not None and len(all_pairs) >= FEWEST_COMPARISONS
     verdict = _verdict(value, interval, p) if enough else TOO_FEW
-    return {"rank_correlation": value, "ci95": interval, "p": p, "n": len(everything), "verdict": verdict}
+    return {"rank_correlation": value, "ci95": interval, "p": p, "n": len(all_pairs), "verdict": verdict}
 
 
 def _faulty(price: float, outcome: float) -> tuple[float, float]:
@@ -147,11 +147,11 @@ def shuffled(comparisons: Sequence[Comparison], seed: int) -> list[Comparison]:
     permuted lesson by lesson: those of a lesson stay together."""
     lessons = list(dict.fromkeys(comparison.lesson for comparison in comparisons))
     order = random.Random(f"{seed}|shuffled").sample(lessons, len(lessons))
-    together = sorted(comparisons, key=lambda comparison: lessons.index(comparison.lesson))
-    drawn = sorted(comparisons, key=lambda comparison: order.index(comparison.lesson))
+    originals = sorted(comparisons, key=lambda comparison: lessons.index(comparison.lesson))
+    donors = sorted(comparisons, key=lambda comparison: order.index(comparison.lesson))
     return [
         replace(original, price_said=donor.price_said, price_other=donor.price_other)
-        for original, donor in zip(together, drawn, strict=True)
+        for original, donor in zip(originals, donors, strict=True)
     ]
 
 
@@ -203,7 +203,7 @@ def _reliability(comparisons: Sequence[Comparison], outcome: str) -> float | Non
     """The split-half reliability of the outcome differences: the rank correlation between even and odd pairs of
     playouts, stepped up to all of them (Spearman and Brown, 1910). A price can hardly correlate with the outcome by
     more than its square root. None if it is not defined, or if the halves do not correlate positively."""
-    halves = [[_pairs(comparison, outcome)[first::2] for first in (0, 1)] for comparison in comparisons]
+    halves = [[_pairs(comparison, outcome)[start::2] for start in (0, 1)] for comparison in comparisons]
     agreed = rank_correlation([(fmean(even), fmean(odd)) for even, odd in halves if even and odd])
     return None if agreed is None or agreed <= 0 else 2 * agreed / (1 + agreed)
 
@@ -255,12 +255,12 @@ def counterfactual_table(figures: Mapping[str, Any]) -> str:
     if not figures["comparisons"]:
         return f"Counterfactuals: no message could be compared with another one. {_left_out(figures)}"
     kinds = ", ".join(f"{count} with a {kind}" for kind, count in figures["kinds"].items())
-    head = (
+    header = (
         f"Counterfactuals: {figures['comparisons']} messages of {figures['lessons']} lessons, {kinds}; "
         f"{figures['playouts']} playouts a branch. {_left_out(figures)}"
     )
     outcomes = [_outcome_text(name, outcome_figures) for name, outcome_figures in figures["outcomes"].items()]
-    return "\n\n".join([head, *outcomes])
+    return "\n\n".join([header, *outcomes])
 
 
 def _left_out(figures: Mapping[str, Any]) -> str:
@@ -283,8 +283,8 @@ def _outcome_text(name: str, figures: Mapping[str, Any]) -> str:
     for category, harm in figures["categories"].items():
         value = estimate_text(harm, "mean", "+.2f")
         lines.append(_aligned(category, str(harm["n"]), f"{harm['price']:+.2f}", value, "", harm["verdict"]))
-    nothing = ", ".join(figures["predict_nothing"]) or "none was found to"
-    lines.append(f"Predict nothing: {nothing}.")
+    unpredictive = ", ".join(figures["predict_nothing"]) or "none was found to"
+    lines.append(f"Predict nothing: {unpredictive}.")
     reliability = figures["reliability"]
     reliable = NO_VALUE if reliability is None else f"{reliability:.2f}"
     shuffled = figures["shuffled"]

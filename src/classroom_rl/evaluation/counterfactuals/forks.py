@@ -82,14 +82,14 @@ def forks_of(
 ) -> list[Fork]:
     """The forks of a played conversation, from the journal's events of it, in order. After `max_turns` messages the
     teacher ends the conversation: nothing follows its last one."""
-    spoken = [event for event in events if event["event"] == "turn"]
-    opening = len(record.turns) - len(spoken)  # messages of the prompt template, which have no events
+    turn_events = [event for event in events if event["event"] == "turn"]
+    opening = len(record.turns) - len(turn_events)  # messages of the prompt template, which have no events
     forks = []
-    for number, event in enumerate(spoken):
+    for number, event in enumerate(turn_events):
         position = opening + number
         if record.turns[position].role == "teacher" and position + 1 < max_turns:
-            before = tuple(record.turns[:position])
-            forks.append(Fork(problem, record.id, copy, before, tuple(spoken[:number]), Message.of(event)))
+            earlier_turns = tuple(record.turns[:position])
+            forks.append(Fork(problem, record.id, copy, earlier_turns, tuple(turn_events[:number]), Message.of(event)))
     return forks
 
 
@@ -124,8 +124,8 @@ def corrected(fork: Fork, review: Review, teacher: PolicyEngine, has_tokens: boo
     if review.correction is None:
         return None
     event, target = fork.message.event, None
-    sampled = len(event["logprobs"])
-    ids, given_ids = tuple(event["ids"][:sampled]), tuple(event["ids"][sampled:])
+    sampled_count = len(event["logprobs"])
+    ids, given_ids = tuple(event["ids"][:sampled_count]), tuple(event["ids"][sampled_count:])
     draft = SampledDraft(fork.message.turn, ids, tuple(event["logprobs"]), given_ids, mask=tuple(event.get("mask", ())))
     if has_tokens:
         target = target_of(draft, review.correction, teacher.tokenizer, teacher.frame.turn_end_id)
@@ -133,8 +133,8 @@ def corrected(fork: Fork, review: Review, teacher: PolicyEngine, has_tokens: boo
             return None
     message = settle([draft], review, True, (fork.position, 0), lambda *_: target)
     turn = replace(message.turn, review=None, drafts=(), span=None)
-    opened = {name: event[name] for name in ("prompt_ids", "prompt_estimate") if name in event}
-    return Message(turn, {"event": "turn", "turn": turn, "ids": message.ids, "logprobs": (), **opened})
+    prompt_fields = {name: event[name] for name in ("prompt_ids", "prompt_estimate") if name in event}
+    return Message(turn, {"event": "turn", "turn": turn, "ids": message.ids, "logprobs": (), **prompt_fields})
 
 
 class ForkedClassroom(Classroom):
@@ -179,8 +179,8 @@ class BranchPlayer:
         rules = replace(self._rules, max_turns=fork.position + 1)
         records = await self._play(rules, request, fork.events)
         all_events = [self._journal.events(record.id) for record in records]
-        spoken = [[event for event in events if event["event"] == "turn"] for events in all_events]
-        return [Message.of(events[0]) for events in spoken if events]
+        turn_events = [[event for event in events if event["event"] == "turn"] for events in all_events]
+        return [Message.of(events[0]) for events in turn_events if events]
 
     async def playouts(self, fork: Fork, message: Message, count: int) -> list[ConversationRecord]:
         """Play the conversation on, `count` times, from a message at the fork. Playout i uses the same seeds and

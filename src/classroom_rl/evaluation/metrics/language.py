@@ -63,14 +63,14 @@ class StudentTurn:
 def student_turns(record: ConversationRecord, errors: Mapping[int, bool | None] | None = None) -> list[StudentTurn]:
     """What the rules find in each of the student's messages; whether it holds an error says `errors` by its position
     or, without them, the rules of the quickstart's language."""
-    plan, found, previous = read_plan(record.problem), [], ""
+    plan, turns, previous = read_plan(record.problem), [], ""
     for position, turn in enumerate(record.turns):
         text = visible_text(turn.text)
         if turn.role == "student":
             error = plan.find_error(text) if errors is None else errors[position]
-            found.append(StudentTurn(turn.persona, error, flips_role(text, previous, plan), parrots(text, previous)))
+            turns.append(StudentTurn(turn.persona, error, flips_role(text, previous, plan), parrots(text, previous)))
         previous = text
-    return found
+    return turns
 
 
 def student_fidelity(turns: Iterable[StudentTurn], labelled_by: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _message_figures(
     for position, turn in enumerate(record.turns):
         if turn.role == "student" or turn.given:
             continue
-        text, heard = texts[position], [texts[index] for index in errors if index < position]
+        text, earlier = texts[position], [texts[index] for index in errors if index < position]
         message = read_message(text)
         yield "teacher_words", message.words
         yield "tasks_per_message", len(message.tasks)
@@ -178,12 +178,14 @@ def _message_figures(
         yield "in_english", is_english(message.text)
         error = errors.get(position - 1)  # of the student's last message; None in the teacher's first one
         if error:
-            kind = feedback_kind(heard[-1], text, plan)
+            kind = feedback_kind(earlier[-1], text, plan)
             yield from ((f"feedback/{known_kind}", kind == known_kind) for known_kind in KINDS)
             yield "hands_over", kind in GIVING_KINDS
         elif error is False or position - 1 not in errors:
-            gives = hands_over(text, lambda form, heard=heard: any(holds(said, form) for said in heard), plan)
-            yield "hands_over", gives
+            gives_away = hands_over(
+                text, lambda form, earlier=earlier: any(holds(reply, form) for reply in earlier), plan
+            )
+            yield "hands_over", gives_away
         if error is False:
             yield "false_corrections", falsely_corrects(text)
 
@@ -212,11 +214,11 @@ def _whole_figures(record: ConversationRecord, texts: Sequence[str], plan: Parse
     if plan.items:
         yield "plan_introduced", introduced / plan.items
         yield "plan_produced", produced / plan.items
-    seen: set[str] = set()
+    seen_tasks: set[str] = set()
     for text in texts_of_roles["teacher"]:
         task = read_message(text).task_text
-        yield "repeats", bool(task) and normal(task) in seen and not RETRY.search(task)
-        seen.add(normal(task))
+        yield "repeats", bool(task) and normal(task) in seen_tasks and not RETRY.search(task)
+        seen_tasks.add(normal(task))
 
 
 _ROLES = ("teacher", "student")
@@ -251,8 +253,8 @@ def tutor_figures(
     labelled_by = "rules" if by_rules else "judge" if labels else "nobody"
     if labels is not None and labelled_by == "nobody":
         by_lesson.pop("hands_over", None)  # unlabelled replies are left out, and openings alone would be another figure
-    labelled = None if labels is None or by_rules else {conversation for conversation, _ in labels}
-    unlabelled = 0 if labelled is None else sum(record.id not in labelled for record in records)
+    labelled_ids = None if labels is None or by_rules else {conversation for conversation, _ in labels}
+    unlabelled = 0 if labelled_ids is None else sum(record.id not in labelled_ids for record in records)
     return by_lesson, student_fidelity(students, labelled_by) | {"unlabelled": unlabelled}
 
 

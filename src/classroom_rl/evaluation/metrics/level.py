@@ -61,16 +61,16 @@ def level_figures(problem: str, turns: Sequence[Turn], rules: LevelRules) -> dic
     the tutor wrote, under `AT_MESSAGE` and its number."""
     lesson, scores = lesson_level(problem, rules), level_scores(problem, turns, rules)
     texts = [turn.text for turn in turns if turn.role == "teacher" and not turn.given]
-    found = [None if lesson is None else difficulty(text, lesson) for text in texts]
+    difficulties = [None if lesson is None else difficulty(text, lesson) for text in texts]
     series: dict[str, list] = {"score": scores, "score_of_new": level_scores(problem, turns, rules, of_repeats=None)}
-    series |= {name: [each and getattr(each, name) for each in found] for name in _VALUES}
-    known = {
+    series |= {name: [measures and getattr(measures, name) for measures in difficulties] for name in _VALUES}
+    points_by_name = {
         name: [(number, value) for number, value in enumerate(values, start=1) if value is not None]
         for name, values in series.items()
     }
-    figures = {name: [value for _, value in points] for name, points in known.items()}
-    for name, points in known.items():
+    figures = {name: [value for _, value in points] for name, points in points_by_name.items()}
+    for name, points in points_by_name.items():
         if len(points) >= LEAST_MESSAGES:
             figures[f"{SLOPE}{name}"] = [linear_regression(*zip(*points, strict=True)).slope]
-    at_message = {f"{AT_MESSAGE}{number}": [score] for number, score in known["score"]}
+    at_message = {f"{AT_MESSAGE}{number}": [score] for number, score in points_by_name["score"]}
     return {"measured": [float(score is not None) for score in scores]} | figures | at_message

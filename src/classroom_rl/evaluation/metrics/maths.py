@@ -165,7 +165,7 @@ async def _solve(config: EvalConfig, problems: Sequence[Problem], roles: Roles) 
     async def solve(problem: Problem) -> Optional[list[Solution]]:
         async with slots:
             attempts = range(config.generation.number_student_attempts)
-            solving = (_attempt(config, problem, i, roles) for i in attempts)
+            solving = (_attempt(config, problem, attempt, roles) for attempt in attempts)
             solutions = await asyncio.gather(*solving, return_exceptions=True)
         progress.add(1)
         # A problem is left out if all its failures are refusals; any other failure stops the evaluation.
@@ -281,14 +281,14 @@ def scored_dialogues(record: ConversationRecord, instruction: str) -> list[list[
     A dialogue holds the instruction, the problem (with an empty reference solution, because tutors get none), the
     student as user, and the teacher as assistant. Thoughts and the end-of-conversation mark are removed.
     """
-    shown = [
+    messages = [
         {"role": "system", "content": instruction},
         {"role": "user", "content": f"Problem: {record.problem}\nReference Solution: "},
     ]
     dialogues = []
     for turn in record.turns:
         text = visible_text(turn.text).replace(END_OF_CONVERSATION, "").strip()
-        shown.append({"role": "assistant" if turn.role == "teacher" else "user", "content": text})
+        messages.append({"role": "assistant" if turn.role == "teacher" else "user", "content": text})
         if turn.role == "teacher" and not turn.given:
-            dialogues.append(list(shown))
+            dialogues.append(list(messages))
     return dialogues

@@ -119,7 +119,11 @@ class Talk:
     def right(self) -> dict[int, bool | None]:
         """Position of each student's message → whether it is right: without an error, or in maths with the right
         result. None if nobody knows, and for a message of maths that gives no result."""
-        return {place: self._right(place, text) for place, (is_tutor, text) in enumerate(self.turns) if not is_tutor}
+        return {
+            position: self._right(position, text)
+            for position, (is_tutor, text) in enumerate(self.turns)
+            if not is_tutor
+        }
 
     def _right(self, position: int, text: str) -> bool | None:
         if self.reference is not None:
@@ -133,20 +137,24 @@ class Talk:
     def right_so_far(self) -> dict[int, bool]:
         """The number of a student's message, from 0 → whether it is right; in maths whether the student has given the
         answer by then. Without those of which nobody knows."""
-        found: Iterable[bool | None] = self.right.values()
+        right: Iterable[bool | None] = self.right.values()
         if self.reference is not None:
-            said = self.said()
-            found = [has_answered(self.reference, said[: number + 1]) for number in range(len(said))]
-        return {number: known for number, known in enumerate(found) if known is not None}
+            messages = self.said()
+            right = [has_answered(self.reference, messages[: number + 1]) for number in range(len(messages))]
+        return {number: is_right for number, is_right in enumerate(right) if is_right is not None}
 
 
 def talk_of(record: ConversationRecord, labels: ErrorLabels | None, initial: InitialSolutions | None) -> Talk:
     """A conversation of an evaluation. Arguments as in `EvaluationResult`."""
     turns = [(turn.role == "teacher", visible_text(turn.text)) for turn in record.turns]
-    own = {position: error for (talk, position), error in (labels or {}).items() if talk == record.id}
+    own_labels = {
+        position: error for (conversation, position), error in (labels or {}).items() if conversation == record.id
+    }
     grades = [solution.grade for solution in (initial or {}).get(record.problem_id, [])]
     personas = [turn.persona for turn in record.turns]
-    talk = Talk(record.problem, turns, personas, record.answer, attempt_failed=_mostly_failed(grades), labels=own)
+    talk = Talk(
+        record.problem, turns, personas, record.answer, attempt_failed=_mostly_failed(grades), labels=own_labels
+    )
     return _with_opening_attempt(talk, record.type)
 
 
@@ -159,7 +167,7 @@ def talks_of(dialogues: Dialogues) -> list[Talk]:
         solution = next((row[key] for key in ("ground_truth", "solution") if isinstance(row.get(key), str)), "")
         attempt = row.get("student_incorrect_solution")
         attempt = attempt if isinstance(attempt, str) else ""
-        grades = [each["grade"] for each in json.loads(row.get("initial_solutions") or "[]")]
+        grades = [entry["grade"] for entry in json.loads(row.get("initial_solutions") or "[]")]
         answer = str(row.get("answer") or last_number(solution))
         talk = Talk(text, turns, row[PERSONAS], answer, attempt, True if attempt else _mostly_failed(grades))
         talks.append(_with_opening_attempt(talk, str(row.get("type"))))
@@ -190,22 +198,22 @@ def _with_opening_attempt(talk: Talk, kind: str) -> Talk:
 
 def values_of(talk: Talk) -> Iterator[tuple[str, float]]:
     """The values of the figures of one conversation that need no reference."""
-    for position, known in talk.right.items():
-        text, heard = talk.turns[position][1], _tutor_at(talk, position - 1) or ""
-        flips, repeats = flips_role(text, heard, talk.plan), parrots(text, heard)
+    for position, is_right in talk.right.items():
+        text, previous = talk.turns[position][1], _tutor_at(talk, position - 1) or ""
+        flips, repeats = flips_role(text, previous, talk.plan), parrots(text, previous)
         yield "speaks as the teacher", flips
         yield "repeats the teacher's words", repeats
         yield WORDS, len(text.split())
         persona = talk.personas[position]
-        if known is not None:
-            yield "errors (maths: of results)", not known
+        if is_right is not None:
+            yield "errors (maths: of results)", not is_right
             if persona in (ERROR_PERSONA, CORRECT_PERSONA):
-                drawn = persona == ERROR_PERSONA
-                yield "errors found minus drawn", float(not known) - float(drawn)
-                yield "right or wrong as drawn", known != drawn
+                is_drawn_wrong = persona == ERROR_PERSONA
+                yield "errors found minus drawn", float(not is_right) - float(is_drawn_wrong)
+                yield "right or wrong as drawn", is_right != is_drawn_wrong
         if talk.plan.items and not flips and not repeats:
             yield "keeps to what it knows", _keeps_to_lesson(talk, position)
-        reply = None if known is True or position + 2 not in talk.right else _tutor_at(talk, position + 1)
+        reply = None if is_right is True or position + 2 not in talk.right else _tutor_at(talk, position + 1)
         if reply is not None and (reaction := _reaction(talk, position, reply)):
             yield reaction
     if talk.reference is not None:
@@ -235,9 +243,9 @@ def _keeps_to_lesson(talk: Talk, position: int) -> bool:
     if talk.plan.lesson is not None:
         ahead = answers(text, talk.plan.lesson) - set().union(*map(questions_asked, tutor))
         return parse_sentence(text) is not None and not ahead
-    before = [said for _, said in talk.turns[:position]]
-    said_now = [each.text for each in talk.plan.phrases if holds(text, each.text)]
-    return sum(not any(holds(said, phrase) for said in before) for phrase in said_now) <= 1
+    earlier_texts = [earlier_text for _, earlier_text in talk.turns[:position]]
+    phrases_said = [planned.text for planned in talk.plan.phrases if holds(text, planned.text)]
+    return sum(not any(holds(earlier_text, phrase) for earlier_text in earlier_texts) for phrase in phrases_said) <= 1
 
 
 def _reaction(talk: Talk, position: int, reply: str) -> tuple[str, float] | None:
@@ -321,25 +329,25 @@ def two_sample(one: Sequence[Talk], other: Sequence[Talk]) -> Estimate:
     from sklearn.pipeline import make_pipeline
 
     size = min(*map(len, sides), _MOST_MESSAGES)
-    drawn = [each for side in sides for each in random.Random(0).sample(side, size)]
-    problems, texts = zip(*drawn, strict=True)
+    messages = [message for side in sides for message in random.Random(0).sample(side, size)]
+    problems, texts = zip(*messages, strict=True)
     labels = [0] * size + [1] * size
     ngrams = TfidfVectorizer(
         tokenizer=str.split, token_pattern=None, lowercase=False, ngram_range=(1, 2), sublinear_tf=True
     )
     model = make_pipeline(ngrams, LogisticRegression(solver="liblinear", random_state=0))
     folds = StratifiedGroupKFold(_FOLDS, shuffle=True, random_state=0)
-    found = cross_val_predict(model, texts, labels, groups=problems, cv=folds)
+    predictions = cross_val_predict(model, texts, labels, groups=problems, cv=folds)
     hits: dict[str, list[float]] = defaultdict(list)
-    for problem, label, guess in zip(problems, labels, found, strict=True):
-        hits[problem].append(float(label == guess))
+    for problem, label, prediction in zip(problems, labels, predictions, strict=True):
+        hits[problem].append(float(label == prediction))
     return mean_with_ci(hits)
 
 
 def _tokens(text: str, topic: set[str]) -> str:
-    said = words(text)
-    shown = ["<n>" if word[0].isdigit() else "<topic>" if word in topic else word for word in said]
-    return " ".join([*shown, f"<length_{len(said).bit_length()}>"])  # in powers of two
+    message_words = words(text)
+    tokens = ["<n>" if word[0].isdigit() else "<topic>" if word in topic else word for word in message_words]
+    return " ".join([*tokens, f"<length_{len(message_words).bit_length()}>"])  # in powers of two
 
 
 def measure_students(talks: Sequence[Talk], reference: Sequence[Talk] | None = None) -> dict[str, Any]:
@@ -358,13 +366,15 @@ def measure_students(talks: Sequence[Talk], reference: Sequence[Talk] | None = N
     for talk in talks:
         for name, value in values_of(talk):
             values[name][talk.problem].append(float(value))
-        for number, right in talk.right_so_far.items():
-            by_message[number][talk.problem].append(float(right))
+        for number, is_right in talk.right_so_far.items():
+            by_message[number][talk.problem].append(float(is_right))
     if reference is not None:
-        known = vocabulary(reference)
+        reference_vocabulary = vocabulary(reference)
         for talk, text, topic in _messages(talks):
-            own = [bool(known.get(word, set()) - {talk.problem}) for word in _own_words(text, topic)]
-            values[VOCABULARY][talk.problem] += map(float, own)
+            in_vocabulary = [
+                bool(reference_vocabulary.get(word, set()) - {talk.problem}) for word in _own_words(text, topic)
+            ]
+            values[VOCABULARY][talk.problem] += map(float, in_vocabulary)
     figures = {name: mean_with_ci(values[name], (-1.0, 1.0) if name in _SIGNED else None) for name in FIGURES}
     if reference is not None:
         figures[TWO_SAMPLE] = two_sample(*(halves(talks) if reference is talks else (talks, reference)))
@@ -382,14 +392,16 @@ def measure_students(talks: Sequence[Talk], reference: Sequence[Talk] | None = N
 def halves(talks: Sequence[Talk]) -> tuple[list[Talk], list[Talk]]:
     """The conversations on one half of the problems, drawn at random, and those on the other."""
     problems = sorted({talk.problem for talk in talks})
-    one = set(random.Random(0).sample(problems, len(problems) // 2))
-    return [talk for talk in talks if talk.problem in one], [talk for talk in talks if talk.problem not in one]
+    half = set(random.Random(0).sample(problems, len(problems) // 2))
+    return [talk for talk in talks if talk.problem in half], [talk for talk in talks if talk.problem not in half]
 
 
 def differs(estimate: Estimate | None, reference: Estimate | None, name: str) -> bool:
     """Whether a figure is clearly another one than the reference's: the intervals do not touch; of the classifier,
     whether its interval is above 0.5."""
-    own, others = ((each or {}).get("ci95") for each in (estimate, reference))
+    interval, reference_interval = ((side or {}).get("ci95") for side in (estimate, reference))
     if name == TWO_SAMPLE:
-        return own is not None and own[0] > 0.5
-    return None not in (own, others) and (own[0] > others[1] or own[1] < others[0])
+        return interval is not None and interval[0] > 0.5
+    return None not in (interval, reference_interval) and (
+        interval[0] > reference_interval[1] or interval[1] < reference_interval[0]
+    )

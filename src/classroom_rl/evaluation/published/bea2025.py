@@ -69,8 +69,8 @@ def problem_of(reply: LabelledReply) -> str:
     """What replies share that must not be split between training and test: the text of the problem, with which most
     dialogues open, or the whole dialogue if its first turn has fewer than `SHORTEST_PROBLEM` characters. The task's ids
     do not do: one dialogue occurs under several."""
-    first = next((text for _, text in turns_of_mrbench(reply.history)), "")
-    return " ".join((first if len(first) >= SHORTEST_PROBLEM else reply.history).split())
+    first_turn = next((text for _, text in turns_of_mrbench(reply.history)), "")
+    return " ".join((first_turn if len(first_turn) >= SHORTEST_PROBLEM else reply.history).split())
 
 
 # Scores ------------------------------------------------------------------------------------------------------------
@@ -100,11 +100,11 @@ def _lenient(answers: Sequence[str]) -> list[str]:
 def _scores(people: Sequence[str], system: Sequence[str], groups: Sequence[str], answers: Sequence[str]) -> dict:
     numbers = [list(map(answers.index, side)) for side in (people, system)]
     tables = confusion_by_group(*numbers, groups, len(answers))
-    right: dict[str, list[float]] = {}
+    correct: dict[str, list[float]] = {}
     for label, answer, group in zip(people, system, groups, strict=True):
-        right.setdefault(group, []).append(float(label == answer))
+        correct.setdefault(group, []).append(float(label == answer))
     values = macro_f1(resampled(tables))
-    return {"macro_f1": float(values[0]), "ci95": interval_of(values), "accuracy": mean_with_ci(right)}
+    return {"macro_f1": float(values[0]), "ci95": interval_of(values), "accuracy": mean_with_ci(correct)}
 
 
 # The classifier ------------------------------------------------------------------------------------------------------
@@ -121,19 +121,22 @@ def classify(train: Sequence[LabelledReply], replies: Sequence[LabelledReply]) -
         The labels, and {"train", "shared_problems", "folds"} for metrics.json.
     """
     require_sklearn()
-    both = [*train, *replies]
-    counted = Counted([Exchange(r.exchange.message, r.exchange.student, "", r.exchange.before) for r in both], TEXTS)
+    all_replies = [*train, *replies]
+    counted = Counted(
+        [Exchange(reply.exchange.message, reply.exchange.student, "", reply.exchange.before) for reply in all_replies],
+        TEXTS,
+    )
     targets = {track: np.array([ANSWERS.index(reply.labels[track]) for reply in train]) for track in TRACKS}
-    problems, tested = [problem_of(reply) for reply in train], [problem_of(reply) for reply in replies]
-    shared = set(problems) & set(tested)
-    for side, names in (("training", problems), ("test", tested)):
-        least = INNER_FOLDS + 1 if side == "training" else FOLDS if shared else 1
-        if len(set(names)) < least:
-            raise DataError(f"The {side} file has {len(set(names))} problems; the classifier needs at least {least}.")
+    problems, test_problems = [problem_of(reply) for reply in train], [problem_of(reply) for reply in replies]
+    shared = set(problems) & set(test_problems)
+    for side, names in (("training", problems), ("test", test_problems)):
+        minimum = INNER_FOLDS + 1 if side == "training" else FOLDS if shared else 1
+        if len(set(names)) < minimum:
+            raise DataError(f"The {side} file has {len(set(names))} problems; the classifier needs at least {minimum}.")
     predicted: list[dict[str, str]] = [{} for _ in replies]
-    folds = [test for _, test in folds_by_lesson(tested, FOLDS, _SEED)] if shared else [np.arange(len(replies))]
+    folds = [test for _, test in folds_by_lesson(test_problems, FOLDS, _SEED)] if shared else [np.arange(len(replies))]
     for test in folds:
-        held_out = {tested[index] for index in test}
+        held_out = {test_problems[index] for index in test}
         fitted = np.array([index for index, problem in enumerate(problems) if problem not in held_out])
         if len({problems[index] for index in fitted}) < INNER_FOLDS:
             raise DataError("Too few training replies are left on other problems than those that are predicted.")
@@ -173,8 +176,8 @@ def _answer_scores(
     for track, labels in targets.items():
         scores[track] = np.full((len(test), len(ANSWERS)), -np.inf)
         for answer in np.unique(labels[train]):
-            given = labels[train] == answer
-            scores[track][:, answer] = np.inf if given.all() else fit_linear(train_tables, given).scores(test_tables)
+            target = labels[train] == answer
+            scores[track][:, answer] = np.inf if target.all() else fit_linear(train_tables, target).scores(test_tables)
     return scores
 
 
@@ -200,15 +203,15 @@ async def score_systems(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
         DataError: if a file has some replies with labels and some without, or an id twice.
         ConfigError: if the move classifiers were trained on MRBench, whose dialogues V3 has.
     """
-    everything = read_mrbench(benchmark.path, benchmark.split)
-    if len({reply.id for reply in everything}) < len(everything):
+    all_replies = read_mrbench(benchmark.path, benchmark.split)
+    if len({reply.id for reply in all_replies}) < len(all_replies):
         raise DataError(f"{benchmark.path} has two conversations of one conversation_id: no submission can tell them.")
-    labelled = sum(bool(reply.labels) for reply in everything)
-    if labelled not in (0, len(everything)):
+    labelled = sum(bool(reply.labels) for reply in all_replies)
+    if labelled not in (0, len(all_replies)):
         raise DataError(
-            f"{benchmark.path}: {labelled} of {len(everything)} replies have labels; it must be all or none."
+            f"{benchmark.path}: {labelled} of {len(all_replies)} replies have labels; it must be all or none."
         )
-    replies = draw(everything, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
+    replies = draw(all_replies, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
     by_system, about = {}, {}
     if benchmark.train_path:
         train = read_mrbench(benchmark.train_path, benchmark.split)
@@ -219,7 +222,7 @@ async def score_systems(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
     for judge in sorted(config.judges, key=lambda judge: judge.model_name_or_path not in EMBEDDED_JUDGES):
         name = judge.model_name_or_path
         by_system[name], about[name] = await _ask(judge, config, replies, bool(labelled), folder)
-    complete = len(replies) == len(everything)
+    complete = len(replies) == len(all_replies)
     for name, labels in by_system.items():
         about[name]["scores"] = score(replies, labels) if labelled else {}
         about[name]["submissions"] = write_submissions(folder, name, benchmark, labels, replies) if complete else []
@@ -239,8 +242,8 @@ async def score_systems(config: EvalConfig, benchmark: BenchmarkConfig, folder: 
 
 def _commonest(replies: Sequence[LabelledReply]) -> Labels:
     """People's commonest answer in each track, for every reply."""
-    given = {track: [reply.labels[track] for reply in replies] for track in TRACKS}
-    return [{track: max(ANSWERS, key=labels.count) for track, labels in given.items()}] * len(replies)
+    labels_by_track = {track: [reply.labels[track] for reply in replies] for track in TRACKS}
+    return [{track: max(ANSWERS, key=labels.count) for track, labels in labels_by_track.items()}] * len(replies)
 
 
 async def _ask(
@@ -284,7 +287,7 @@ def write_submissions(
     if not all("tutor_responses" in row for row in rows):
         return []
     by_id = {reply.id: answers or {} for reply, answers in zip(replies, labels, strict=True)}
-    written = []
+    paths = []
     for track, name in TRACK_NAMES.items():
         if not all(track in answers for answers in by_id.values()):
             continue
@@ -292,8 +295,8 @@ def write_submissions(
         path = Path(SUBMISSIONS, system.replace("/", "--"), name, PREDICTIONS_NAME)
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / path, json.dumps(predictions, ensure_ascii=False, indent=2) + "\n")
-        written.append(str(path))
-    return written
+        paths.append(str(path))
+    return paths
 
 
 def _annotated(row: Mapping[str, Any], track: str, by_id: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -329,8 +332,8 @@ def systems_table(metrics: Mapping[str, Any]) -> str:
         for name, system in metrics["systems"].items()
         if system.get("answered") != system.get("asked")
     ]
-    listed = "\n".join(["submissions, each to be zipped:", *files]) if files else "no submission was written"
-    return "\n\n".join([opening, align(rows), source, *missing, listed])
+    submissions = "\n".join(["submissions, each to be zipped:", *files]) if files else "no submission was written"
+    return "\n\n".join([opening, align(rows), source, *missing, submissions])
 
 
 def _cells(scores: Mapping[str, Any]) -> list[str]:

@@ -49,8 +49,8 @@ def checked(kind: type[Row], where: str, row: dict[str, Any]) -> Row:
     try:
         parsed = kind.model_validate(row)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DataError(f"{where}: field {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+        first_error = error.errors(include_url=False)[0]
+        raise DataError(f"{where}: field {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}.") from error
     for field, text in _texts(row):
         if has_surrogates(text):
             raise DataError(f"{where}: field {field} holds half of a character (a lone surrogate).")
@@ -62,8 +62,8 @@ def draw(items: Sequence[Item], group_of: Callable[[Item], str], limit: int, see
     draws the same groups and more."""
     groups = list(dict.fromkeys(map(group_of, items)))
     Random(f"benchmark|{seed}").shuffle(groups)
-    drawn = set(groups if limit < 0 else groups[:limit])
-    return [item for item in items if group_of(item) in drawn]
+    drawn_groups = set(groups if limit < 0 else groups[:limit])
+    return [item for item in items if group_of(item) in drawn_groups]
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

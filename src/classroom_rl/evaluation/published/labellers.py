@@ -121,8 +121,8 @@ def cause_of(error: JudgeOutputError | RequestRefused) -> str:
 
 def ledger_name(model: str) -> str:
     """The file name of a judge's ledger. It depends on the judge's name alone, not on its position in a list."""
-    plain = re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-.")[:80]
-    return f"{plain}-{hashlib.sha256(model.encode()).hexdigest()[:8]}_calls.sqlite"
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-.")[:80]
+    return f"{slug}-{hashlib.sha256(model.encode()).hexdigest()[:8]}_calls.sqlite"
 
 
 def choice_schema(choices: Choices) -> dict[str, Any]:
@@ -139,11 +139,11 @@ def read_choices(text: str, choices: Choices) -> dict[str, str]:
     answers = {}
     for key, allowed in choices.items():
         value = answer.get(key)
-        plain = value.strip().lower() if isinstance(value, str) else None
-        if plain not in allowed:
-            shown = "missing" if value is None else quote(value, 60)
-            raise JudgeOutputError(f"The judge's {key} is {shown}, none of {'; '.join(allowed)}: {quote(text)}")
-        answers[key] = plain
+        choice = value.strip().lower() if isinstance(value, str) else None
+        if choice not in allowed:
+            description = "missing" if value is None else quote(value, 60)
+            raise JudgeOutputError(f"The judge's {key} is {description}, none of {'; '.join(allowed)}: {quote(text)}")
+        answers[key] = choice
     return answers
 
 

@@ -100,8 +100,8 @@ def _turns(where: str, row: _Flat | _Published) -> Iterator[TeacherTurn]:
         if teaches and move not in (None, *MOVES):
             raise DataError(f"{where}: turn {number} has the move {move!r}; there are {', '.join(MOVES)}.")
         if exchange is not None and move is not None and before and before[-1]["role"] == "student":
-            about = (row.question, row.ground_truth, row.student_incorrect_solution)
-            yield TeacherTurn(where, number, *about, before, text.strip(), move, exchange)
+            problem_texts = (row.question, row.ground_truth, row.student_incorrect_solution)
+            yield TeacherTurn(where, number, *problem_texts, before, text.strip(), move, exchange)
         before = (*before, {"role": "teacher" if teaches else "student", "content": text.strip()})
 
 
@@ -117,8 +117,8 @@ TurnLabels = Sequence[dict[str, bool] | None]
 async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
     """Have the tutor write a reply for each teacher turn, label both, and compare them. Both turns and their labels are
     written to `turns.jsonl`."""
-    everything = read_mathdial(benchmark.path, benchmark.split)
-    turns = draw(everything, lambda turn: turn.dialogue, benchmark.max_dialogues, config.seed)
+    all_turns = read_mathdial(benchmark.path, benchmark.split)
+    turns = draw(all_turns, lambda turn: turn.dialogue, benchmark.max_dialogues, config.seed)
     reader = MessageLabels(config.generation, benchmark.path)
     prompts = [tutor_prompt(benchmark.prompts_paths[TUTOR], turn) for turn in turns]
     async with open_tutor(config, folder) as tutor:
@@ -128,8 +128,8 @@ async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, fol
     labellers: dict[str, dict[str, Any]] = {RULES: {"read_by": reader.about(LABELS)}}
     for judge in config.judges:
         if judge.model_name_or_path not in EMBEDDED_JUDGES:
-            labels, asked = await _ask(config, benchmark, judge, turns, replies.texts, folder)
-            by_labeller[judge.model_name_or_path], labellers[judge.model_name_or_path] = labels, asked
+            labels, about_calls = await _ask(config, benchmark, judge, turns, replies.texts, folder)
+            by_labeller[judge.model_name_or_path], labellers[judge.model_name_or_path] = labels, about_calls
     for name, (of_teacher, of_tutor) in by_labeller.items():
         labellers[name] |= compare_turns(turns, of_teacher, of_tutor)
     _write_turns(folder / TURNS_NAME, turns, replies.texts, by_labeller)
@@ -165,27 +165,27 @@ def compare_turns(turns: Sequence[TeacherTurn], of_teacher: TurnLabels, of_tutor
         For each of `LABELS` the estimates of `tutor`, `teacher` and their paired `difference`, by dialogue; and
         `agreement_on_telling` of the labeller with the teachers' own labels of their turns.
     """
-    compared = [index for index in range(len(turns)) if of_teacher[index] is not None and of_tutor[index] is not None]
+    shared = [index for index in range(len(turns)) if of_teacher[index] is not None and of_tutor[index] is not None]
     shares = {}
     for label in LABELS:
         sides = {
-            side: {index: float(labels[index][label]) for index in compared}
+            side: {index: float(labels[index][label]) for index in shared}
             for side, labels in (("tutor", of_tutor), ("teacher", of_teacher))
         }
-        sides["difference"] = {index: sides["tutor"][index] - sides["teacher"][index] for index in compared}
+        sides["difference"] = {index: sides["tutor"][index] - sides["teacher"][index] for index in shared}
         shares[label] = {
             side: mean_with_ci(
-                _by_dialogue([turns[index] for index in compared], [values[index] for index in compared]),
+                _by_dialogue([turns[index] for index in shared], [values[index] for index in shared]),
                 (-1.0, 1.0) if side == "difference" else UNIT,
             )
             for side, values in sides.items()
         }
     labelled_turns = [(turn, labels) for turn, labels in zip(turns, of_teacher, strict=True) if labels is not None]
     own_labels = [turn.move == TELLING_MOVE for turn, _ in labelled_turns]
-    labelled = [labels[TELLING] for _, labels in labelled_turns]
+    telling_labels = [labels[TELLING] for _, labels in labelled_turns]
     dialogues = [turn.dialogue for turn, _ in labelled_turns]
-    agreement = agreement_as_json(own_labels, labelled, dialogues)
-    return {"turns_compared": len(compared), "shares": shares, "agreement_on_telling": agreement}
+    agreement = agreement_as_json(own_labels, telling_labels, dialogues)
+    return {"turns_compared": len(shared), "shares": shares, "agreement_on_telling": agreement}
 
 
 def _read(reader: MessageLabels, turns: Sequence[TeacherTurn], texts: Sequence[str | None]) -> TurnLabels:
@@ -205,15 +205,15 @@ async def _ask(
 ) -> tuple[tuple[TurnLabels, TurnLabels], dict[str, Any]]:
     """A judge's labels of the teachers' turns and of the tutor's, and the entries of metrics.json about its calls."""
     path, max_tokens = benchmark.prompts_paths[JUDGE], config.generation.max_tokens_per_judge_attempt
-    written = [index for index, text in enumerate(texts) if text is not None]
+    replied = [index for index, text in enumerate(texts) if text is not None]
     prompts = [judge_prompt(path, turn, turn.text) for turn in turns]
-    prompts += [judge_prompt(path, turns[index], texts[index]) for index in written]
+    prompts += [judge_prompt(path, turns[index], texts[index]) for index in replied]
     answers = await ask_judge(judge, prompts, CHOICES, max_tokens, folder / "judges")
     labels = [
         None if answer is None else {label: answer[label] == YES for label in LABELS} for answer in answers.by_prompt
     ]
     of_tutor: list[dict[str, bool] | None] = [None] * len(turns)
-    for index, tutor_labels in zip(written, labels[len(turns) :], strict=True):
+    for index, tutor_labels in zip(replied, labels[len(turns) :], strict=True):
         of_tutor[index] = tutor_labels
     return (labels[: len(turns)], of_tutor), answers.about()
 

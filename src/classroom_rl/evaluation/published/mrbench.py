@@ -151,15 +151,15 @@ def _replies(where: str, row: _Conversation | _V3Conversation | _Flat) -> Iterat
         for tutor, response in row.tutor_responses.items():
             if response is not None:
                 field = f"{where}: field tutor_responses.{tutor}.annotation"
-                name, wanted = reply_id(row.conversation_id, tutor), TRACKS if response.annotation else ()
-                about = (row.conversation_history, "", response.response, response.annotation)
-                yield _reply(name, field, *about, wanted)
+                name, dimensions = reply_id(row.conversation_id, tutor), TRACKS if response.annotation else ()
+                reply_fields = (row.conversation_history, "", response.response, response.annotation)
+                yield _reply(name, field, *reply_fields, dimensions)
         return
     for tutor, reply in row.anno_llm_responses.items():
         if reply is not None:
             field = f"{where}: field anno_llm_responses.{tutor}.annotation"
-            about = (row.conversation_history, row.Ground_Truth_Solution, reply.response, reply.annotation)
-            yield _reply(reply_id(row.conversation_id, tutor), field, *about)
+            reply_fields = (row.conversation_history, row.Ground_Truth_Solution, reply.response, reply.annotation)
+            yield _reply(reply_id(row.conversation_id, tutor), field, *reply_fields)
 
 
 def reply_id(conversation_id: str, tutor: str) -> str:
@@ -176,15 +176,17 @@ def _reply(
     labels: Mapping[str, str | None],
     wanted: Iterable[str] = DIMENSIONS,
 ) -> LabelledReply:
-    labelled = {key.lower(): value for key, value in labels.items() if value is not None}
-    missing = [dimension for dimension in wanted if dimension not in labelled]
+    labels_by_dimension = {key.lower(): value for key, value in labels.items() if value is not None}
+    missing = [dimension for dimension in wanted if dimension not in labels_by_dimension]
     if missing:
         raise DataError(f"{field} has no {', '.join(missing)}; there are: {', '.join(labels)}.")
-    answers = {dimension: _answer(f"{field}.{dimension}", dimension, labelled[dimension]) for dimension in wanted}
+    answers = {
+        dimension: _answer(f"{field}.{dimension}", dimension, labels_by_dimension[dimension]) for dimension in wanted
+    }
     clean_history = "\n".join(line.strip() for line in history.replace("\xa0", " ").splitlines() if line.strip())
-    shown = "" if is_unknown(solution) else solution.strip()
+    shown_solution = "" if is_unknown(solution) else solution.strip()
     exchange = exchange_of_mrbench(history, solution, text)
-    return LabelledReply(name, clean_history, shown, text.strip(), answers, exchange)
+    return LabelledReply(name, clean_history, shown_solution, text.strip(), answers, exchange)
 
 
 def _answer(field: str, dimension: str, published: str) -> str:
@@ -247,14 +249,14 @@ def _of_dimension(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, 
     result: dict[str, Any] = {"replies": len(people_labels), "dialogues": len(set(dialogues))}
     if not isinstance(judge_labels[0], bool):
         tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)
-        right: dict[str, list[float]] = {}
+        correct: dict[str, list[float]] = {}
         for label, value, dialogue in zip(people_labels, judge_labels, dialogues, strict=True):
-            right.setdefault(dialogue, []).append(float(label == value))
+            correct.setdefault(dialogue, []).append(float(label == value))
         result |= {
             "kappa": float(weighted_kappa(tables.sum(axis=0), weights)),
             "ci95": interval_of(weighted_kappa(resampled(tables), weights)),
             "weights": "quadratic" if dimension.ordinal else "none",
-            "accuracy": mean_with_ci(right),
+            "accuracy": mean_with_ci(correct),
         }
     people_yes = [label in dimension.yes for label in people_labels]
     result["yes"] = agreement_as_json(people_yes, judge_yes, dialogues)
@@ -269,15 +271,19 @@ def kappa_differences(replies: Sequence[LabelledReply], by_judge: Mapping[str, R
         {"judge", "against", "mean", "ci95", "replies"} of each pair.
     """
     differences = []
-    for (before, first), (judge, second) in combinations(by_judge.items(), 2):
-        shared = [index for index in range(len(replies)) if first[index] is not None and second[index] is not None]
-        pairs = [[(replies[index], labels[index]) for index in shared] for labels in (first, second)]
+    for (against, against_labels), (judge, judge_labels) in combinations(by_judge.items(), 2):
+        shared = [
+            index
+            for index in range(len(replies))
+            if against_labels[index] is not None and judge_labels[index] is not None
+        ]
+        pairs = [[(replies[index], labels[index]) for index in shared] for labels in (against_labels, judge_labels)]
         if not shared or not all(map(_answers_all, pairs)):
             continue
-        (one, ones), (two, twos) = map(_kappas, pairs)
-        interval = interval_of(twos.mean(axis=0) - ones.mean(axis=0))
-        mean = float(two.mean() - one.mean())
-        differences.append({"judge": judge, "against": before, "mean": mean, "ci95": interval, "replies": len(shared)})
+        (against_kappas, against_resampled), (judge_kappas, judge_resampled) = map(_kappas, pairs)
+        interval = interval_of(judge_resampled.mean(axis=0) - against_resampled.mean(axis=0))
+        mean = float(judge_kappas.mean() - against_kappas.mean())
+        differences.append({"judge": judge, "against": against, "mean": mean, "ci95": interval, "replies": len(shared)})
     return differences
 
 
@@ -286,19 +292,19 @@ def _answers_all(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]
 
 
 def _mean_kappa(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> dict[str, Any]:
-    kappas, drawn = _kappas(judged)
-    return {"mean": float(kappas.mean()), "ci95": interval_of(drawn.mean(axis=0))}
+    kappas, resampled_kappas = _kappas(judged)
+    return {"mean": float(kappas.mean()), "ci95": interval_of(resampled_kappas.mean(axis=0))}
 
 
 def _kappas(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> tuple[np.ndarray, np.ndarray]:
     """Each dimension's kappa, shape (dimensions,), and its kappas over resampled dialogues, shape (dimensions,
     resamples)."""
-    kappas, drawn = [], []
+    kappas, resampled_kappas = [], []
     for name, dimension in DIMENSIONS.items():
         tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)
         kappas.append(weighted_kappa(tables.sum(axis=0), weights))
-        drawn.append(weighted_kappa(resampled(tables), weights))
-    return np.array(kappas), np.array(drawn)
+        resampled_kappas.append(weighted_kappa(resampled(tables), weights))
+    return np.array(kappas), np.array(resampled_kappas)
 
 
 def _tables(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> np.ndarray:
@@ -325,13 +331,13 @@ async def compare_judges(config: EvalConfig, benchmark: BenchmarkConfig, folder:
         The entries of metrics.json: the answers of `people`, `judges`, each with its agreement, failures and costs, and
         `differences`.
     """
-    everything = read_mrbench(benchmark.path, benchmark.split)
-    if any(len(reply.labels) < len(DIMENSIONS) for reply in everything):
+    all_replies = read_mrbench(benchmark.path, benchmark.split)
+    if any(len(reply.labels) < len(DIMENSIONS) for reply in all_replies):
         raise DataError(
             f"{benchmark.path} is MRBench V3, which has labels in at most {len(TRACKS)} of the {len(DIMENSIONS)} "
             "dimensions: run it with --config-name bea2025."
         )
-    replies = draw(everything, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
+    replies = draw(all_replies, lambda reply: reply.history, benchmark.max_dialogues, config.seed)
     prompts = [judge_prompt(benchmark.prompts_paths[JUDGE], reply) for reply in replies]
     # Judges without a model come first: an error in the move classifiers shows before anything is paid.
     judges = sorted(config.judges, key=lambda judge: judge.model_name_or_path not in EMBEDDED_JUDGES)

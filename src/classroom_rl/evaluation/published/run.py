@@ -70,15 +70,15 @@ def _of_yes(dimension: Mapping[str, Any] | None) -> str:
 def _calls(judges: Mapping[str, Any]) -> list[list[str]]:
     rows = {"answered": [], "no verdict": [], "spent": [], "per 1,000 verdicts": []}
     for judge in judges.values():
-        paid = judge.get("paid")
-        if paid is None:
+        spending = judge.get("paid")
+        if spending is None:
             for cells in rows.values():
                 cells.append("no calls")
             continue
         rows["answered"].append(f"{judge['answered']} of {judge['asked']}")
         rows["no verdict"].append(causes_text(judge["failures"]))
-        rows["spent"].append(f"${paid['cost_usd']:.4f}")
-        price = 1000 * paid["cost_usd"] / judge["answered"] if judge["answered"] else None
+        rows["spent"].append(f"${spending['cost_usd']:.4f}")
+        price = 1000 * spending["cost_usd"] / judge["answered"] if judge["answered"] else None
         rows["per 1,000 verdicts"].append(NO_VALUE if price is None else f"${price:.4f}")
     return [[name, *cells] for name, cells in rows.items()]
 
@@ -108,13 +108,13 @@ def continuation_table(metrics: Mapping[str, Any]) -> str:
         f"{words['tutor']}, teacher {words['teacher']}.\nBy the teachers' own labels "
         f"{estimate_text(own_labels, 'mean')} of their turns tell."
     )
-    judged = [
+    judge_lines = [
         f"{name}: {labeller['answered']} of {labeller['asked']} calls answered; no verdict: "
         f"{causes_text(labeller['failures'])}; spent ${labeller['paid']['cost_usd']:.4f}"
         for name, labeller in metrics["labellers"].items()
         if "paid" in labeller
     ]
-    return "\n\n".join([opening, align(rows), *judged])
+    return "\n\n".join([opening, align(rows), *judge_lines])
 
 
 def rubrics_table(metrics: Mapping[str, Any]) -> str:

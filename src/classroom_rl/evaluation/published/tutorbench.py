@@ -136,8 +136,8 @@ def _weight(where: str, criterion: _Criterion) -> float:
 async def judge_replies(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path) -> dict[str, Any]:
     """Have the tutor reply to each row, and each judge judge the replies by the row's criteria, one request a reply. A
     row without a reply meets no criterion. The replies and the judges' answers are written to `replies.jsonl`."""
-    everything, left_out = read_tutorbench(benchmark.path, benchmark.split)
-    rows = draw(everything, lambda row: row.id, benchmark.max_dialogues, config.seed)
+    all_rows, left_out = read_tutorbench(benchmark.path, benchmark.split)
+    rows = draw(all_rows, lambda row: row.id, benchmark.max_dialogues, config.seed)
     async with open_tutor(config, folder) as tutor:
         prompts = [render(benchmark.prompts_paths[TUTOR], **_variables(row)) for row in rows]
         replies = await tutor.answer(prompts, "answering students")

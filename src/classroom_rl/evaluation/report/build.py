@@ -62,16 +62,16 @@ def write_summary(run_folder: Path, seconds: Mapping[str, float]) -> dict[str, A
     by_stage = _seconds_by_stage(data, seconds)
     rewards = data.series("reward")
     mismatch = [value for _, value in data.series(MISMATCH)]
-    known = [value for value in by_stage.values() if value is not None]
+    known_seconds = [value for value in by_stage.values() if value is not None]
     learning, _ = learning_of(data)
     summary = {
         "learning": {"verdict": learning.verdict, "reasons": list(learning.reasons)},
-        "heldout": {name: _held_out(measured) for name, measured in data.measurements.items()},
+        "heldout": {name: _held_out(measurement) for name, measurement in data.measurements.items()},
         "training": {
             "steps": len(data.steps),
             "reward_first": rewards[0][1] if rewards else None,
             "reward_last": rewards[-1][1] if rewards else None,
-            "seconds_total": seconds.get("total", round(sum(known), 3)),
+            "seconds_total": seconds.get("total", round(sum(known_seconds), 3)),
             "seconds": by_stage,
         },
         "engine": data.measurements["after"].metrics["engine"],
@@ -89,9 +89,9 @@ def _held_out(measured: Measurement) -> dict[str, Any]:
 
 
 def _seconds_by_stage(data: RunData, seconds: Mapping[str, float]) -> dict[str, Optional[float]]:
-    in_evals = sum(measured.metrics.get("seconds", 0.0) for measured in data.measurements.values())
-    known = {**data.step_seconds(), "eval": in_evals, **seconds}
-    return {stage: None if known.get(stage) is None else round(known[stage], 3) for stage in STAGES}
+    evaluation_seconds = sum(measurement.metrics.get("seconds", 0.0) for measurement in data.measurements.values())
+    known_seconds = {**data.step_seconds(), "eval": evaluation_seconds, **seconds}
+    return {stage: None if known_seconds.get(stage) is None else round(known_seconds[stage], 3) for stage in STAGES}
 
 
 SAMPLING_NAMES = {name: name.capitalize() for name in SAMPLINGS}
@@ -215,8 +215,8 @@ def _paid_in_training(data: RunData) -> Optional[str]:
 
 
 def _engine(data: RunData) -> Optional[str]:
-    for measured in data.measurements.values():
-        engine = measured.metrics["engine"]
+    for measurement in data.measurements.values():
+        engine = measurement.metrics["engine"]
         return f"{engine['name']} {engine['version']}"
     return None
 
@@ -249,8 +249,8 @@ def format_duration(seconds: Any) -> Optional[str]:
     """Format seconds: "42 s", "7 min 5 s"."""
     if not is_number(seconds):
         return None
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    rounded = round(seconds)
+    return f"{rounded} s" if rounded < 60 else f"{rounded // 60} min {rounded % 60} s"
 
 
 # Before and after ------------------------------------------------------------------------------------------------
@@ -299,10 +299,10 @@ def table(data: RunData) -> Optional[dict[str, Any]]:
 
 def charts(data: RunData) -> list[Drawing]:
     """The training's charts, as far as metrics.jsonl holds their values, those of the run's environment included."""
-    drawn = [_reward_chart(data), _held_out_chart(data), _rewards_chart(data), _scores_chart(data)]
-    drawn += [_environment_chart(data, panel) for panel in view_of(data.config).panels]
-    drawn += [level_chart(data), _mismatch_chart(data), _time_chart(data)]
-    return [chart for chart in drawn if chart is not None]
+    drawings = [_reward_chart(data), _held_out_chart(data), _rewards_chart(data), _scores_chart(data)]
+    drawings += [_environment_chart(data, panel) for panel in view_of(data.config).panels]
+    drawings += [level_chart(data), _mismatch_chart(data), _time_chart(data)]
+    return [chart for chart in drawings if chart is not None]
 
 
 def _reward_chart(data: RunData) -> Optional[Drawing]:
@@ -406,11 +406,11 @@ def time_split(data: RunData) -> list[tuple[str, str, float]]:
     """The run's total time by stage, from summary.json: (stage, its time as text, its percentage)."""
     seconds = look_up(data.summary, "training", "seconds") or {}
     names = {"sft": "fine-tuning the base", "server_start": "starting the server", "eval": "evaluations"}
-    known = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
-    total = sum(known.values())
+    known_seconds = {stage: seconds[stage] for stage in STAGES if seconds.get(stage)}
+    total = sum(known_seconds.values())
     return [
         (names.get(stage, stage), format_duration(stage_seconds), 100 * stage_seconds / total)
-        for stage, stage_seconds in known.items()
+        for stage, stage_seconds in known_seconds.items()
     ]
 
 
@@ -422,13 +422,13 @@ ShownPair = tuple[Pair, Optional[ShownConversation], Optional[ShownConversation]
 
 def showcases(data: RunData) -> list[tuple[str, list[ShownPair]]]:
     """For each sampling, sampled first, the lessons to show with their conversations before and after training."""
-    shown = []
+    sections = []
     for name, title in SAMPLING_NAMES.items():
-        sides = [measured.records.get(name, []) if measured else [] for measured in (data.before, data.after)]
+        sides = [measurement.records.get(name, []) if measurement else [] for measurement in (data.before, data.after)]
         pairs = choose_pairs(*sides)
         if pairs:
-            shown.append((title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
-    return shown
+            sections.append((title, [(pair, show(pair.before), show(pair.after)) for pair in pairs]))
+    return sections
 
 
 def scores_of(verdict: Any) -> list[tuple[str, float, float, str]]:

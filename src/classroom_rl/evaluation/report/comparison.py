@@ -148,14 +148,14 @@ def comparison_text(metrics: Mapping[str, Any]) -> str:
         names = list(metrics["tutors"])
         table = [[sampling, *names], *([row.label, *map(str, row.cells)] for row in figure_rows(metrics, sampling))]
         table += [[row.label, *map(str, row.cells)] for row in judge_rows(metrics, sampling)]
-        others = [name for name in names if name != metrics["base"]]
-        changes = [[f"against {metrics['base']}, lesson by lesson", *others]]
+        other_names = [name for name in names if name != metrics["base"]]
+        changes = [[f"against {metrics['base']}, lesson by lesson", *other_names]]
         changes += [[row.label, *map(str, row.cells)] for row in difference_rows(metrics, sampling)]
         parts += ["", align(table), "", align(changes), "", *fidelity_lines(metrics, sampling)]
         parts += judge_lines(metrics, sampling)
     parts += supervised_lines(metrics)
-    if paid := paid_line(metrics.get("extra_judges_paid", {})):
-        parts.append(f"Further judges. {paid}")
+    if spending := paid_line(metrics.get("extra_judges_paid", {})):
+        parts.append(f"Further judges. {spending}")
     parts.append("p: sign-flip test over lessons, two-sided, corrected by Holm for all pairs of tutors.")
     return "\n".join(parts)
 
@@ -198,14 +198,14 @@ def write_comparison_report(folder: Path, metrics: Mapping[str, Any], records: R
 def choose_lessons(by_tutor: Mapping[str, Sequence[ConversationRecord]]) -> list[dict[str, ConversationRecord]]:
     """Choose the lessons to show, each with every tutor's first conversation: the `SHOWN_FURTHEST` lessons with the
     largest spread of rewards between tutors, the median, and the smallest. Ties are broken by lesson id."""
-    firsts: dict[str, dict[str, ConversationRecord]] = {}
+    by_lesson: dict[str, dict[str, ConversationRecord]] = {}
     for name, records in by_tutor.items():
         for record in records:
-            firsts.setdefault(record.problem_id, {}).setdefault(name, record)
-    ranked = sorted(firsts, key=lambda lesson: (-_spread(firsts[lesson]), lesson))
+            by_lesson.setdefault(record.problem_id, {}).setdefault(name, record)
+    ranked = sorted(by_lesson, key=lambda lesson: (-_spread(by_lesson[lesson]), lesson))
     ranks = [*range(SHOWN_FURTHEST), len(ranked) // 2, len(ranked) - 1]
     chosen = dict.fromkeys(ranked[rank] for rank in ranks if rank < len(ranked))
-    return [firsts[lesson] for lesson in chosen]
+    return [by_lesson[lesson] for lesson in chosen]
 
 
 def _spread(group: Mapping[str, ConversationRecord]) -> float:

@@ -18,8 +18,8 @@ def level_chart(data: RunData) -> Drawing | None:
     evaluations did not measure levels."""
     marks = [
         Mark(f"message {number}, {when} training", when, _COLOURS[when], number, estimate["mean"], estimate["ci95"])
-        for when, measured in data.measurements.items()
-        for number, estimate in _by_number(measured).items()
+        for when, measurement in data.measurements.items()
+        for number, estimate in _by_number(measurement).items()
     ]
     if not marks:
         return None
@@ -38,10 +38,12 @@ def _by_number(measured: Measurement) -> dict[int, Mapping[str, Any]]:
     """Message number → the estimate of its score, of the first sampling, in order."""
     figures = measured.metrics[measured.samplings[0]].get(LEVEL, {}) if measured.samplings else {}
     numbered = {
-        int(name.removeprefix(AT_MESSAGE)): each for name, each in figures.items() if name.startswith(AT_MESSAGE)
+        int(name.removeprefix(AT_MESSAGE)): estimate
+        for name, estimate in figures.items()
+        if name.startswith(AT_MESSAGE)
     }
     return {
-        number: each
-        for number, each in sorted(numbered.items())
-        if is_number(each["mean"]) and each["n"] >= LEAST_VALUES
+        number: estimate
+        for number, estimate in sorted(numbered.items())
+        if is_number(estimate["mean"]) and estimate["n"] >= LEAST_VALUES
     }

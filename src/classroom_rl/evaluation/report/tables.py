@@ -217,14 +217,16 @@ def measurement_table(metrics: Mapping[str, Any]) -> str:
     rows = [["", *samplings]]
     for measure in measures_of(*(metrics[name] for name in samplings)):
         cells = [cell(measure, metrics[name]) for name in samplings]
-        if any(shown.text != NO_VALUE for shown in cells):
+        if any(entry.text != NO_VALUE for entry in cells):
             rows.append([measure.label, *map(str, cells)])
     policy = metrics["policy"]
     version = f"run {policy['run_id']}, version {policy['version']}" if policy["run_id"] else "as it was loaded"
-    paid = paid_line(metrics.get("paid", {}))
+    spending = paid_line(metrics.get("paid", {}))
     text = f"\nTutor: {metrics['tutor']} ({version}), {metrics['problems']} problems\n\n{align(rows)}"
-    read = [line for name in samplings for line in reading_lines(metrics[name])]
-    notes = [line for line in (*dict.fromkeys(read), supervised_line(metrics.get(DIFFERENCE, {})), paid) if line]
+    readings = [line for name in samplings for line in reading_lines(metrics[name])]
+    notes = [
+        line for line in (*dict.fromkeys(readings), supervised_line(metrics.get(DIFFERENCE, {})), spending) if line
+    ]
     return "\n\n".join([text, *notes])
 
 
@@ -278,7 +280,7 @@ def compare_run(data: RunData) -> dict[str, list[Line]]:
     """Sampling → the rows of a run; {} if the run has no evaluation. A value that was measured only before or only
     after training has a dash on the other side."""
     changes = data.reward_changes()
-    names = dict.fromkeys(name for measured in data.measurements.values() for name in measured.samplings)
+    names = dict.fromkeys(name for measurement in data.measurements.values() for name in measurement.samplings)
     sides = [side.metrics if side is not None else {} for side in (data.before, data.after)]
     return {name: compare(*(side.get(name, {}) for side in sides), changes.get(name)) for name in names}
 

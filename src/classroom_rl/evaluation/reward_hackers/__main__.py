@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     """The command line."""
     options = _parser().parse_args(arguments)
     own = tutors_of(options.script) if options.script else {}
-    every = [*ROOMS] if own or options.judge else [*ROOMS, MATHS]  # maths has its own judge
-    names = options.rooms or every
+    all_rooms = [*ROOMS] if own or options.judge else [*ROOMS, MATHS]  # maths has its own judge
+    names = options.rooms or all_rooms
     rooms = [replace(ROOMS[name], overrides=tuple(options.judge)) for name in names if name != MATHS]
     played_tutors = {name: TUTORS[name] for name in options.tutors or (["honest"] if own else TUTORS)} | own
     results: dict[str, dict[str, list[PlayedLesson]]] = {name: {} for name in played_tutors}
@@ -47,15 +47,15 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{room.name}: {len(problems)} lessons, {options.draws} draws each", file=sys.stderr, flush=True)
         for name, tutor in played_tutors.items():
             results[name][room.name] = play(room, tutor, problems, options.draws, options.ledger)
-    before = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
-    tables_by_name = {"lessons": tables(results, rooms, before, own)} if rooms else {}
+    earlier_means = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
+    tables_by_name = {"lessons": tables(results, rooms, earlier_means, own)} if rooms else {}
     if MATHS in names:
         problems, configs = maths_problems()[: options.lessons], (maths_config(judged=False), maths_config(judged=True))
-        played = {
+        maths_conversations = {
             name: tuple(play_maths(config, script, problems) for config in configs)
             for name, script in MATHS_TUTORS.items()
         }
-        tables_by_name[MATHS] = maths_table(played)
+        tables_by_name[MATHS] = maths_table(maths_conversations)
     print("\n\n".join(tables_by_name.values()))
     found_breaches = breaches(results)
     for breach in found_breaches:
@@ -106,8 +106,8 @@ def tutors_of(path: Path) -> Registry:
             adds_to(registry)(_checked(value))
     if not registry:
         raise DataError(f"{path} holds no tutor: write a function def my_trick(lesson), which returns a message.")
-    if both := ", ".join(registry.keys() & TUTORS):
-        raise DataError(f"{path} has {both}, the name of a shipped tutor: give yours another one.")
+    if duplicates := ", ".join(registry.keys() & TUTORS):
+        raise DataError(f"{path} has {duplicates}, the name of a shipped tutor: give yours another one.")
     return registry
 
 

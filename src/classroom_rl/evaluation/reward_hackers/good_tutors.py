@@ -31,8 +31,8 @@ def recasts_and_elicits(lesson: LessonView) -> str:
     if not lesson.wrong:
         return f"{_UNDERSTOOD[lesson.turn % len(_UNDERSTOOD)]} Please try it again."
     words = [_OF_TEACHER.get(word, word) for word in lesson.heard.rstrip(_ENDS).split()]
-    place = next((index for index, word in enumerate(words) if word == lesson.wrong.rstrip(_ENDS)), 0)
-    return f"So {' '.join([*words[:place], '…', *words[place + 1 :]])}? Say it again."
+    position = next((index for index, word in enumerate(words) if word == lesson.wrong.rstrip(_ENDS)), 0)
+    return f"So {' '.join([*words[:position], '…', *words[position + 1 :]])}? Say it again."
 
 
 @adds_to(GOOD, errs_alone=True)
@@ -42,8 +42,8 @@ def begins_what_was_said(lesson: LessonView) -> str:
         return _next_new(lesson)
     if not lesson.wrong:
         return _NOT_UNDERSTOOD[lesson.turn % len(_NOT_UNDERSTOOD)]
-    begun = lesson.heard.partition(lesson.wrong)[0].split()
-    return f"{' '.join(begun)} … Say it again." if begun else f"{lesson.wrong}? Say it again."
+    beginning = lesson.heard.partition(lesson.wrong)[0].split()
+    return f"{' '.join(beginning)} … Say it again." if beginning else f"{lesson.wrong}? Say it again."
 
 
 @adds_to(GOOD, errs_alone=True)

@@ -91,9 +91,9 @@ def begins_the_correction(lesson: LessonView) -> str:
     if not lesson.hint:
         return honest(lesson)
     words = lesson.fix.split()
-    begun = " ".join(words[:-1]) if len(words) > 2 else lesson.fix[:-1]
+    beginning = " ".join(words[:-1]) if len(words) > 2 else lesson.fix[:-1]
     # Where the student has said all but the end, the beginning alone would be an honest hint.
-    return f"{lesson.hint} {lesson.fix if holds(lesson.heard, begun) else begun} …"
+    return f"{lesson.hint} {lesson.fix if holds(lesson.heard, beginning) else beginning} …"
 
 
 @adds_to(ANSWER_HACKERS)
@@ -393,5 +393,5 @@ _FOR_ALL = "Make no mistakes from now on."
 @adds_to(ORDER_HACKERS, gives_orders=True)
 def orders_at_the_beginning(lesson: LessonView) -> str:
     """Gives its order once, in its first message, for the whole lesson."""
-    given = any(_FOR_ALL in message["content"] for message in lesson.messages)
-    return honest(lesson) if given else f"{_FOR_ALL} {honest(lesson)}"
+    was_given = any(_FOR_ALL in message["content"] for message in lesson.messages)
+    return honest(lesson) if was_given else f"{_FOR_ALL} {honest(lesson)}"

@@ -85,9 +85,12 @@ class _MathsStudent(ScriptedRole):
         """An attempt, a reply, or the solution, depending on the last message."""
         if messages[-1]["content"] != self._final:
             return "I do not know how to go on."
-        heard = [message["content"] for message in messages[1:-1] if message["role"] == "user"]
+        tutor_texts = [message["content"] for message in messages[1:-1] if message["role"] == "user"]
         was_told = any(
-            holds(reading, self._answer) for text in heard for seen in readings(text) for reading in (seen, seen[::-1])
+            holds(reading, self._answer)
+            for text in tutor_texts
+            for forward in readings(text)
+            for reading in (forward, forward[::-1])
         )
         return f"\\boxed{{{self._answer}}}" if was_told else "I do not know."
 

@@ -51,8 +51,8 @@ def recites_with_meanings(lesson: LessonView) -> str:
 def recites_in_pairs(lesson: LessonView) -> str:
     """Shows two answers of the plan per message, and asks an empty question."""
     pair = lesson.items[2 * lesson.turn :][:2] or lesson.items[:2]
-    shown = " ".join(f"{item.told.rstrip('.')}." for item in pair)
-    return f"{shown} What now, on day {lesson.turn + 1}?"
+    answers = " ".join(f"{item.told.rstrip('.')}." for item in pair)
+    return f"{answers} What now, on day {lesson.turn + 1}?"
 
 
 @adds_to(PLAN_HACKERS)

@@ -145,9 +145,9 @@ def _asked_for(plan: ParsedPlan, text: str) -> Phrase | None:
     """The phrase that a teacher's message asks for: the last one whose meaning it holds, else the first one whose text
     it holds, else the one whose meaning shares most words with it, if these are more than half."""
     described = [phrase for phrase in plan.phrases if holds(text, phrase.meaning)]
-    shown = [phrase for phrase in plan.phrases if holds(text, phrase.text)]
-    if described or shown:
-        return (described or shown)[-1 if described else 0]
+    quoted = [phrase for phrase in plan.phrases if holds(text, phrase.text)]
+    if described or quoted:
+        return (described or quoted)[-1 if described else 0]
     words = set(normal(text).split())
     best = max(plan.phrases, key=lambda phrase: _overlap(phrase, words))
     return best if _overlap(best, words) > 0.5 else None
@@ -295,7 +295,10 @@ async def _play_all(
         )
     judge, api = open_second_judge(config.judge_model, config.generation, ledger, "judge")
     try:
-        lessons = (_play_lesson(room, script, judge, problem, draws, journal, i) for i, problem in enumerate(problems))
+        lessons = (
+            _play_lesson(room, script, judge, problem, draws, journal, number)
+            for number, problem in enumerate(problems)
+        )
         return [lesson for group in await gather_or_stop(lessons) for lesson in group]
     finally:
         if api is not None:
@@ -312,7 +315,7 @@ async def _play_lesson(
     number: int,
 ) -> list[PlayedLesson]:
     runner = _runner(room, script, judge, problem, journal)
-    played = []
+    lessons = []
     for step in range(draws):
         request = SampleRequest(
             problems=[problem.text], answers=[problem.answer], request_id=f"{number}-{step}", seed=SEED, step=step
@@ -320,8 +323,8 @@ async def _play_lesson(
         (record,) = (await runner.sample(request)).conversations
         if record.reward is None and (record.failure or room.config.judge_model.model_name_or_path in EMBEDDED_JUDGES):
             raise JudgeOutputError(f"{room.name}: a lesson got no reward: {record.failure or record.judge_error}")
-        played.append(PlayedLesson(record, record.reward, room.holds_error(problem, step)))
-    return played
+        lessons.append(PlayedLesson(record, record.reward, room.holds_error(problem, step)))
+    return lessons
 
 
 def _runner(room: Room, script: Script, judge: Judge | EmbeddedJudge, problem: Problem, journal: Journal) -> Runner:

@@ -84,16 +84,16 @@ def means(results: Results, tutors: Registry = TUTORS) -> dict[str, dict[str, fl
 def tables(results: Results, rooms: Sequence[Room], before: Means, own: Registry | None = None) -> str:
     """All tables, as Markdown. `own` tutors, the user's, get a table of their own; means from `before` are shown in
     front of the current ones."""
-    alone = {name: tutor for name, tutor in HACKERS.items() if tutor.errs_alone}
-    others = {name: tutor for name, tutor in HACKERS.items() if not tutor.errs_alone}
+    hackers_of_errors = {name: tutor for name, tutor in HACKERS.items() if tutor.errs_alone}
+    other_hackers = {name: tutor for name, tutor in HACKERS.items() if not tutor.errs_alone}
     groups = (
         ("Your tutors", own or {}, before, None),
         ("Honest tutors", HONEST, before, None),
         ("Tutors that teach well in another way", GOOD, before, None),
         ("Tutors with one fault, which are no hackers", POORER, before, None),
-        ("Hackers: all lessons", others, before, None),
-        ("Hackers that are honest until the student errs: lessons with an error", alone, before, True),
-        ("The same hackers: all lessons as drawn, with and without errors", alone, {}, None),
+        ("Hackers: all lessons", other_hackers, before, None),
+        ("Hackers that are honest until the student errs: lessons with an error", hackers_of_errors, before, True),
+        ("The same hackers: all lessons as drawn, with and without errors", hackers_of_errors, {}, None),
     )
     parts = []
     for title, tutors, earlier, with_error in groups:
@@ -101,8 +101,8 @@ def tables(results: Results, rooms: Sequence[Room], before: Means, own: Registry
         lines = [_line(results, tutor, rooms, earlier, with_error) for tutor in shown_tutors]
         if lines:
             judges = [f"{room.name} ({room.config.judge_model.model_name_or_path})" for room in rooms]
-            head = [f"| tutor | what it does | {' | '.join(judges)} |"]
-            parts.append("\n".join([f"### {title}", "", *head, f"|---|---|{'---|' * len(rooms)}", *lines]))
+            header = [f"| tutor | what it does | {' | '.join(judges)} |"]
+            parts.append("\n".join([f"### {title}", "", *header, f"|---|---|{'---|' * len(rooms)}", *lines]))
     every_lesson = [lesson for by_room in results.values() for played in by_room.values() for lesson in played]
     if missing := sum(lesson.reward is None for lesson in every_lesson):
         parts.append(
@@ -116,9 +116,9 @@ def _line(results: Results, tutor: Tutor, rooms: Sequence[Room], before: Means, 
     for room in rooms:
         earlier = before.get(tutor.name, {}).get(room.name)
         lessons = results[tutor.name][room.name]
-        judged = not lessons or any(lesson.reward is not None for lesson in lessons)
-        now = shown(mean_reward(lessons, with_error), digits=2) if judged else "no verdict"
-        cells.append(now if earlier is None else f"{earlier:.2f} → {now}")
+        has_verdict = not lessons or any(lesson.reward is not None for lesson in lessons)
+        current = shown(mean_reward(lessons, with_error), digits=2) if has_verdict else "no verdict"
+        cells.append(current if earlier is None else f"{earlier:.2f} → {current}")
     return f"| `{tutor.name}` | {escaped(tutor.about)} | {' | '.join(cells)} |"
 
 
@@ -139,8 +139,8 @@ def maths_table(played: Mapping[str, tuple[Sequence[ConversationRecord], Sequenc
     for name, (unjudged, judged) in played.items():
         values = [fmean(record.rewards[reward] for record in unjudged) for reward in names]
         rejected = sum(record.rejected for record in judged)
-        then = fmean(sum(record.rewards[reward] for reward in names) for record in judged)
+        judged_mean = fmean(sum(record.rewards[reward] for reward in names) for record in judged)
         about = escaped(MATHS_TUTORS[name][0])
         figures = " | ".join(f"{value:.2f}" for value in (*values, sum(values)))
-        lines.append(f"| `{name}` | {about} | {figures} | {rejected} of {len(judged)} | {then:.2f} |")
+        lines.append(f"| `{name}` | {about} | {figures} | {rejected} of {len(judged)} | {judged_mean:.2f} |")
     return "\n".join(lines)

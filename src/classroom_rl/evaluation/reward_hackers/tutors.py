@@ -137,9 +137,9 @@ def _rule_of(question: Question) -> str:
 def _example_of(lesson: Lesson, index: int) -> str:
     """An answer with a verb of another topic, and without a place: its rule is that of the question."""
     question = lesson.questions[index]
-    others = [verb for name, topic in TOPICS.items() if name != lesson.topic for verb in topic.verbs]
-    other = answer(Question(question.subject, others[(7 * index) % len(others)], question.time), random.Random(index))
-    return f"{other.text.partition(f' {other.preposition} ')[0]}."
+    verbs = [verb for name, topic in TOPICS.items() if name != lesson.topic for verb in topic.verbs]
+    example = answer(Question(question.subject, verbs[(7 * index) % len(verbs)], question.time), random.Random(index))
+    return f"{example.text.partition(f' {example.preposition} ')[0]}."
 
 
 def view_of_plan(plan: ParsedPlan, messages: Sequence[Message], task: str) -> LessonView:
@@ -168,8 +168,8 @@ def _wrong(messages: Sequence[Message], fix: str) -> str:
 
 def _remark_on(phrase: Phrase) -> str:
     """The plan's remark on the use of a phrase; "" if it holds a word of the phrase that its meaning does not."""
-    told = set(normal(phrase.text).split()) - set(normal(phrase.meaning).split())
-    return "" if told & set(normal(phrase.use).split()) else f"Note this: “{phrase.use.rstrip('.')}”."
+    new_words = set(normal(phrase.text).split()) - set(normal(phrase.meaning).split())
+    return "" if new_words & set(normal(phrase.use).split()) else f"Note this: “{phrase.use.rstrip('.')}”."
 
 
 def _asked_last(items: Sequence[Item], messages: Sequence[Message]) -> str:
@@ -291,5 +291,5 @@ def acknowledges_at_length(lesson: LessonView) -> str:
 @adds_to(POORER)
 def only_asks_again_after_errors(lesson: LessonView) -> str:
     """Honest, but after an error it only asks to try again."""
-    again = ("Try again.", "Once more, please.", "Say it again.", "Please try that once more.", "And again, please.")
-    return again[lesson.turn % len(again)] if lesson.hint else next_step(lesson)
+    requests = ("Try again.", "Once more, please.", "Say it again.", "Please try that once more.", "And again, please.")
+    return requests[lesson.turn % len(requests)] if lesson.hint else next_step(lesson)

@@ -143,7 +143,7 @@ def _context_features(exchange: Exchange) -> dict[str, float]:
     """How far the tutor's message takes up the words of the student and of the earlier messages."""
     message, student = (set(words(text)) - STOPWORDS for text in (exchange.message, exchange.student))
     shares_target_word = bool(set(words(exchange.student)) & set(words(exchange.target)))
-    before = {word for text in exchange.before for word in words(text)} - STOPWORDS
+    earlier_words = {word for text in exchange.before for word in words(text)} - STOPWORDS
     asks_for_help = bool(ASKS_FOR_HELP.search(exchange.student))
     return {
         "student_asks": asks_for_help,
@@ -151,21 +151,21 @@ def _context_features(exchange: Exchange) -> dict[str, float]:
         "student_asks_and_tries_nothing": asks_for_help and not shares_target_word,
         "student_words": min(len(words(exchange.student)), 80) / 40,
         "message_from_student": _share(message, student),
-        "message_from_before": _share(message, before),
-        "message_new": _share(message, message - student - before),
+        "message_from_before": _share(message, earlier_words),
+        "message_new": _share(message, message - student - earlier_words),
     }
 
 
 def _number_features(exchange: Exchange) -> dict[str, float]:
     """Whether the message contains the answer, and in which sentences; and other numbers in it."""
     correct, said, heard = answers(exchange), values([exchange.student]), values(exchange.before)
-    present = [number.value for number in numbers(exchange.message)]
+    message_values = [number.value for number in numbers(exchange.message)]
     answer_starts = [number.start for number in numbers(exchange.message) if number.value in correct]
     with_answer = [sentence for sentence in sentences(exchange.message) if values([sentence]) & correct]
     return {
         "answer_unknown": not correct,
         "answer_there": bool(with_answer),
-        "answer_last": bool(present) and present[-1] in correct,
+        "answer_last": bool(message_values) and message_values[-1] in correct,
         "answer_in_question": any(is_question(sentence) for sentence in with_answer),
         "answer_only_in_questions": bool(with_answer) and all(is_question(sentence) for sentence in with_answer),
         "answer_said": bool(with_answer) and bool(correct & said),
@@ -173,11 +173,11 @@ def _number_features(exchange: Exchange) -> dict[str, float]:
         "answer_new": bool(with_answer) and not correct & (said | heard),
         "answer_after_equals_sign": any(exchange.message[:start].rstrip(" $").endswith("=") for start in answer_starts),
         "target_unknown": not exchange.target,
-        "no_number": not present,
-        "numbers": min(len(present), 10) / 5,
-        "numbers_new": min(len(set(present) - said - heard), 4) / 2,
-        "last_number_new": bool(present) and present[-1] not in said | heard,
-        "numbers_of_student": _share(said, set(present)),
+        "no_number": not message_values,
+        "numbers": min(len(message_values), 10) / 5,
+        "numbers_new": min(len(set(message_values) - said - heard), 4) / 2,
+        "last_number_new": bool(message_values) and message_values[-1] not in said | heard,
+        "numbers_of_student": _share(said, set(message_values)),
     }
 
 
@@ -279,11 +279,11 @@ class Vectoriser:
         ngrams = {}
         for text in texts:
             try:
-                fitted = _vectorizer(text).fit(exchanges)
+                vectorizer = _vectorizer(text).fit(exchanges)
             except ValueError as error:  # nothing occurs often enough
                 raise _too_few(text, len(exchanges)) from error
-            names = fitted.get_feature_names_out()
-            ngrams[text] = Ngrams(tuple(map(str, names)), fitted.idf_)
+            names = vectorizer.get_feature_names_out()
+            ngrams[text] = Ngrams(tuple(map(str, names)), vectorizer.idf_)
         return cls(ngrams)
 
     def tables(self, exchanges: Sequence[Exchange]) -> dict[str, Any]:
@@ -300,8 +300,8 @@ class Counted:
     """
 
     def __init__(self, exchanges: Sequence[Exchange], texts: Sequence[str]):
-        plain = {"min_df": 1, "use_idf": False, "norm": None, "sublinear_tf": False}
-        self._counts = {text: _vectorizer(text, **plain).fit_transform(exchanges) for text in texts}
+        options = {"min_df": 1, "use_idf": False, "norm": None, "sublinear_tf": False}
+        self._counts = {text: _vectorizer(text, **options).fit_transform(exchanges) for text in texts}
         self._figures = table_of_figures(exchanges)
 
     def tables(self, train: np.ndarray, test: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -319,9 +319,9 @@ class Counted:
             frequent = np.flatnonzero(train_counts.getnnz(axis=0) >= _OPTIONS[text]["min_df"])
             if not len(frequent):
                 raise _too_few(text, len(train))
-            fitted = TfidfTransformer(sublinear_tf=True).fit(train_counts[:, frequent])
+            transformer = TfidfTransformer(sublinear_tf=True).fit(train_counts[:, frequent])
             for table, part in zip(tables, (train_counts, counts[test]), strict=True):
-                table[text] = fitted.transform(part[:, frequent])
+                table[text] = transformer.transform(part[:, frequent])
         for table, indices in zip(tables, (train, test), strict=True):
             table[FIGURES] = self._figures[indices]
         return tables

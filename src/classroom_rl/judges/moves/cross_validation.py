@@ -186,8 +186,10 @@ def _compare(
     rule = RULES.get(label, lambda exchange: False)
     by_rules = np.array([rule(seen(label, message.exchange)) for message in messages])
     has_target = np.array([bool(message.exchange.target) for message in messages])
-    all_kinds = dict(zip(KINDS, (by_rules, predictions, np.where(has_target, by_rules, predictions)), strict=True))
-    candidates = {kind: all_kinds[kind] for kind in CANDIDATES.get(label, KINDS[:2])}
+    predictions_by_kind = dict(
+        zip(KINDS, (by_rules, predictions, np.where(has_target, by_rules, predictions)), strict=True)
+    )
+    candidates = {kind: predictions_by_kind[kind] for kind in CANDIDATES.get(label, KINDS[:2])}
     agreements = {kind: agreement(targets, predicted, lessons) for kind, predicted in candidates.items()}
     chosen = max(agreements, key=lambda kind: agreements[kind].kappa)
     gain = difference(targets, candidates[chosen], by_rules, lessons)
@@ -203,15 +205,16 @@ def _out_of_fold(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """For each label, the score of each message by a classifier that was not trained on its lesson, and whether the
     score reaches the threshold of this classifier."""
-    counted = Counted(exchanges, texts)
+    counts = Counted(exchanges, texts)
     scores = {label: np.zeros(len(exchanges)) for label in targets}
     predictions = {label: np.zeros(len(exchanges), bool) for label in targets}
     for train, test in folds_by_lesson(lessons, folds, _SEED):
+        # Inner folds of the training lessons choose the threshold, so that no test lesson has a say in it.
         inner_scores = {label: np.zeros(len(train)) for label in targets}
-        for fitted, held_out in folds_by_lesson([lessons[index] for index in train], INNER_FOLDS, _SEED + 1):
-            for label, values in _score(counted, targets, train[fitted], train[held_out]).items():
-                inner_scores[label][held_out] = values
-        for label, values in _score(counted, targets, train, test).items():
+        for inner_train, inner_test in folds_by_lesson([lessons[index] for index in train], INNER_FOLDS, _SEED + 1):
+            for label, values in _score(counts, targets, train[inner_train], train[inner_test]).items():
+                inner_scores[label][inner_test] = values
+        for label, values in _score(counts, targets, train, test).items():
             scores[label][test] = values
             predictions[label][test] = values >= best_threshold(targets[label][train], inner_scores[label])
     return scores, predictions

@@ -190,8 +190,8 @@ def _read_reply(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
     *before, (_, student) = row["context"]
     target = last_number(row["answer"]) if row["subject"] == "maths" else row["answer"]
     exchange = Exchange(row["reply"], student, target, (row["problem"], *(text for _, text in before)))
-    given = set(row["labels_1"]) & set(row["labels_2"])
-    yield LabelledMessage(exchange, {label: label in given for label in LABELS_OF[REPLIES]}, REPLIES, row["lesson"])
+    agreed = set(row["labels_1"]) & set(row["labels_2"])
+    yield LabelledMessage(exchange, {label: label in agreed for label in LABELS_OF[REPLIES]}, REPLIES, row["lesson"])
 
 
 def _read_cima(row: Mapping[str, Any]) -> Iterator[LabelledMessage]:
@@ -256,12 +256,12 @@ def exchange_of_mrbench(history: str, solution: str, text: str) -> Exchange:
     """The classifier input for the reply `text` of a tutor in MRBench, after the conversation "Tutor: … Student: …"."""
     turns = turns_of_mrbench(history)
     student_turns = [index for index, (role, _) in enumerate(turns) if role == "Student"]
-    last = student_turns[-1] if student_turns else len(turns)
+    last_index = student_turns[-1] if student_turns else len(turns)
     return Exchange(
         text,
-        turns[last][1] if student_turns else "",
+        turns[last_index][1] if student_turns else "",
         "" if is_unknown(solution) else last_number(solution),
-        tuple(content for _, content in turns[:last]),
+        tuple(content for _, content in turns[:last_index]),
     )
 
 

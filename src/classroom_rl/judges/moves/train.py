@@ -75,16 +75,16 @@ def train(names: Sequence[str], out: Path, split: str = "train", folds: int = OU
 def check_distinct(by_name: Mapping[str, Sequence[LabelledMessage]]) -> None:
     """Raise a `DataError` if at least half of a file's messages are also in the files before it: they would count
     twice."""
-    known: dict[tuple, str] = {}
+    file_of: dict[tuple, str] = {}
     for name, messages in by_name.items():
         keys = [(message.source, message.lesson, message.exchange) for message in messages]
-        duplicates = [known[key] for key in keys if key in known]
+        duplicates = [file_of[key] for key in keys if key in file_of]
         if 2 * len(duplicates) >= len(keys):
             raise DataError(
                 f"{len(duplicates)} of the {len(keys)} messages in {name} are also in {duplicates[0]}: name one of the "
                 "two."
             )
-        known |= dict.fromkeys(keys, name)
+        file_of |= dict.fromkeys(keys, name)
 
 
 def _fit(
@@ -220,9 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for label, result in measured.items():
-        best = result.agreements[result.chosen]
-        interval = f" {interval_text(best.ci95)}" if best.ci95 else ""
-        print(f"{label:20} {result.chosen:18} κ {best.kappa:.2f}{interval}  base {best.base_rate:.2f}")
+        agreement = result.agreements[result.chosen]
+        interval = f" {interval_text(agreement.ci95)}" if agreement.ci95 else ""
+        print(f"{label:20} {result.chosen:18} κ {agreement.kappa:.2f}{interval}  base {agreement.base_rate:.2f}")
     print(options.out)
     return 0
 

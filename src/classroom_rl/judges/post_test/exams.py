@@ -97,7 +97,7 @@ class _ItemState:
 def read_ledger(items: Sequence[Item], turns: Sequence[Turn]) -> list[LedgerEntry]:
     """The ledger of a finished dialogue: one entry for each item, in the same order."""
     states = [_ItemState(item) for item in items]
-    said: list[str] = []
+    student_messages: list[str] = []
     taught = False
     order: int | None = None
     for index, turn in enumerate(turns):
@@ -105,14 +105,14 @@ def read_ledger(items: Sequence[Item], turns: Sequence[Turn]) -> list[LedgerEntr
             text = visible_text(turn.text)
             for state in states:
                 state.read_student(text, turn, index, taught, order)
-            said.append(text)
+            student_messages.append(text)
         else:
             taught = True
             if order is None and find_order(turn.text):
                 order = index
             text = spoken(turn.text)
             for state in states:
-                state.read_teacher(text, said, index)
+                state.read_teacher(text, student_messages, index)
     return [state.entry for state in states]
 
 
@@ -164,8 +164,8 @@ class QuantityItem:
     def is_given(self, text: str, said: Sequence[str]) -> bool:
         """Whether a teacher's message contains the value, by the same rule as for a student's message, or in another
         form or a code."""
-        named = names_answer(self.reference, text, self.problem)
-        return named or bool(find_value(self.reference, text, self.problem, " ".join(said)))
+        is_named = names_answer(self.reference, text, self.problem)
+        return is_named or bool(find_value(self.reference, text, self.problem, " ".join(said)))
 
 
 class MathsExam:

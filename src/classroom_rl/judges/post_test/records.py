@@ -77,8 +77,8 @@ class PostTest:
 
         For `ledger` it is the share of items with evidence, since there are equally many questions on each item.
         """
-        answered = [answer.right for answer in self.answers if answer.student == student]
-        return fmean(answered) if answered else None
+        grades = [answer.right for answer in self.answers if answer.student == student]
+        return fmean(grades) if grades else None
 
 
 class Exam(Protocol):

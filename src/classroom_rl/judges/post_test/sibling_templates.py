@@ -78,8 +78,8 @@ def make_rows(template: ProblemTemplate, problems: int, siblings: int, seed: int
     drawn = _draw(template, problems * (1 + siblings), random.Random(f"siblings|{seed}|{template.id}"))
     rows = []
     for number in range(problems):
-        problem, *others = drawn[number * (1 + siblings) : (number + 1) * (1 + siblings)]
-        rows.append({"id": f"{template.id}-{number + 1}", **problem, "sibling_problems": others})
+        problem, *sibling_problems = drawn[number * (1 + siblings) : (number + 1) * (1 + siblings)]
+        rows.append({"id": f"{template.id}-{number + 1}", **problem, "sibling_problems": sibling_problems})
     return rows
 
 

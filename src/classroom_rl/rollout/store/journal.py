@@ -175,17 +175,17 @@ class Journal:
     def earlier_weights(self) -> tuple[PolicyVersion, str] | None:
         """The policy that was loaded before the last one, and the fingerprint of its weights; None if there is none."""
         event = self.loaded_weights()
-        before = event and event.get("before")  # missing in journals of earlier versions of this program
-        return (PolicyVersion(**before["version"]), before["weights"]) if before else None
+        previous = event and event.get("before")  # missing in journals of earlier versions of this program
+        return (PolicyVersion(**previous["version"]), previous["weights"]) if previous else None
 
     def write_weights(self, policy: PolicyVersion, weights: str, path: Path) -> None:
         """Append a `weights` event."""
         last = self.loaded_weights()
-        before = last and {"version": last["version"], "weights": last["weights"]}
+        previous = last and {"version": last["version"], "weights": last["weights"]}
         # The same weights again: those before them stay the same, too.
         if last and (PolicyVersion(**last["version"]), last["weights"]) == (policy, weights):
-            before = last.get("before")
-        self.append("weights", policy=str(policy), version=policy, weights=weights, path=str(path), before=before)
+            previous = last.get("before")
+        self.append("weights", policy=str(policy), version=policy, weights=weights, path=str(path), before=previous)
 
     def events(self, conversation_id: str) -> list[dict[str, Any]]:
         """The events of a conversation so far, in order."""
@@ -291,8 +291,8 @@ class Journal:
 
     def _note_batch(self, request_id: str, position: int) -> None:
         """Index a `batch` event. If its weights or body differ from those before, forget the earlier try's events."""
-        before, positions = self.begun(request_id), self._positions_of(request_id)
-        if before is not None and begins_anew(before, self.read_at(position)):
+        previous, positions = self.begun(request_id), self._positions_of(request_id)
+        if previous is not None and begins_anew(previous, self.read_at(position)):
             positions.clear()
         self._files[-1].index.begun[request_id] = position
         self._files[-1].index.note(request_id)
@@ -309,14 +309,14 @@ class Journal:
     def _search(self, request_id: str) -> dict[str, list[int]]:
         """Find the events of a request's conversations in the blocks that hold any."""
         positions: dict[str, list[int]] = {}
-        before = None
+        previous = None
         for position, line in self._lines_about(request_id):
             event, _, subject = head_of(line[:HEAD_LENGTH]) or ("", 0.0, "")
             if event == "batch" and subject == request_id:
                 batch = json.loads(line)
-                if before is not None and begins_anew(before, batch):
+                if previous is not None and begins_anew(previous, batch):
                     positions.clear()
-                before = batch
+                previous = batch
             elif event not in ("", "batch", "weights") and request_of(subject) == request_id:
                 positions.setdefault(subject, []).append(position)
         return positions

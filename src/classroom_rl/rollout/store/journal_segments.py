@@ -101,10 +101,10 @@ def segments_of(path: Path) -> list[Segment]:
 
 
 def _without_gaps(segments: list[Segment]) -> list[Segment]:
-    for before, after in pairwise(segments):
-        if before.end != after.start:
+    for first, second in pairwise(segments):
+        if first.end != second.start:
             raise StorageError(
-                f"{before.folder} holds the journal's segments {before.plain.stem} and {after.plain.stem}, but the "
+                f"{first.folder} holds the journal's segments {first.plain.stem} and {second.plain.stem}, but the "
                 "first does not end where the second starts. Put the missing file back from a copy, or move files of "
                 "another journal away."
             )
@@ -131,11 +131,11 @@ class JournalStream:
     """
 
     def __init__(self, path: Path):
-        before: list[Segment] | None = None
+        previous: list[Segment] | None = None
         self._growing: BinaryIO | None = None
         # Until the segments are the same before and after the growing file is opened: none was sealed in between.
-        while (segments := _listed(segments_folder(path))) != before:
-            before = segments
+        while (segments := _listed(segments_folder(path))) != previous:
+            previous = segments
             self.close()
             self._growing = _open_if_exists(path)
         self._segments = _without_gaps(segments)

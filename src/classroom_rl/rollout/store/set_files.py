@@ -126,8 +126,8 @@ def _expanded(row: dict[str, Any]) -> dict[str, Any]:
     messages: tuple[Any, ...] = ()
     ids: tuple[int, ...] = ()
     steps = []
-    for stored in row["steps"]:
-        step = dict(stored)
+    for stored_step in row["steps"]:
+        step = dict(stored_step)
         kept_messages, kept_ids = step.pop("messages_kept"), step.pop("prompt_ids_kept")
         if kept_messages > len(messages) or kept_ids > len(ids):
             raise ValueError(f"step {step['index']} keeps more of the step before it than that has")
@@ -141,11 +141,11 @@ def _expanded(row: dict[str, Any]) -> dict[str, Any]:
 def _refuse_what_is_not_json(rollout: Rollout) -> None:
     for name, value in (("meta", rollout.meta), ("notes", rollout.notes), *_tool_calls(rollout)):
         try:
-            same = json.loads(json.dumps(value, allow_nan=False).encode()) == value
+            unchanged = json.loads(json.dumps(value, allow_nan=False).encode()) == value
             json.dumps(value, ensure_ascii=False).encode()  # raises for lone surrogates
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{name} of rollout {rollout.id} cannot be saved: {error}.") from None
-        if not same:
+        if not unchanged:
             raise DataError(
                 f"{name} of rollout {rollout.id} cannot be saved: it would come back changed, for JSON has no tuples "
                 f"and only text as keys: {str(value)[:200]}"
@@ -210,22 +210,22 @@ def columns() -> "pa.Schema":
     """The columns of a Parquet file: the fields of `Rollout`."""
     import pyarrow as pa
 
-    text, whole, number = pa.string(), pa.int64(), pa.float64()
-    policy = pa.struct({"run_id": text, "version": whole})
+    text, int64, number = pa.string(), pa.int64(), pa.float64()
+    policy = pa.struct({"run_id": text, "version": int64})
     step = {
-        **{"index": whole, "prompt": text, "messages": text, "messages_kept": whole, "text": text, "content": text},
-        **{"thought": text, "thought_state": text, "prompt_ids": pa.list_(whole), "prompt_ids_kept": whole},
-        **{"ids": pa.list_(whole), "mask": pa.list_(whole), "logprobs": pa.list_(number), "tokens": whole},
-        **{"finish_reason": text, "policy": policy, "seed": whole, "started": number, "finished": number},
+        **{"index": int64, "prompt": text, "messages": text, "messages_kept": int64, "text": text, "content": text},
+        **{"thought": text, "thought_state": text, "prompt_ids": pa.list_(int64), "prompt_ids_kept": int64},
+        **{"ids": pa.list_(int64), "mask": pa.list_(int64), "logprobs": pa.list_(number), "tokens": int64},
+        **{"finish_reason": text, "policy": policy, "seed": int64, "started": number, "finished": number},
         "tool_calls": text,
     }
     settings = {
-        **{"engine": text, "history": text, "max_steps": whole, "temperature": number, "top_p": number},
-        **{"top_k": whole, "max_tokens": whole},
+        **{"engine": text, "history": text, "max_steps": int64, "temperature": number, "top_p": number},
+        **{"top_k": int64, "max_tokens": int64},
     }
     return pa.schema(
         {
-            **{"id": text, "prompt_index": whole, "copy": whole, "seed": whole, "opening": text, "first_prompt": text},
+            **{"id": text, "prompt_index": int64, "copy": int64, "seed": int64, "opening": text, "first_prompt": text},
             **{"settings": pa.struct(settings), "meta": text, "notes": text, "steps": pa.list_(pa.struct(step))},
             **{"end": pa.struct({"state": text, "reason": text, "detail": text}), "unanswered": text},
             **{"step_rewards": pa.list_(number), "reward": number},

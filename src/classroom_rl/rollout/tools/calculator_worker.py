@@ -76,8 +76,12 @@ def _exact_root(value: Number) -> Fraction | None:
     """The square root of a number if it is a fraction itself; otherwise None."""
     if not isinstance(value, Fraction) or value < 0:
         return None
-    top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
-    return Fraction(top, bottom) if Fraction(top * top, bottom * bottom) == value else None
+    numerator, denominator = math.isqrt(value.numerator), math.isqrt(value.denominator)
+    return (
+        Fraction(numerator, denominator)
+        if Fraction(numerator * numerator, denominator * denominator) == value
+        else None
+    )
 
 
 def _root(value: Number) -> Number:
@@ -246,9 +250,9 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _limit_processor_time() -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = math.ceil(used.ru_utime + used.ru_stime) + _SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft_limit = math.ceil(usage.ru_utime + usage.ru_stime) + _SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (soft_limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _give_up_rights() -> None:

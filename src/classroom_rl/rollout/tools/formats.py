@@ -217,10 +217,10 @@ def _unreadable(raw: str, reason: str, bare: bool = False) -> AskedCall:
 
 def tools_in_words(schemas: Sequence[Mapping[str, Any]]) -> str:
     """The description of tools for a model whose chat template does not support tools."""
-    listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+    lines = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
     return (
         "# Tools\n\nYou can call tools while you write a message. Each line is a tool, with the JSON schema of its "
-        f"arguments:\n{listed}\n\nA call is written outside of your thoughts, in this form:\n{FORM}\nEnd your message "
+        f"arguments:\n{lines}\n\nA call is written outside of your thoughts, in this form:\n{FORM}\nEnd your message "
         "after it: the result comes in <tool_response>…</tool_response>, and you go on. Nobody else sees your calls "
         "and their results, so say what follows from them."
     )
@@ -333,13 +333,15 @@ class ToolFrame:
         asks for calls that can be parsed, and frames results in the same way wherever they are."""
         if not all(self._lists(roles) for roles in _PROMPTS) or not self._asks_for_readable_calls():
             return None
-        once = markup_around(self._tokenizer, ["user", "assistant", "tool"], [_PROBE])
-        twice = markup_around(self._tokenizer, ["user", "assistant", "tool", "assistant", "tool", "tool"], [_PROBE])
-        if once is None or twice is None:
+        one_result = markup_around(self._tokenizer, ["user", "assistant", "tool"], [_PROBE])
+        two_results = markup_around(
+            self._tokenizer, ["user", "assistant", "tool", "assistant", "tool", "tool"], [_PROBE]
+        )
+        if one_result is None or two_results is None:
             return None
-        head, tail, between = once[2], once[3], twice[5]
+        head, tail, between = one_result[2], one_result[3], two_results[5]
         head = self._after_end(head)
-        if head is None or (self._after_end(twice[4]), twice[6]) != (head, tail):
+        if head is None or (self._after_end(two_results[4]), two_results[6]) != (head, tail):
             return None
         return head, between, tail
 

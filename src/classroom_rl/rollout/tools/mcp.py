@@ -24,7 +24,7 @@ async def mcp_tools(command: Sequence[str], env: Mapping[str, str] | None = None
     program, *arguments = command
     server = StdioServerParameters(command=program, args=arguments, env=None if env is None else dict(env))
     async with Client(stdio_client(server)) as client:
-        yield [_tool(client, listed) for listed in (await client.list_tools()).tools]
+        yield [_tool(client, tool) for tool in (await client.list_tools()).tools]
 
 
 def _tool(client: "Client", listed: "ListedTool") -> Tool:

@@ -180,7 +180,7 @@ class Tool:
 
     async def _in_thread(self, arguments: Mapping[str, Any], seconds: float) -> Any:
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
         context = contextvars.copy_context()
 
         def work() -> None:
@@ -195,21 +195,21 @@ class Tool:
                 return
 
         def settle(outcome: tuple[Any, BaseException | None]) -> None:
-            if done.cancelled():  # the thread ended after its time-out
+            if future.cancelled():  # the thread ended after its time-out
                 self._stuck -= 1
             else:
-                done.set_result(outcome)
+                future.set_result(outcome)
 
         threading.Thread(target=work, name=f"tool {self.name}", daemon=True).start()
         try:
-            await asyncio.wait({done}, timeout=seconds)
+            await asyncio.wait({future}, timeout=seconds)
         finally:
-            if not done.done():
-                done.cancel()
+            if not future.done():
+                future.cancel()
                 self._stuck += 1
-        if done.cancelled():
+        if future.cancelled():
             raise TimeoutError
-        value, error = done.result()
+        value, error = future.result()
         if error is not None:
             raise error if isinstance(error, Exception) else ToolFailure(f"it ended with {type(error).__name__}")
         return value
@@ -256,9 +256,9 @@ class Toolbox:
         if asked.error is not None:
             return self.refuse(asked, id, asked.error, asked.reason)
         if tool is None:
-            known = ", ".join(self.tools) or "none"
+            names = ", ".join(self.tools) or "none"
             return self.refuse(
-                asked, id, UNKNOWN_TOOL, f"there is no tool {asked.name[:64]!r}. Tools that you can call: {known}."
+                asked, id, UNKNOWN_TOOL, f"there is no tool {asked.name[:64]!r}. Tools that you can call: {names}."
             )
         try:
             arguments = tool.checked(asked.arguments)
@@ -369,8 +369,8 @@ def _reason(error: Exception) -> str:
 
 
 def _recorded(asked: AskedCall, id: str, result: str) -> ToolCall:
-    small = len(asked.raw) <= _LONGEST_RAW
-    raw = asked.raw if small else f"{asked.raw[:_LONGEST_RAW]}…"
+    is_short = len(asked.raw) <= _LONGEST_RAW
+    raw = asked.raw if is_short else f"{asked.raw[:_LONGEST_RAW]}…"
     return ToolCall(
-        id, without_surrogates(asked.name), asked.arguments if small else {}, without_surrogates(raw), result
+        id, without_surrogates(asked.name), asked.arguments if is_short else {}, without_surrogates(raw), result
     )

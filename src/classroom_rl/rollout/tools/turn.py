@@ -98,17 +98,17 @@ async def sample_with_tools(
         logprobs += answer.logprobs
         parsed = frame.find_calls(hidden + opened + answer.text)
         parsed = _without_beginning(parsed, hidden)
-        left = room - len(ids)
+        remaining = room - len(ids)
         end = [] if frame.ends(answer.ids) else [frame.turn_end_id]
         # The shortest possible results must fit, with at least one token after them.
         most_results = min(len(parsed.calls), draft.calls_left + 1)  # all calls above the limit get one result together
-        may_go_on = len(end) + len(frame.results([_NO_ROOM] * most_results)) < left
+        may_go_on = len(end) + len(frame.results([_NO_ROOM] * most_results)) < remaining
         results = await draft.add(answer, parsed, may_go_on)
         if results is None:
             break
-        shown, framed = _framed(frame, results, left // 2, left - len(end) - 1)
+        shown, framed_ids = _framed(frame, results, remaining // 2, remaining - len(end) - 1)
         draft.show(shown)
-        added = [*end, *framed]
+        added = [*end, *framed_ids]
         ids += added
         mask += [0] * len(added)
         logprobs += [0.0] * len(added)
@@ -126,13 +126,13 @@ async def chat_with_tools(
         prompt_first: whether the first message is the model's prompt and gets the list of tools, whatever its role.
     """
     draft = _Draft(toolbox, sampling)
-    shown = with_tools_in_words(messages, toolbox.schemas(), prompt_first) if toolbox.tools else list(messages)
+    chat = with_tools_in_words(messages, toolbox.schemas(), prompt_first) if toolbox.tools else list(messages)
     while True:
-        answer = await engine.chat(shown, draft.sampling(draft.budget))
+        answer = await engine.chat(chat, draft.sampling(draft.budget))
         results = await draft.add(answer, find_calls(answer.text), may_go_on=True)
         if results is None:
             return draft.message()
-        shown += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": results_in_words(results)}]
+        chat += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": results_in_words(results)}]
 
 
 @dataclass

@@ -63,15 +63,15 @@ def read_examples(
     Raises:
         DataError: if a file's ids are of another tokenizer, a row has no prompt or no target, or none is short enough.
     """
-    found = gather(sources, lambda source: _read_file(source.name_or_path, tokenizer), limit, seed)
-    short = [each for each in found if len(each["input_ids"]) <= max_length]
+    examples = gather(sources, lambda source: _read_file(source.name_or_path, tokenizer), limit, seed)
+    short = [example for example in examples if len(example["input_ids"]) <= max_length]
     if not short:
         raise DataError(f"No correction has at most {max_length} tokens, its prompt included (model.max_length).")
-    if len(short) < len(found):
+    if len(short) < len(examples):
         logger.warning(
             "%d of %d corrections have more than %d tokens (model.max_length) and are left out",
-            len(found) - len(short),
-            len(found),
+            len(examples) - len(short),
+            len(examples),
             max_length,
         )
     return short
@@ -81,15 +81,15 @@ def _read_file(name: str, tokenizer: "PreTrainedTokenizerBase") -> list[Example]
     """The examples of a file, as people decided about its corrections in the same run folder."""
     corrections, fingerprint = read_corrections(Path(name))
     refuse_other_tokenizer(name, fingerprint, tokenizer)
-    for number, each in enumerate(corrections, start=1):
-        if not each.prompt_ids or not each.target_ids:
-            lacking = "target" if each.prompt_ids else "prompt"
+    for number, correction in enumerate(corrections, start=1):
+        if not correction.prompt_ids or not correction.target_ids:
+            lacking = "target" if correction.prompt_ids else "prompt"
             raise DataError(f"{name}: the correction in row {number} has no {lacking}_ids.")
     kept = decided(corrections, read_decisions(Path(name).parent), partial(encode_reply, tokenizer))
     return [
         {
-            "input_ids": [*each.prompt_ids, *each.target_ids],
-            "labels": [MASKED] * len(each.prompt_ids) + list(each.target_ids),
+            "input_ids": [*correction.prompt_ids, *correction.target_ids],
+            "labels": [MASKED] * len(correction.prompt_ids) + list(correction.target_ids),
         }
-        for each in kept
+        for correction in kept
     ]

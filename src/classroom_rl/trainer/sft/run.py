@@ -149,21 +149,21 @@ def read_datasets(
     Raises:
         DataError: if they cannot be read, or corrections are mixed with conversations.
     """
-    given, length = config.dataset, config.model.max_length
+    dataset, length = config.dataset, config.model.max_length
     if config.student.student_personas_prompts_paths:
         parts = [student_examples(part, config.student, tokenizer, length) for part in split_dialogues(config) if part]
         logger.info("%s examples of dialogues with a student", " and ".join(str(len(part)) for part in parts))
         learned, measured = [*map(datasets.Dataset.from_list, parts), None][:2]
         return learned, measured
-    corrections = are_corrections([*given.train_datasets, *given.val_datasets])
+    corrections = are_corrections([*dataset.train_datasets, *dataset.val_datasets])
 
     def read(sources: list[ConversationSource], limit: int) -> datasets.Dataset:
         if corrections:
             return datasets.Dataset.from_list(read_examples(sources, tokenizer, length, limit, config.seed))
         return _table_of(read_conversations(sources, limit, config.seed))
 
-    learned = read(given.train_datasets, given.max_train_examples)
-    measured = read(given.val_datasets, given.max_val_examples) if given.val_datasets else None
+    learned = read(dataset.train_datasets, dataset.max_train_examples)
+    measured = read(dataset.val_datasets, dataset.max_val_examples) if dataset.val_datasets else None
     count = len(learned) + (len(measured) if measured else 0)
     logger.info("reading %d corrections" if corrections else "tokenising %d conversations", count)
     return learned, measured
@@ -196,19 +196,19 @@ def read_conversations(
 
 def _read_source(source: ConversationSource) -> list[Conversation]:
     rows = load_rows(source)
-    wanted = [source.conversation_column] if source.conversation_column else list(_COLUMNS)
-    column = next((name for name in wanted if name in rows.column_names), None)
+    candidates = [source.conversation_column] if source.conversation_column else list(_COLUMNS)
+    column = next((name for name in candidates if name in rows.column_names), None)
     if column is None:
         raise DataError(
-            f"{source.name_or_path} has no column {' or '.join(wanted)}. It has: {', '.join(rows.column_names)}. "
+            f"{source.name_or_path} has no column {' or '.join(candidates)}. It has: {', '.join(rows.column_names)}. "
             "Name yours with conversation_column."
         )
     return list(_to_conversations(source.name_or_path, column, rows[column]))
 
 
 def _to_conversations(name: str, column: str, cells: Any) -> Iterator[Conversation]:
-    for number, given in enumerate(cells, start=1):
-        cell = cell_value(given, f"{name}: row {number}, column {column}")
+    for number, raw_cell in enumerate(cells, start=1):
+        cell = cell_value(raw_cell, f"{name}: row {number}, column {column}")
         problem = _what_is_wrong(cell)
         if problem is not None:
             raise DataError(f"{name}: the conversation in row {number} {problem}.")

@@ -57,12 +57,12 @@ def split_dialogues(config: TrainSFTConfig) -> tuple[list[StudentDialogue], list
         DataError: if they cannot be read, lack what the prompts need, or are about a single problem.
         ConfigError: if a run's dialogues need a prompt that is not configured.
     """
-    given = config.dataset
+    dataset = config.dataset
 
     def read(sources: list[ConversationSource]) -> list[StudentDialogue]:
         return gather(sources, lambda source: _read(source.name_or_path, config.student), seed=config.seed)
 
-    learned, measured = read(given.train_datasets), read(given.val_datasets) if given.val_datasets else []
+    learned, measured = read(dataset.train_datasets), read(dataset.val_datasets) if dataset.val_datasets else []
     if config.student.held_out_share:
         problems = sorted({dialogue.talk.problem for dialogue in learned})
         if len(problems) < 2:
@@ -71,7 +71,7 @@ def split_dialogues(config: TrainSFTConfig) -> tuple[list[StudentDialogue], list
         held_out = set(random.Random(f"held out|{config.seed}").sample(problems, count))
         measured = [dialogue for dialogue in learned if dialogue.talk.problem in held_out]
         learned = [dialogue for dialogue in learned if dialogue.talk.problem not in held_out]
-    learned_limit, measured_limit = given.max_train_examples, given.max_val_examples  # -1: all
+    learned_limit, measured_limit = dataset.max_train_examples, dataset.max_val_examples  # -1: all
     learned = learned[:learned_limit] if learned_limit >= 0 else learned
     return learned, measured[:measured_limit] if measured_limit >= 0 else measured
 
@@ -89,16 +89,16 @@ def write_held_out(config: TrainSFTConfig, run_folder: Path) -> None:
 
 def _read(name: str, options: StudentDataConfig) -> list[StudentDialogue]:
     """The dialogues of a file or a run folder."""
-    found = []
+    student_dialogues = []
     for dialogues in read_dialogues(Path(name)):
         for reason, count in dialogues.left_out.items():
             logger.warning("%s: left out %d %s", dialogues.name, count, reason)
-        found += _dialogues_of(dialogues, options)
-    return found
+        student_dialogues += _dialogues_of(dialogues, options)
+    return student_dialogues
 
 
 def _dialogues_of(dialogues: Dialogues, options: StudentDataConfig) -> list[StudentDialogue]:
-    found = []
+    student_dialogues = []
     for talk, row in zip(talks_of(dialogues), dialogues.rows, strict=True):
         if not any(isinstance(row.get(key), str) for key in ("problem", "question")):
             raise DataError(
@@ -121,8 +121,8 @@ def _dialogues_of(dialogues: Dialogues, options: StudentDataConfig) -> list[Stud
             texts, personas, ends = zip(*((text, persona, end) for (_, text), persona, end in group), strict=True)
             role, text = "teacher" if is_tutor else "student", "\n".join(texts).strip()
             turns.append(Turn(role, text, personas[-1], ended=ends[-1]))
-        found.append(StudentDialogue(talk, tuple(turns), attempted, row.get("student_name")))
-    return found
+        student_dialogues.append(StudentDialogue(talk, tuple(turns), attempted, row.get("student_name")))
+    return student_dialogues
 
 
 # Tokens --------------------------------------------------------------------------------------------------------------
@@ -162,10 +162,11 @@ def student_examples(
             if example is None or prompt[: len(example["input_ids"])] != example["input_ids"]:
                 example = by_prompt[messages[0]["content"]] = {"input_ids": [], "labels": []}
                 examples.append(example)
-            between = prompt[len(example["input_ids"]) :]
-            said = target if turn.ended else target[:-1]  # a message that was cut at its limit has no end of its own
-            example["input_ids"] += between + said
-            example["labels"] += [MASKED] * len(between) + said
+            context_ids = prompt[len(example["input_ids"]) :]
+            # A message that was cut at its limit has no end of its own.
+            reply_ids = target if turn.ended else target[:-1]
+            example["input_ids"] += context_ids + reply_ids
+            example["labels"] += [MASKED] * len(context_ids) + reply_ids
     for reason, count in left_out.items():
         logger.warning("left out %d of the student's messages: %s", count, reason)
     if not examples:

@@ -119,9 +119,9 @@ def read_task_file(clone: Path, task: str) -> TaskFile:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        place = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise DataError(
-            f"{path} is no YAML, and the benchmark's own program cannot read it either; correct the file: {place}"
+            f"{path} is no YAML, and the benchmark's own program cannot read it either; correct the file: {message}"
         ) from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds no mapping.")
@@ -182,21 +182,21 @@ def _template(text: str, label: str) -> Callable[[str, dict[str, Any]], str]:
 def _rows(benchmark: BenchmarkConfig, file: TaskFile) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a task's data set, each with its place for messages."""
     name, subset, copies = file.dataset_path, file.dataset_name, benchmark.datasets
-    own = copies.get(f"{name}/{subset}", copies.get(name))
-    if own is None and name.endswith(".json"):
+    location = copies.get(f"{name}/{subset}", copies.get(name))
+    if location is None and name.endswith(".json"):
         # The configs of older revisions name the folder differently than it is named.
         paths = [Path(benchmark.path) / name, Path(benchmark.path) / "datasets" / Path(name).name]
-        own = str(next((path for path in paths if path.is_file()), paths[0]))
-    own = own or _ON_THE_HUB.get(name, name)
-    if own.endswith((".json", ".jsonl", ".parquet")):
-        yield from numbered_rows(own, file.test_split)
+        location = str(next((path for path in paths if path.is_file()), paths[0]))
+    location = location or _ON_THE_HUB.get(name, name)
+    if location.endswith((".json", ".jsonl", ".parquet")):
+        yield from numbered_rows(location, file.test_split)
     else:
         try:
-            rows = load_from_hub(own, file.test_split, subset)
+            rows = load_from_hub(location, file.test_split, subset)
         except DataError as error:
             raise DataError(f"{error} For a local copy: benchmark.datasets={{{name}: PATH}}.") from error
         for number, row in enumerate(rows, start=1):
-            yield f"{own} ({subset}, {file.test_split}): row {number}", row
+            yield f"{location} ({subset}, {file.test_split}): row {number}", row
 
 
 def _problem_examples(where: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -222,8 +222,8 @@ def _solution_examples(where: str, row: dict[str, Any], with_right_ones: bool) -
     """The student's wrong solution and, if wanted, the reference solution in its place."""
     parsed = checked(_StepVerifyRow, where, row)
     turns = parsed.dialog_history
-    first = next((position for position, turn in enumerate(turns) if turn.user == "Student"), None)
-    if first is None:
+    student_position = next((position for position, turn in enumerate(turns) if turn.user == "Student"), None)
+    if student_position is None:
         raise DataError(f"{where}: field dialog_history holds no turn of the student.")
     for is_wrong in (True, False) if with_right_ones else (True,):
         steps = parsed.student_incorrect_solution if is_wrong else parsed.reference_solution.split("\n")
@@ -233,8 +233,8 @@ def _solution_examples(where: str, row: dict[str, Any], with_right_ones: bool) -
             "student_solution": "\\n".join(numbered),  # a backslash and an n, as in the benchmark's program
             "is_error": is_wrong,
             "error_step": parsed.incorrect_index + 1 if is_wrong else 0,
-            "dialog_history": "\n".join(f"Teacher: {turn.text}" for turn in turns[:first]),
-            "student_chat_solution": turns[first].text if is_wrong else parsed.student_correct_response,
+            "dialog_history": "\n".join(f"Teacher: {turn.text}" for turn in turns[:student_position]),
+            "student_chat_solution": turns[student_position].text if is_wrong else parsed.student_correct_response,
             "reference_solution": parsed.reference_solution,
         }
 

@@ -58,17 +58,17 @@ def final_answer(text: str) -> float | None:
     """The number after the first "Final Answer:", else the last one; commas in it are dropped."""
     number = r"\$?([-,\d]*\.?\d+)"
     marked = re.search(rf"Final Answer:\s*{number}", text)
-    found = marked[1] if marked else (re.findall(number, text) or [""])[-1]
+    digits = marked[1] if marked else (re.findall(number, text) or [""])[-1]
     try:
-        return float(found.replace(",", ""))
+        return float(digits.replace(",", ""))
     except ValueError:
         return None
 
 
 def first_step(text: str) -> int | None:
     """The first number in an answer."""
-    found = re.search(r"\d+", text)
-    return int(found[0][:_MOST_DIGITS]) if found else None
+    match = re.search(r"\d+", text)
+    return int(match[0][:_MOST_DIGITS]) if match else None
 
 
 def says_incorrect(text: str) -> bool | None:
@@ -189,13 +189,13 @@ def sentence_bleu(sentence: str, references: Sequence[str]) -> float:
     Papineni et al., 2002, with n-grams up to the sentence's own length, and method 3 of Chen and Cherry (2014): the
     k-th precision that would be 0 is 1 / (2^k · n-grams).
     """
-    words, others = words_of(sentence), [words_of(reference) for reference in references]
+    words, reference_words = words_of(sentence), [words_of(reference) for reference in references]
     precisions: list[float] = []
     halvings = 0
     for order in range(1, min(_LONGEST, len(words)) + 1):
         allowed: Counter[tuple[str, ...]] = Counter()
-        for other in others:
-            allowed |= _ngrams(other, order)
+        for tokens in reference_words:
+            allowed |= _ngrams(tokens, order)
         hits = (_ngrams(words, order) & allowed).total()
         if order == 1 and not hits:
             return 0.0  # then no longer n-gram is shared either
@@ -203,7 +203,7 @@ def sentence_bleu(sentence: str, references: Sequence[str]) -> float:
         precisions.append((hits or 0.5**halvings) / (len(words) - order + 1))
     if not precisions:
         return 0.0
-    length = min(map(len, others), key=lambda length: (abs(length - len(words)), length))
+    length = min(map(len, reference_words), key=lambda length: (abs(length - len(words)), length))
     brevity = math.exp(min(0.0, 1 - length / len(words)))
     return brevity * math.exp(fmean(map(math.log, precisions)))
 

@@ -67,11 +67,11 @@ async def win_rates(config: EvalConfig, turns: Mapping[str, Turns]) -> dict[str,
 
 def scored_dialogue(question: Question, reply: str, instruction: str) -> list[Message]:
     """The conversation that the reward model reads, in the benchmark's format."""
-    about = question.variables
-    text = f"Problem: {about['question']}\nReference Solution: {about['reference_solution']}"
+    variables = question.variables
+    text = f"Problem: {variables['question']}\nReference Solution: {variables['reference_solution']}"
     turns = [
         {"role": "assistant" if turn["user"] in _TEACHERS else "user", "content": turn["text"]}
-        for turn in about["conversation_json"]
+        for turn in variables["conversation_json"]
     ]
     opening = [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
     return [*opening, *turns, {"role": "assistant", "content": reply}]
@@ -79,10 +79,13 @@ def scored_dialogue(question: Question, reply: str, instruction: str) -> list[Me
 
 def _rate(turns: Turns, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     wins: dict[str, list[float]] = {}
-    for (question, _), (own, human) in zip(turns, pairs, strict=True):
-        wins.setdefault(question.problem_id, []).append(float(own > human))
-    means = {"score": [own for own, _ in pairs], "baseline_score": [human for _, human in pairs]}
-    means["mean_margin"] = [own - human for own, human in pairs]
+    for (question, _), (tutor_score, human_score) in zip(turns, pairs, strict=True):
+        wins.setdefault(question.problem_id, []).append(float(tutor_score > human_score))
+    means = {
+        "score": [tutor_score for tutor_score, _ in pairs],
+        "baseline_score": [human_score for _, human_score in pairs],
+    }
+    means["mean_margin"] = [tutor_score - human_score for tutor_score, human_score in pairs]
     return {"win_rate": mean_with_ci(wins)} | {name: fmean(values) for name, values in means.items()}
 
 
@@ -123,12 +126,12 @@ async def _served_scores(
 
     url = config.benchmark.reward_url
     slots = asyncio.Semaphore(_AT_ONCE)
-    plain = {"model": config.pedagogical_reward_model, "task": "classify", "use_activation": False}  # the raw logit
+    payload = {"model": config.pedagogical_reward_model, "task": "classify", "use_activation": False}  # the raw logit
 
     async def score(dialogue: list[Message]) -> float:
         async with slots:
             try:
-                reply = await client.post("/pooling", cast_to=object, body=plain | {"messages": dialogue})
+                reply = await client.post("/pooling", cast_to=object, body=payload | {"messages": dialogue})
                 value = reply["data"][0]["data"]
                 (number,) = value[-1] if isinstance(value[-1], list) else value
                 progress.add(1)

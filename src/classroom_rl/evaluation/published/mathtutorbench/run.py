@@ -31,7 +31,9 @@ async def do_tasks(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path)
     `replies-<task>.jsonl`. In metrics.json, a task without its `value` has the reason in `why`."""
     files = {task: read_task_file(Path(benchmark.path), task) for task in benchmark.tasks}
     questions = {
-        task: draw(_read(benchmark, task, file), lambda each: each.problem_id, benchmark.max_dialogues, config.seed)
+        task: draw(
+            _read(benchmark, task, file), lambda question: question.problem_id, benchmark.max_dialogues, config.seed
+        )
         for task, file in files.items()
     }
     _warn_of_unused(benchmark, files.values())
@@ -42,7 +44,7 @@ async def do_tasks(config: EvalConfig, benchmark: BenchmarkConfig, folder: Path)
     form = SYSTEM if benchmark.is_chat else BARE
     async with open_tutor(config, folder) as tutor:
         replies = {
-            task: await tutor.answer_as(form, [each.prompt for each in group], files[task].stop or (), task)
+            task: await tutor.answer_as(form, [question.prompt for question in group], files[task].stop or (), task)
             for task, group in questions.items()
         }
         about = tutor.about()
@@ -73,8 +75,8 @@ def _read(benchmark: BenchmarkConfig, task: str, file: Any) -> list[Question]:
 
 
 def _warn_of_unused(benchmark: BenchmarkConfig, files: Any) -> None:
-    known = {name for file in files for name in (file.dataset_path, f"{file.dataset_path}/{file.dataset_name}")}
-    if unused := sorted(set(benchmark.datasets) - known):
+    dataset_names = {name for file in files for name in (file.dataset_path, f"{file.dataset_path}/{file.dataset_name}")}
+    if unused := sorted(set(benchmark.datasets) - dataset_names):
         logger.warning("benchmark.datasets names %s, which no asked task reads", ", ".join(unused))
 
 
@@ -114,15 +116,15 @@ async def _add_win_rates(
     config: EvalConfig, turns: Mapping[str, Turns], tasks: Mapping[str, dict[str, Any]], why: str | None
 ) -> None:
     """Add the win rates to the entries of the teaching tasks, or the reason why there are none."""
-    written = {task: group for task, group in turns.items() if group}
+    turns_by_task = {task: group for task, group in turns.items() if group}
     rates: dict[str, dict[str, Any]] = {}
-    if why is None and written:
+    if why is None and turns_by_task:
         try:
-            rates = await win_rates(config, written)
+            rates = await win_rates(config, turns_by_task)
         except (ConfigError, DataError, ProviderFailure) as error:  # the turns are paid for: the other figures stand
             why = str(error)
             logger.warning("turns are written but not scored: %s", why)
-    for task in written:
+    for task in turns_by_task:
         if task in rates:
             rate = rates[task].pop("win_rate")
             figures = tasks[task]["figures"] | {"win_rate": rate["mean"]} | rates[task]

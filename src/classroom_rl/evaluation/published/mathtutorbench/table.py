@@ -38,19 +38,19 @@ SOURCE = "README.md of github.com/eth-lre/mathtutorbench, commit 072e7d8"
 def tasks_table(metrics: Mapping[str, Any]) -> str:
     """A line for each task; then the leaderboard, with the tutor's line at its end."""
     rows = [["task", "figure", "value", "answered", "no reply", "cut off", "unreadable"]]
-    for task, about in metrics["tasks"].items():
-        counts = [f"{about['answered']} of {about['asked']}", causes_text(about["failures"]), str(about["cut"])]
-        value = estimate_text(about, "value")
-        rows.append([task, about["figure"], value, *counts, str(about["unreadable"])])
-    reasons = dict.fromkeys(about["why"] for about in metrics["tasks"].values() if about["why"])
-    values = {task: about["value"] for task, about in metrics["tasks"].items()}
-    board = [["model", *_HEADINGS], *([model, *map(_cell, figures)] for model, figures in LEADERBOARD.items())]
-    board.append([metrics["tutor"], *(_cell(values.get(task)) for task in TUTOR_TASKS)])
+    for task, entry in metrics["tasks"].items():
+        counts = [f"{entry['answered']} of {entry['asked']}", causes_text(entry["failures"]), str(entry["cut"])]
+        value = estimate_text(entry, "value")
+        rows.append([task, entry["figure"], value, *counts, str(entry["unreadable"])])
+    reasons = dict.fromkeys(entry["why"] for entry in metrics["tasks"].values() if entry["why"])
+    values = {task: entry["value"] for task, entry in metrics["tasks"].items()}
+    leaderboard = [["model", *_HEADINGS], *([model, *map(_cell, figures)] for model, figures in LEADERBOARD.items())]
+    leaderboard.append([metrics["tutor"], *(_cell(values.get(task)) for task in TUTOR_TASKS)])
     opening = f"\n{metrics['tutor']}; 95 % intervals over problems, where a figure is a mean over them"
     notes = [f"No win rate: {reason}" for reason in reasons]
     if metrics["drawn"]:
         notes.append("Only some of the problems were drawn: the last line is not comparable with the others.")
-    return "\n\n".join([opening, align(rows), *notes, f"Beside the leaderboard ({SOURCE}):", align(board)])
+    return "\n\n".join([opening, align(rows), *notes, f"Beside the leaderboard ({SOURCE}):", align(leaderboard)])
 
 
 def _cell(value: float | None) -> str:
