@@ -156,7 +156,7 @@ def _subordinators(sentence: list[str]) -> int:
     return begins + sum(word.lower() in _SUBORDINATORS for word in sentence[1:])
 
 
-def score(found: Difficulty, level: int) -> float:
+def score(measured: Difficulty, level: int) -> float:
     """How well a message stays at a level, in [0, 1]: the product of two factors, 0 for fewer than `LEAST_WORDS`
     different words.
 
@@ -164,10 +164,10 @@ def score(found: Difficulty, level: int) -> float:
     second is 1 up to `SENTENCE_WORDS` and falls linearly to 0 at twice as many. A message that is easier than need be
     loses nothing.
     """
-    if found.different < LEAST_WORDS:
+    if measured.different < LEAST_WORDS:
         return 0.0
-    vocabulary = (ALL_TOO_NEW - found.words_above) / (ALL_TOO_NEW - MOST_NEW)
-    brevity = 2 - found.sentence_words / SENTENCE_WORDS[level]
+    vocabulary = (ALL_TOO_NEW - measured.words_above) / (ALL_TOO_NEW - MOST_NEW)
+    brevity = 2 - measured.sentence_words / SENTENCE_WORDS[level]
     return min(1.0, max(0.0, vocabulary)) * min(1.0, max(0.0, brevity))
 
 
@@ -192,11 +192,11 @@ def level_scores(
     return scores
 
 
-def _score_of(text: str, said: str, lesson: LessonLevel) -> float | None:
+def _score_of(text: str, message: str, lesson: LessonLevel) -> float | None:
     result = difficulty(text, lesson)
     if result is not None:
         return score(result, lesson.level)
-    return None if lesson.language != ENGLISH and is_english(said) else 0.0
+    return None if lesson.language != ENGLISH and is_english(message) else 0.0
 
 
 def flesch_reading_ease(text: str) -> float | None:

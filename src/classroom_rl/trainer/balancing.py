@@ -280,22 +280,22 @@ class BalancedServers:
             raise PolicyMismatch(f"No server that answers has the policy {policy}.")
         return []
 
-    def _preference(self, place: int) -> tuple[int, int, int]:
+    def _preference(self, server: int) -> tuple[int, int, int]:
         """The smallest is the best: a short queue; of equal ones the server that got the fewest groups of this batch,
         then those next to this process's first."""
-        return self._queue_length(place), self._given[place], (place - self._first) % len(self._clients)
+        return self._queue_length(server), self._given[server], (server - self._first) % len(self._clients)
 
-    def _queue_length(self, place: int) -> int:
+    def _queue_length(self, server: int) -> int:
         """A server's conversations: those that it says, and those that it was sent and does not know of yet."""
-        health, sent, unknown = self._seen[place], 0, 0
-        for group in (group for group in self._in_flight if group.server == place):
+        health, sent, unknown = self._seen[server], 0, 0
+        for group in (group for group in self._in_flight if group.server == server):
             sent += len(group.positions)
             unknown += len(group.positions) * (group.request.request_id not in health.running_requests)
         # A request is known for a moment before its conversations are counted.
         return max(sent, health.running_conversations + unknown)
 
-    def _has_room(self, place: int, conversations: int) -> bool:
-        engine, queue = self._seen[place].roles.get(POLICY_ROLE), self._queue_length(place)
+    def _has_room(self, server: int, conversations: int) -> bool:
+        engine, queue = self._seen[server].roles.get(POLICY_ROLE), self._queue_length(server)
         if engine is None or engine.places is None or queue == 0 or not self._fills_up:
             return True
         return queue + conversations <= _CONVERSATIONS_PER_PLACE * engine.places

@@ -51,13 +51,13 @@ def on_every_process(processes: Processes, action: Callable[[], Result]) -> Resu
     raise failures[0]
 
 
-def to_main_process(processes: Processes, own: Result) -> list[Result] | None:
+def to_main_process(processes: Processes, result: Result) -> list[Result] | None:
     """What each process has, in the order of their ranks, on the main process; None on the others. All processes call
     this together."""
     if processes.num_processes == 1:
-        return [own]
-    results = [own] * processes.num_processes if processes.is_main_process else None
-    torch.distributed.gather_object(own, results)
+        return [result]
+    results = [result] * processes.num_processes if processes.is_main_process else None
+    torch.distributed.gather_object(result, results)
     return results
 
 

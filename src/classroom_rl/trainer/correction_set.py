@@ -127,9 +127,9 @@ class CorrectionSet:
         )
         return random.Random(f"{seed}|earlier").sample(candidates, min(most, len(candidates)))
 
-    def _as_decided(self, accelerator: Accelerator, found: list[Correction]) -> list[Correction]:
+    def _as_decided(self, accelerator: Accelerator, candidates: list[Correction]) -> list[Correction]:
         decisions = on_main_process(accelerator, lambda: read_decisions(self._run_folder))
-        return decided(found, decisions, self._encode)
+        return decided(candidates, decisions, self._encode)
 
     @property
     def count(self) -> int:

@@ -130,17 +130,17 @@ def _as_batch(corrections: Sequence[Correction], changed_only: bool, loop: Train
 
 
 @torch.no_grad()
-def _scored(loop: TrainingLoop, own: Batch) -> torch.Tensor:
+def _scored(loop: TrainingLoop, batch: Batch) -> torch.Tensor:
     """The log-probs of what the policy sampled."""
     with without_dropout(loop.model):
-        scores = log_probs(loop.model_wrapped, own, own.mask_BT, loop.accelerator, loop.padding)
-    return scores.logps_BT[own.mask_BT]
+        scores = log_probs(loop.model_wrapped, batch, batch.mask_BT, loop.accelerator, loop.padding)
+    return scores.logps_BT[batch.mask_BT]
 
 
-def _moved(loop: TrainingLoop, before: torch.Tensor, own: Batch) -> float:
+def _moved(loop: TrainingLoop, before: torch.Tensor, batch: Batch) -> float:
     """The k3 estimate of KL(before ‖ now) per token (Schulman, "Approximating KL divergence", 2020), over all
     processes."""
-    kl = approximate_kl(_scored(loop, own), before)
+    kl = approximate_kl(_scored(loop, batch), before)
     sums = torch.stack([kl.sum(), kl.new_tensor(float(kl.numel()))])
     total, count = loop.accelerator.reduce(sums, reduction="sum")
     return (total / count.clamp(min=1)).item()

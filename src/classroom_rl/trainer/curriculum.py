@@ -45,18 +45,18 @@ class Curriculum:
     steps_of_batch: int = 1
     _last: dict[str, LastPlayed] | None = field(default=None, init=False)
 
-    def choose(self, accelerator: Accelerator, own: int, step: int) -> list[str]:
+    def choose(self, accelerator: Accelerator, conversations: int, step: int) -> list[str]:
         """The problems of this rank's conversations in a step; all ranks call this together. The same after a restart.
 
         Args:
-            own: how many conversations this rank plays; all play as many.
+            conversations: how many conversations this rank plays; all play as many.
         """
         if self._last is None:
             self._last = on_main_process(accelerator, lambda: last_played(read_rewards(self.run_folder), step))
-        count = -(-own * accelerator.num_processes // self.group_size)
+        count = -(-conversations * accelerator.num_processes // self.group_size)
         problems = self.draw(step, count)
-        first = accelerator.process_index * own
-        return [problems[(first + index) // self.group_size] for index in range(own)]
+        first = accelerator.process_index * conversations
+        return [problems[(first + index) // self.group_size] for index in range(conversations)]
 
     def draw(self, step: int, count: int) -> list[str]:
         """Draw problems by their weight, each once while there are enough (Efraimidis and Spirakis, "Weighted random

@@ -185,7 +185,7 @@ class GroupFilter:
         batch.figures |= {"groups/left_out": left_out / groups, "groups/played": played}
 
 
-def of_all_ranks(own: int, accelerator: Accelerator) -> tuple[int, int]:
+def of_all_ranks(count: int, accelerator: Accelerator) -> tuple[int, int]:
     """How many of something all ranks have, and how many of these earlier ranks have; all ranks call this together."""
-    counts = gather_object([own])
+    counts = gather_object([count])
     return sum(counts), sum(counts[: accelerator.process_index])

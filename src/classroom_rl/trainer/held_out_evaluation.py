@@ -153,15 +153,15 @@ class HeldOutEvaluation:
         )
 
     def _record(
-        self, step: int, found: Mapping[str, Sequence[Trajectory]], cost_usd: float, seconds: float
+        self, step: int, records_by_name: Mapping[str, Sequence[Trajectory]], cost_usd: float, seconds: float
     ) -> Measured:
         """Write an evaluation's line; the line of the same step is replaced."""
         self._lines = [line for line in self._lines if line["step"] < step]
         line: dict[str, Any] = {"step": step, "lessons": self._lessons, "seconds": seconds, "cost_usd": cost_usd}
         line["mismatch"] = self._mismatch_until(step)
-        line |= {name: summarise(records) for name, records in found.items()}
+        line |= {name: summarise(records) for name, records in records_by_name.items()}
         comparable = [evaluation for evaluation in self._lines if evaluation["lessons"] == self._lessons] + [line]
-        for name in found:
+        for name in records_by_name:
             first = next(evaluation for evaluation in comparable if name in evaluation)
             change = paired_change(first[name]["rewards"], line[name]["rewards"])
             line[name] |= {"change": change, "since": first["step"]}
@@ -169,7 +169,7 @@ class HeldOutEvaluation:
         self._lines.append(line)
         text = "".join(json.dumps(evaluation, ensure_ascii=False) + "\n" for evaluation in self._lines)
         write_whole(self._run_folder / EVALUATIONS_NAME, text)
-        for name in found:
+        for name in records_by_name:
             entry = line[name]
             since = f"{shown(entry['change'], '+')} since step {entry['since']}"
             logger.info("held-out reward after step %d, %s: %s, %s", step, name, shown(entry["reward"]), since)

@@ -138,9 +138,9 @@ class VerdictWatch:
         latest = add_and_join(self._batches, judged, LEAST_FOR_DEPENDENCE)
         return dependence(latest) if len(latest) >= LEAST_FOR_SAME else None
 
-    def new_warning(self, found: Dependence) -> str | None:
+    def new_warning(self, latest: Dependence) -> str | None:
         """The warning, if the batch before had none."""
-        warning = found.warning
+        warning = latest.warning
         is_new, self._warned = warning is not None and not self._warned, warning is not None
         return warning if is_new else None
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def means_over_processes(own: Mapping[str, float]) -> dict[str, float]:
+def means_over_processes(figures: Mapping[str, float]) -> dict[str, float]:
     """The mean of each figure over the processes that have it; all processes call this together."""
-    gathered = gather_object([own])
+    gathered = gather_object([figures])
     names = dict.fromkeys(name for figures in gathered for name in figures)
     return {name: fmean(figures[name] for figures in gathered if name in figures) for name in names}
 

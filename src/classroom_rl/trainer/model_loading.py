@@ -235,13 +235,13 @@ def _load(
     return model
 
 
-def _check_vocabularies(config: TrainRLConfig, own: int, strong: int) -> None:
+def _check_vocabularies(config: TrainRLConfig, vocabulary: int, strong_vocabulary: int) -> None:
     distillation = config.train.distillation
-    if distillation.compares_distributions and distillation.top_k is None and own != strong:
+    if distillation.compares_distributions and distillation.top_k is None and vocabulary != strong_vocabulary:
         raise ConfigError(
-            f"train.distillation.model is {distillation.model}, whose vocab_size is {strong}, and that of "
-            f"{config.policy_model.model_name_or_path} is {own}: with train.distillation.kl={distillation.kl} all "
-            "their tokens are compared. Set train.distillation.top_k, such as to 100."
+            f"train.distillation.model is {distillation.model}, whose vocab_size is {strong_vocabulary}, and that of "
+            f"{config.policy_model.model_name_or_path} is {vocabulary}: with train.distillation.kl={distillation.kl} "
+            "all their tokens are compared. Set train.distillation.top_k, such as to 100."
         )
 
 

@@ -254,7 +254,7 @@ def _zero_learning_rate(trainer: Trainer) -> None:
 
 
 def _batch_figures(
-    found: Estimates,
+    of_policy: Estimates,
     of_critic: Estimates,
     values: Tensor,
     mask: Tensor,
@@ -271,7 +271,7 @@ def _batch_figures(
         share: the moments of whether an episode was cut.
     """
     local_moments = [
-        moments(found.advantages, mask),
+        moments(of_policy.advantages, mask),
         moments(of_critic.returns, of_critic.value_mask),
         moments(real.returns - values, real.value_mask),
         moments(real.returns, real.value_mask),

@@ -205,8 +205,8 @@ def _uses_any(server: Health, gpus: Collection[str]) -> bool:
     return any(set(engine.gpus) & set(gpus) for engine in server.roles.values())
 
 
-def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[str | None]) -> bool:
-    """Whether the server's engines have to sleep while a trainer on the GPUs `own` steps.
+def engines_have_to_sleep(colocate: bool | None, server: Health, trainer_gpus: Sequence[str | None]) -> bool:
+    """Whether the server's engines have to sleep while a trainer on the GPUs `trainer_gpus` steps.
 
     Raises:
         ConfigError: if `colocate` is true and an engine was started without sleep mode.
@@ -220,4 +220,4 @@ def engines_have_to_sleep(colocate: bool | None, server: Health, own: Sequence[s
         )
     if colocate is not None:
         return colocate
-    return any(engine.can_sleep and set(engine.gpus) & set(own) for engine in engines)
+    return any(engine.can_sleep and set(engine.gpus) & set(trainer_gpus) for engine in engines)
