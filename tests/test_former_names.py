@@ -56,5 +56,5 @@ def test_what_never_was_a_module_is_refused() -> None:
 )
 def test_a_program_starts_under_its_former_name(program: str, answer: str) -> None:
     command = [sys.executable, "-m", program, "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert "is called classroom_rl" in done.stderr and answer in done.stdout + done.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert "is called classroom_rl" in result.stderr and answer in result.stdout + result.stderr

@@ -39,17 +39,17 @@ def room_of(module: str) -> str | None:
 
 def imports_of(module: str) -> set[str]:
     """The project's modules that one imports, anywhere in it."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
                 base = ".".join(filter(None, [*package.split(".")[: len(package.split(".")) + 1 - node.level], base]))
-            found |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
-    return {name for name in found if name in MODULES and name != module}
+            imported |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
+    return {name for name in imported if name in MODULES and name != module}
 
 
 IMPORTS = {module: imports_of(module) for module in MODULES}
@@ -68,16 +68,16 @@ def test_no_import_goes_up(module):
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    done, path = set(), []
+    visited, path = set(), []
 
     def visit(module: str) -> None:
         assert module not in path, " → ".join([*path[path.index(module) :], module])
-        if module not in done:
+        if module not in visited:
             path.append(module)
-            for each in sorted(IMPORTS[module]):
-                visit(each)
+            for imported in sorted(IMPORTS[module]):
+                visit(imported)
             path.pop()
-            done.add(module)
+            visited.add(module)
 
     for module in sorted(MODULES):
         visit(module)

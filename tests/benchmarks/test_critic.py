@@ -37,8 +37,8 @@ def test_the_share_between_lessons_is_found_however_few_conversations_each_has(o
 
 def test_centred_rewards_have_mean_0_in_each_batch_and_leave_out_what_has_none() -> None:
     batch = played(4, 0.5)[0]
-    found = centred([[batch[0].model_copy(update={"reward": None}), *batch[1:]]])
-    assert len(found) == len(batch) - 1 and sum(each.reward for each in found) == pytest.approx(0, abs=1e-9)
+    records = centred([[batch[0].model_copy(update={"reward": None}), *batch[1:]]])
+    assert len(records) == len(batch) - 1 and sum(record.reward for record in records) == pytest.approx(0, abs=1e-9)
 
 
 def test_the_table_has_finished_trainings_without_their_first_third(tmp_path: Path) -> None:

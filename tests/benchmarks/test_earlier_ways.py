@@ -119,10 +119,10 @@ def session(config: TrainRLConfig, client: ClassroomClient | None = None) -> Sim
 def test_in_lockstep_all_take_their_turns_together_and_judging_waits_for_all(room, lessons, begun) -> None:
     switch_on(frozenset({LOCKSTEP}))
     play(room, lessons)
-    runs = [(role, len(list(found))) for role, found in groupby(begun)]
+    runs = [(role, len(list(group))) for role, group in groupby(begun)]
     assert runs == [("teacher", 12), ("student", 12), ("teacher", 12), ("student", 12), ("teacher", 12)]
     events = [event["event"] for event in read_journal(Path(room.logging.save_dir) / JOURNAL_NAME)]
-    assert max(at for at, name in enumerate(events) if name == "turn") < events.index("verdict")
+    assert max(index for index, name in enumerate(events) if name == "turn") < events.index("verdict")
 
 
 def test_without_lockstep_nobody_waits(room, lessons, begun) -> None:
@@ -135,16 +135,16 @@ def test_without_lockstep_nobody_waits(room, lessons, begun) -> None:
 
 def test_rewards_by_text_are_those_of_the_conversations(room, lessons, monkeypatch) -> None:
     switch_on(frozenset({TEXT}))
-    found = []
+    batches = []
 
     def ask(client, answer) -> None:
         first, *others = answer.conversations
         changed = first.model_copy(update={"reward": -1.0})
         monkeypatch.setattr(BatchPlayer, "play", lambda *_: PlayedBatch([changed, *others], [], []))
         player = EarlierPlayer(session(room, client), frozenset({TEXT}))
-        found.append(player.play(PolicyVersion("run", 1), 0, 1, None))
+        batches.append(player.play(PolicyVersion("run", 1), 0, 1, None))
 
-    records, (batch,) = play(room, lessons, ask), found
+    records, (batch,) = play(room, lessons, ask), batches
     assert batch.records == records and len({record.reward for record in records}) > 1
     assert batch.figures["by_text/wrong_rewards"] == 1, "the one that was changed on the way"
 
@@ -158,12 +158,12 @@ def test_a_text_is_taken_for_the_conversation_with_most_of_its_characters() -> N
 
 def test_looking_all_up_costs_the_square_of_their_number() -> None:
     def comparisons(conversations: int) -> int:
-        batch = [[f"prompt {place}", "Hello.", f"Number {place}."] for place in range(conversations)]
+        batch = [[f"prompt {index}", "Hello.", f"Number {index}."] for index in range(conversations)]
         lookup = TextLookup(batch)
         assert [lookup.find("".join(messages)) for messages in batch] == list(range(conversations))
         return lookup.comparisons
 
-    assert [comparisons(each) for each in (1, 4, 8)] == [3, 3 * 16, 3 * 64]
+    assert [comparisons(number) for number in (1, 4, 8)] == [3, 3 * 16, 3 * 64]
 
 
 # No prefix cache ------------------------------------------------------------------------------------------------------
@@ -219,18 +219,18 @@ def test_publishing_ends_engines_and_starts_others(way, room, world, tmp_path, m
     switch_on(frozenset({way}))
     policy, folder = PolicyVersion("run", 1), policy_path(tmp_path, 1)
     write_policy(folder, policy, save_model)
-    wanted = {"teacher": room.teacher_model, "student": room.student_model}
+    models = {"teacher": room.teacher_model, "student": room.student_model}
 
     async def publish():
-        engines = await classroom_rl.server.open_models._start_engines(wanted, room.generation, 1)
+        engines = await classroom_rl.server.open_models._start_engines(models, room.generation, 1)
         before = {role: engine.health().pids for role, engine in engines.items()}
         await engines["teacher"].load_policy(folder, policy, 1.0)
         return engines, before
 
     engines, before = asyncio.run(publish())
     blank = str(world / "blank")
-    again = {RESTART: [None, str(folder)], RESTART_ALL: [None, None, str(folder), blank]}[way]
-    assert Process.happened == [blank, blank, *again]
+    restarts = {RESTART: [None, str(folder)], RESTART_ALL: [None, None, str(folder), blank]}[way]
+    assert Process.happened == [blank, blank, *restarts]
     changed = {role for role, engine in engines.items() if engine.health().pids != before[role]}
     assert changed == ({"teacher"} if way == RESTART else {"teacher", "student"})
     assert engines["teacher"].policy == policy
@@ -256,13 +256,13 @@ def test_an_engine_that_is_being_started_again_does_not_count_as_dead(room, monk
 @pytest.mark.parametrize(("first", "slept"), [(True, [BEFORE_BATCH_S]), (False, [BEFORE_BATCH_S, 110.0])])
 def test_processes_sleep_around_a_batch(first: bool, slept: list[float], room, monkeypatch) -> None:
     """A batch of ten seconds: the others of a machine have slept two minutes when it has been there for long."""
-    now, found = [0.0], []
-    clock = SimpleNamespace(sleep=found.append, monotonic=lambda: now[0])
+    now, sleeps = [0.0], []
+    clock = SimpleNamespace(sleep=sleeps.append, monotonic=lambda: now[0])
     monkeypatch.setattr(earlier_trainer, "time", clock)
     monkeypatch.setattr(BatchPlayer, "play", lambda *_: now.append(now.pop() + 10.0))
     player = EarlierPlayer(session(room), frozenset({"sleeps"}))
     player.play(PolicyVersion("run", 1), 0, 1, SimpleNamespace(is_local_main_process=first))
-    assert found == slept and OTHER_PROCESSES_S == 120.0
+    assert sleeps == slept and OTHER_PROCESSES_S == 120.0
 
 
 # Arms and report ------------------------------------------------------------------------------------------------------

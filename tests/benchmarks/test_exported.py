@@ -21,7 +21,7 @@ def test_a_prompt_is_what_was_said_before_the_last_message(tmp_path: Path) -> No
     at_once = {"prompt_ids": prompt, "completion_ids": last, "mask": [1] * len(last)}
     silent = {"prompt_ids": prompt, "completion_ids": [], "mask": []}
     file = tmp_path / "records.jsonl"
-    file.write_text("".join(f"{json.dumps(each)}\n" for each in (record, record, at_once, silent)))
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in (record, record, at_once, silent)))
     assert prompts_of(file, tmp_path / "model", 50) == ["Where does Ann", "Where"]
     assert prompts_of(file, tmp_path / "model", 1) == ["Where does Ann"]
 
@@ -30,11 +30,11 @@ def test_a_reader_answers_and_other_answers_are_told_apart(tmp_path: Path) -> No
     write_tiny_chat_model(tmp_path / "model", ["Where does Ann walk? She walks home."] * 3)
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps(["Where does", "She walks"]))
-    found = answers("transformers", tmp_path / "model", prompts)
-    assert len(found["answers"][0]) == len(found["gaps"][0]) == 32
-    assert compared(found, found) == "2 of 2 answers equal, 2 prompts of equal tokens"
-    first, second = found["answers"]
-    gap = f"preferred by {found['gaps'][1][3]:.4f}"
-    for place, other in ((3, [*second[:3], second[3] + 1, *second[4:]]), (3, second[:3])):
-        text = compared(found, found | {"answers": [first, other]})
-        assert text == f"1 of 2 answers equal, 2 prompts of equal tokens; answer 1 parts at token {place}, {gap}"
+    result = answers("transformers", tmp_path / "model", prompts)
+    assert len(result["answers"][0]) == len(result["gaps"][0]) == 32
+    assert compared(result, result) == "2 of 2 answers equal, 2 prompts of equal tokens"
+    first, second = result["answers"]
+    gap = f"preferred by {result['gaps'][1][3]:.4f}"
+    for position, other in ((3, [*second[:3], second[3] + 1, *second[4:]]), (3, second[:3])):
+        text = compared(result, result | {"answers": [first, other]})
+        assert text == f"1 of 2 answers equal, 2 prompts of equal tokens; answer 1 parts at token {position}, {gap}"

@@ -12,9 +12,9 @@ def test_a_conversation_in_a_group_costs_a_third_at_most_anchors_included(tmp_pa
         for name, (problem, messages) in lessons().items():
             (tmp_path / name).mkdir()
             eight = [[*messages, {"role": "teacher", "content": str(i)}] for i in range(8)]
-            asked = (
+            coroutines = (
                 tokens_and_dollars(endpoint.url, tmp_path / name, problem, eight, in_group)
                 for in_group in (False, True)
             )
-            alone, together = (asyncio.run(figures)[2] for figures in asked)
+            alone, together = (asyncio.run(figures)[2] for figures in coroutines)
             assert 0.1 < together / alone + JudgeModelConfig().anchor_share < 1 / 3

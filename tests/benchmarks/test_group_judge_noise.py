@@ -56,14 +56,16 @@ def test_an_error_of_the_level_is_shared_in_a_group_and_not_between_calls(group)
 
     def off(found: list[Scores]) -> list[float]:
         """The error of the criterion that is furthest from its ends, where nothing is cut off."""
-        middle = [abs(each.overall_momentum_score - 5) < 4 for each in exact]
+        middle = [abs(scores.overall_momentum_score - 5) < 4 for scores in exact]
         assert sum(middle) > 2
         pairs = zip(found, exact, middle, strict=True)
-        return [each.overall_momentum_score - right.overall_momentum_score for each, right, inside in pairs if inside]
+        return [
+            scores.overall_momentum_score - right.overall_momentum_score for scores, right, inside in pairs if inside
+        ]
 
     together = off(judged(errors, problem, conversations, in_group=True))
     calls = enumerate(conversations)
-    apart = off([judged(errors, problem, [each], in_group=False, call=nth)[0] for nth, each in calls])
+    apart = off([judged(errors, problem, [conversation], in_group=False, call=nth)[0] for nth, conversation in calls])
     assert max(together) - min(together) < 1e-9 and abs(together[0]) > 0
     assert max(apart) - min(apart) > 0.1
 
@@ -72,22 +74,22 @@ def test_the_errors_have_the_size_that_the_name_says(group):
     problem, conversations = group
     right = judged(Errors(0, 0), problem, [conversations[1]], in_group=False)[0].overall_momentum_score
     for errors in (Errors(0.05, 0), Errors(0, 0.05)):
-        found = [
+        scores = [
             judged(errors, problem, [conversations[1]], in_group=False, call=nth)[0].overall_momentum_score
             for nth in range(300)
         ]
-        off = [(each - right) / 10 for each in found if 0 < each < 10]
+        off = [(score - right) / 10 for score in scores if 0 < score < 10]
         assert len(off) > 250 and abs(fmean(off)) < 0.01 and 0.04 < stdev(off) < 0.06
 
 
 def test_each_arm_asks_its_judge_and_nothing_else_differs(tmp_path):
     bench = NoiseBench(tmp_path, Path("models"), 24, 8053)
-    found = {}
+    configs = {}
     for arm, (errors, in_groups) in JUDGES.items():
         overrides = [*bench.overrides(Path("run")), *bench.judged_at("http://127.0.0.1:1/v1", errors, in_groups)]
-        config = found[arm] = loaded("train_rl", *overrides)
+        config = configs[arm] = loaded("train_rl", *overrides)
         assert Errors.of(config.judge_model.model_name_or_path) == errors
-        assert (config.judge_model.mode == "group") == in_groups and config.train == found["exact"].train
+        assert (config.judge_model.mode == "group") == in_groups and config.train == configs["exact"].train
 
 
 def test_the_report_has_a_line_for_each_arm_and_its_anchors():

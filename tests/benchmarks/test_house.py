@@ -136,7 +136,7 @@ def test_the_own_test_of_a_module_is_in_its_room(module: str, test: str, own: bo
 
 
 def test_each_row_of_a_small_tree(root: Path) -> None:
-    assert [(each.name, each.value) for each in measure(root)] == [
+    assert [(size.name, size.value) for size in measure(root)] == [
         ("src: lines of code", 0 + 2 + 0 + 8 + 70 + 1),
         ("src: files", 6),
         ("src: files of fewer than 60 lines, but for __init__.py", 2),
@@ -151,11 +151,11 @@ def test_each_row_of_a_small_tree(root: Path) -> None:
 
 
 def test_an_empty_tree_has_no_sizes(tmp_path: Path) -> None:
-    assert {each.value for each in measure(tmp_path)} == {0}
+    assert {size.value for size in measure(tmp_path)} == {0}
 
 
 def test_the_table_has_each_aim_and_whether_it_is_met() -> None:
-    shown = table(
+    text = table(
         [
             Size("files", 285, at_most=285),
             Size("lines", 32_001, at_most=32_000),
@@ -163,7 +163,7 @@ def test_the_table_has_each_aim_and_whether_it_is_met() -> None:
             Size("median", 12.5),
         ]
     )
-    assert shown.splitlines() == [
+    assert text.splitlines() == [
         "             aim   today",
         "files      ≤ 285     285  met",
         "lines   ≤ 32,000  32,001  not met",

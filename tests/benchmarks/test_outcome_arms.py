@@ -18,19 +18,19 @@ def bench(tmp_path: Path) -> OutcomeBench:
 
 
 def test_each_arm_pays_what_its_name_says(bench: OutcomeBench) -> None:
-    found = {}
-    for arm, own in bench.arms.items():
-        overrides = [*bench.overrides(Path("run"), bench.configs.get(arm, "quickstart")), *own]
-        found[arm] = loaded("train_rl", *overrides)
-    assert {arm: config.generation.post_test.caps_pedagogical for arm, config in found.items()} == {
+    configs = {}
+    for arm, arm_overrides in bench.arms.items():
+        overrides = [*bench.overrides(Path("run"), bench.configs.get(arm, "quickstart")), *arm_overrides]
+        configs[arm] = loaded("train_rl", *overrides)
+    assert {arm: config.generation.post_test.caps_pedagogical for arm, config in configs.items()} == {
         FORM: False,
         CAP: True,
         OUTCOME: True,
     }
-    assert all(config.generation.post_test.enable for config in found.values())
-    assert [config.train.reward_weights for config in found.values()][:2] == [None, None]
-    assert found[OUTCOME].train.reward_weights == {"post_test": 0.8, "pedagogical": 0.2}
-    assert len({config.train.learning_rate for config in found.values()}) == 1
+    assert all(config.generation.post_test.enable for config in configs.values())
+    assert [config.train.reward_weights for config in configs.values()][:2] == [None, None]
+    assert configs[OUTCOME].train.reward_weights == {"post_test": 0.8, "pedagogical": 0.2}
+    assert len({config.train.learning_rate for config in configs.values()}) == 1
 
 
 @pytest.mark.parametrize(("teacher", "cap", "post_test"), [(GIVES_AWAY, 0.0, 0.0), (SCAFFOLDS, 1.0, 1.0)])

@@ -16,16 +16,19 @@ from tests.support.judge_endpoint import Call, Exchange
 def test_arms_differ_in_nothing_but_staleness(tmp_path: Path) -> None:
     bench = OverlapBench(tmp_path, Path("models"), 24, 8057)
     judge = bench.judged_at("http://127.0.0.1:1/v1", Errors(0, 0), in_groups=False)
-    found = {arm: loaded("train_rl", *bench.overrides(Path("run")), *own, *judge) for arm, own in bench.arms.items()}
-    assert {arm: config.train.max_staleness for arm, config in found.items()} == {
+    configs = {
+        arm: loaded("train_rl", *bench.overrides(Path("run")), *arm_overrides, *judge)
+        for arm, arm_overrides in bench.arms.items()
+    }
+    assert {arm: config.train.max_staleness for arm, config in configs.items()} == {
         "waits_2": 0,
         "overlaps_2": 1,
         "waits_0.5": 0,
         "overlaps_0.5": 1,
     }
-    for config in found.values():
+    for config in configs.values():
         config.train.max_staleness = 0
-    assert len({repr(config) for config in found.values()}) == 1
+    assert len({repr(config) for config in configs.values()}) == 1
 
 
 def test_the_judge_answers_after_its_delay_and_not_before(lessons: list[str]) -> None:
@@ -35,12 +38,12 @@ def test_the_judge_answers_after_its_delay_and_not_before(lessons: list[str]) ->
         "messages": [{"role": "user", "content": prompt}],
         "response_format": {"json_schema": {"schema": answer_schema(RULE)}},
     }
-    sent: list[float] = []
+    sent_at: list[float] = []
     exchange = Exchange(None, Call(0.0, body, None), None)
-    exchange.send = lambda status, reply: sent.append(time.monotonic())
+    exchange.send = lambda status, reply: sent_at.append(time.monotonic())
     began = time.monotonic()
     answers_after(0.3)(body, 0)(exchange)
-    assert sent[0] - began >= 0.3 and exchange.call.behaviour == "says"
+    assert sent_at[0] - began >= 0.3 and exchange.call.behaviour == "says"
 
 
 def test_a_steps_time_is_that_between_lines_without_the_first_ones(tmp_path: Path) -> None:
@@ -48,8 +51,8 @@ def test_a_steps_time_is_that_between_lines_without_the_first_ones(tmp_path: Pat
     folder = tmp_path / "waits_2" / "1"
     folder.mkdir(parents=True)
     lines = [
-        {"step": step, "reward": 0.5, "time": at, "seconds/rollout": 4.0 + step, "seconds/train": 1.0}
-        for step, at in enumerate((0.0, 50.0, 90.0, 96.0, 102.0, 108.0), start=1)
+        {"step": step, "reward": 0.5, "time": seconds, "seconds/rollout": 4.0 + step, "seconds/train": 1.0}
+        for step, seconds in enumerate((0.0, 50.0, 90.0, 96.0, 102.0, 108.0), start=1)
     ]
     (folder / METRICS_NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
     journal = Journal(folder)

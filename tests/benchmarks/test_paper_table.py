@@ -61,10 +61,10 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    found = Programs(tmp_path / "table")
-    monkeypatch.setattr(paper_table, "run_program", found.run)
+    fake_programs = Programs(tmp_path / "table")
+    monkeypatch.setattr(paper_table, "run_program", fake_programs.run)
     monkeypatch.setattr(paper_table, "why_unfit", lambda command: "")
-    return found
+    return fake_programs
 
 
 def run(programs: Programs, *arguments: str) -> int:
@@ -74,8 +74,8 @@ def run(programs: Programs, *arguments: str) -> int:
 def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> None:
     engine = "teacher_model.vllm={max_length: 9000, max_num_seqs: 8}"
     assert run(programs, "--arms", "0.50,hard-1-think", "generation.max_turns=5", engine) == 0
-    found = {name: arguments[3:] for name, arguments in programs.started}
-    assert list(found) == [
+    overrides = {name: arguments[3:] for name, arguments in programs.started}
+    assert list(overrides) == [
         f"{kind} {arm}"
         for kind, arm in (
             ("eval", "base"),
@@ -83,7 +83,10 @@ def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> 
         )
     ]
     for arm, soft, penalty, thinks in (("0.5", True, 0.5, False), ("hard-1-think", False, 1.0, True)):
-        training, measured = loaded("train_rl", *found[f"training {arm}"]), loaded("eval", *found[f"eval {arm}"])
+        training, measured = (
+            loaded("train_rl", *overrides[f"training {arm}"]),
+            loaded("eval", *overrides[f"eval {arm}"]),
+        )
         generation = training.generation
         assert (generation.ignore_rejected_judge, generation.extra_penalty_for_rejected_judges) == (soft, penalty)
         for config, seed in ((training, 42), (measured, 7)):
@@ -93,7 +96,7 @@ def test_an_arm_is_trained_and_measured_as_its_name_says(programs: Programs) -> 
         assert training.logging.save_dir == str(programs.folder / arm)
         assert measured.teacher_model.model_name_or_path == str(programs.folder / arm / "model")
         assert measured.generation.ignore_rejected_judge, "an evaluation solves after rejected conversations, too"
-    base = loaded("eval", *found["eval base"])
+    base = loaded("eval", *overrides["eval base"])
     assert (base.teacher_model.model_name_or_path, base.generation.use_thinking) == ("base/model", False)
 
 
@@ -138,7 +141,7 @@ def test_what_does_not_fit_is_not_started_and_what_is_measured_gives_the_hours(
     like = programs.folder.parent / "like"
     like.mkdir()
     (like / "metrics.jsonl").write_text(
-        "".join(f'{{"step": {i}, "time": {t}}}\n' for i, t in enumerate((0, 90, 100, 190)))
+        "".join(f'{{"step": {step}, "time": {seconds}}}\n' for step, seconds in enumerate((0, 90, 100, 190)))
     )
     arguments = ["--arms", "1", "--like", str(like)]
     assert run(programs, *arguments) == 0 and not programs.started
@@ -154,9 +157,9 @@ def test_what_does_not_fit_is_not_started_and_what_is_measured_gives_the_hours(
 
 
 def test_a_dry_run_says_what_does_not_fit(tmp_path: Path) -> None:
-    said = "# warning: A machine with 2 GiB of memory cannot hold what server and trainer need of it: 9 GiB."
+    warning = "# warning: A machine with 2 GiB of memory cannot hold what server and trainer need of it: 9 GiB."
     for text, status, expected in (
-        (f"# memory\n{said}\n# more", 0, said.removeprefix("# warning: ")),
+        (f"# memory\n{warning}\n# more", 0, warning.removeprefix("# warning: ")),
         ("# warning: the batch is small", 0, ""),
         ("", 2, "no such model"),
     ):
@@ -198,8 +201,8 @@ def test_a_file_of_lighteval_is_read(entries: dict, task: str, value: float | No
         with pytest.raises(DataError, match="no result of mmlu"):
             read_lighteval(path, task)
     else:
-        found = read_lighteval(path, task)
-        assert (found["value"], found["seconds"]) == (value, 7.5)
+        result = read_lighteval(path, task)
+        assert (result["value"], result["seconds"]) == (value, 7.5)
 
 
 def test_figures_without_values_and_without_steps(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from classroom_rl.judges.post_test.exams import DOES_NOT_KNOW
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[AnswerChecker]:
-    made = AnswerChecker(workers=1)
-    yield made
-    made.shutdown()
+    answer_checker = AnswerChecker(workers=1)
+    yield answer_checker
+    answer_checker.shutdown()
 
 
 @pytest.fixture(scope="module", params=["language", "maths"])
@@ -64,7 +64,7 @@ def test_in_maths_the_student_solves_nothing_before_and_everything_with_the_tran
     subject = maths_subject(4)
     figures, _ = asyncio.run(measure(subject, 1, checker))
     assert mean(asyncio.run(solved_alone(subject, checker))) == 0
-    assert {mean(found["at_once"]) for found in figures.values()} == {1.0}
+    assert {mean(arm_figures["at_once"]) for arm_figures in figures.values()} == {1.0}
 
 
 def test_the_students_answers_are_its_own(measured, checker: AnswerChecker) -> None:

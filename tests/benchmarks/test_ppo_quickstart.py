@@ -37,8 +37,8 @@ def test_a_critic_that_knows_nothing_explains_nothing_and_one_that_is_wrong_less
     head = ValueHead(32, torch.device("cpu"))
     head.offset.fill_(0.4)
     write_head(head_weights(head), tmp_path / HEAD_FILE)
-    found = explained(records, model, tmp_path / HEAD_FILE)
-    assert found == {"explained_tokens": pytest.approx(0, abs=1e-6), "explained_turns": pytest.approx(0, abs=1e-6)}
+    figures = explained(records, model, tmp_path / HEAD_FILE)
+    assert figures == {"explained_tokens": pytest.approx(0, abs=1e-6), "explained_turns": pytest.approx(0, abs=1e-6)}
     with torch.no_grad():
         head.weight.normal_(generator=torch.Generator().manual_seed(1))
     write_head(head_weights(head), tmp_path / HEAD_FILE)
@@ -55,11 +55,18 @@ def test_the_last_version_s_critic_is_that_of_the_checkpoint(tmp_path: Path) -> 
 def test_faults_explain_rewards_that_follow_from_them_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     faults = [[draw.choice(["", "", "leak"]) for _ in range(5)] for _ in range(200)]
-    monkeypatch.setattr(ppo_quickstart, "reviews_of", lambda record: [SimpleNamespace(category=c) for c in record.said])
+    monkeypatch.setattr(
+        ppo_quickstart, "reviews_of", lambda record: [SimpleNamespace(category=category) for category in record.said]
+    )
 
     def explained_of(reward_of) -> float:
-        played = [(f"lesson {number % 20}", said) for number, said in enumerate(faults)]
-        return explained_by_faults([SimpleNamespace(problem_id=p, said=s, reward=reward_of(s)) for p, s in played])
+        conversations = [(f"lesson {number % 20}", categories) for number, categories in enumerate(faults)]
+        return explained_by_faults(
+            [
+                SimpleNamespace(problem_id=lesson, said=categories, reward=reward_of(categories))
+                for lesson, categories in conversations
+            ]
+        )
 
     follows = explained_of(lambda said: 1 - 0.2 * said.count("leak"))
     assert 0.3 < follows < 0.6, "before the first message nothing is known, before the last one nearly everything"

@@ -47,9 +47,9 @@ def test_a_round_is_a_quickstart_of_that_checkout(
     copy = f"import shutil, sys; shutil.copytree({str(run)!r}, sys.argv[1].partition('=')[2])"
     (source / "quick.py").write_text(copy)
     monkeypatch.setattr(quickstart_against, module, "quick")
-    played = play_quickstart(tmp_path / "round", source)
-    assert played.seconds > 0 and played.reward == 0.75
-    assert played.messages > CONVERSATIONS
+    result = play_quickstart(tmp_path / "round", source)
+    assert result.seconds > 0 and result.reward == 0.75
+    assert result.messages > CONVERSATIONS
     (source / "quick.py").write_text("pass")
     with pytest.raises(DataError, match="nothing to report"):
         play_quickstart(tmp_path / "empty", source)
@@ -61,7 +61,7 @@ def test_a_round_is_a_quickstart_of_that_checkout(
 def test_both_are_judged_by_todays_rubric(run: Path) -> None:
     """A reward that an earlier judge gave does not count; a lesson that only praises gets little from today's."""
     data = load_run(run)
-    records = [record for each in data.after.records.values() for record in each]
+    records = [record for sampling_records in data.after.records.values() for record in sampling_records]
     judged = judged_today(data)
     assert sum(len(rewards) for lessons in judged.values() for rewards in lessons.values()) == len(records)
     for record in records:

@@ -22,13 +22,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_label_has_a_row_with_its_base_rate(data: Path):
-    messages = [each for path in sorted(data.glob("*.jsonl")) for each in read_labelled(str(path))]
+    messages = [message for path in sorted(data.glob("*.jsonl")) for message in read_labelled(str(path))]
     rows = {row[0]: dict(zip(HEADER, row, strict=True)) for row in table(messages, folds=3)}
     assert set(rows) == {*RULES, "reveals_answer, answer known"} and set(BEFORE) == set(RULES)
     for label in RULES:
-        given = [each.labels[label] for each in messages if label in each.labels]
-        assert rows[label]["base"] == f"{sum(given) / len(given):.2f}"
-        assert rows[label]["messages (lessons)"] == f"{len(given)} (16)"
+        labels = [message.labels[label] for message in messages if label in message.labels]
+        assert rows[label]["base"] == f"{sum(labels) / len(labels):.2f}"
+        assert rows[label]["messages (lessons)"] == f"{len(labels)} (16)"
     assert rows["reveals_answer, answer known"]["messages (lessons)"] == "72 (12)"
     hint = rows["hint"]
     assert hint["κ of what reads"] == hint[hint["reads"]], "whatever agrees best reads"
@@ -36,10 +36,10 @@ def test_every_label_has_a_row_with_its_base_rate(data: Path):
 
 def test_the_command_prints_the_table(data: Path):
     command = [sys.executable, "-m", "benchmarks.readers", str(data), "--folds", "3"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "| label | set |" in done.stdout and "\n| telling | MathDial |" in done.stdout
-    assert "- hint: `feedback_kind` is metalinguistic" in done.stdout
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "| label | set |" in result.stdout and "\n| telling | MathDial |" in result.stdout
+    assert "- hint: `feedback_kind` is metalinguistic" in result.stdout
 
 
 def test_a_folder_without_data_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -66,8 +66,8 @@ def test_what_the_project_read_before(label: str, about: Exchange, holds: bool):
 
 
 def test_about_half_of_the_lessons_were_looked_at():
-    seen = sum(was_looked_at(str(place)) for place in range(1000))
-    assert 450 < seen < 550 and was_looked_at("a") == was_looked_at("a")
+    count = sum(was_looked_at(str(number)) for number in range(1000))
+    assert 450 < count < 550 and was_looked_at("a") == was_looked_at("a")
 
 
 def test_a_table_in_markdown():

@@ -23,7 +23,7 @@ from tests.support.configs import loaded
 
 
 def test_a_steps_time_is_that_between_two_ends() -> None:
-    lines = [{"time": at, "reward": 0.5, "messages": 500} for at in (100.0, 104.0, 107.0, 117.0)]
+    lines = [{"time": seconds, "reward": 0.5, "messages": 500} for seconds in (100.0, 104.0, 107.0, 117.0)]
     assert Round.of(lines) == Round(4.0, 0.5, 500)
 
 
@@ -51,28 +51,28 @@ def test_the_small_tutor_is_measured_with_the_arithmetic_that_its_command_takes(
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     """A benchmark that was stopped in the middle of a program begins that program anew, and no other."""
-    played: list[Path] = []
+    folders: list[Path] = []
 
     def play(folder: Path) -> Round:
         folder.mkdir(parents=True)
-        played.append(folder)
-        if len(played) == 2:
+        folders.append(folder)
+        if len(folders) == 2:
             raise KeyboardInterrupt
-        return Round(float(len(played)), 0.5, 500)
+        return Round(float(len(folders)), 0.5, 500)
 
     rounds = Rounds(tmp_path / "kept", {"steps": 4})
     assert rounds.measure(0, PROJECT, play) == Round(1.0, 0.5, 500)
     with pytest.raises(KeyboardInterrupt):
         rounds.measure(0, TRL_ALONE, play)
-    again = Rounds(tmp_path / "kept", {"steps": 4})
-    assert again.measure(0, PROJECT, play) == Round(1.0, 0.5, 500)
-    assert again.measure(0, TRL_ALONE, play) == Round(3.0, 0.5, 500)
-    assert again.measure(1, PROJECT, play) == Round(4.0, 0.5, 500)
-    assert played == [again.folder_of(0, name) for name in (PROJECT, TRL_ALONE, TRL_ALONE)] + [
-        again.folder_of(1, PROJECT)
+    resumed = Rounds(tmp_path / "kept", {"steps": 4})
+    assert resumed.measure(0, PROJECT, play) == Round(1.0, 0.5, 500)
+    assert resumed.measure(0, TRL_ALONE, play) == Round(3.0, 0.5, 500)
+    assert resumed.measure(1, PROJECT, play) == Round(4.0, 0.5, 500)
+    assert folders == [resumed.folder_of(0, name) for name in (PROJECT, TRL_ALONE, TRL_ALONE)] + [
+        resumed.folder_of(1, PROJECT)
     ]
-    again.end(0)
-    assert not again.folder_of(0, PROJECT).exists() and again.folder_of(1, PROJECT).exists()
+    resumed.end(0)
+    assert not resumed.folder_of(0, PROJECT).exists() and resumed.folder_of(1, PROJECT).exists()
     with pytest.raises(SystemExit, match="choose another --folder"):
         Rounds(tmp_path / "kept", {"steps": 5})
 

@@ -30,12 +30,12 @@ def test_every_schedule_plays_the_same_conversations(tokenizer, world: Path, tmp
 @pytest.mark.parametrize("lengths", [(1, 3, 2), (2, 2, 2)])
 def test_in_lockstep_nobody_is_ahead(lengths: tuple[int, ...]) -> None:
     """Each takes so many pairs of turns, then is judged; the third moment of a conversation is that of all."""
-    happened: list[State] = []
+    states: list[State] = []
 
     async def talk(lockstep: Lockstep, turns: int) -> None:
         for state in [State.TEACHER_TURN, State.STUDENT_TURN] * turns + [State.JUDGE_TURN]:
             await lockstep.wait_for_phase(state)
-            happened.append(state)
+            states.append(state)
             await asyncio.sleep(0)
         lockstep.deregister_one()
 
@@ -49,4 +49,4 @@ def test_in_lockstep_nobody_is_ahead(lengths: tuple[int, ...]) -> None:
     for turn in range(max(lengths)):
         speaking = sum(turns > turn for turns in lengths)
         expected += [State.TEACHER_TURN] * speaking + [State.STUDENT_TURN] * speaking
-    assert happened == expected + [State.JUDGE_TURN] * len(lengths)
+    assert states == expected + [State.JUDGE_TURN] * len(lengths)

@@ -15,14 +15,14 @@ def config_of(arm: str) -> TrainRLConfig:
 
 
 def test_each_arm_has_what_its_name_says() -> None:
-    found = {arm: config_of(arm) for arm in SignalBench.arms}
-    for arm, config in found.items():
-        wanted = next((mode for mode in ("drop", "resample") if mode in arm), "keep")
-        assert config.train.groups_without_variance == wanted, arm
+    configs = {arm: config_of(arm) for arm in SignalBench.arms}
+    for arm, config in configs.items():
+        expected = next((mode for mode in ("drop", "resample") if mode in arm), "keep")
+        assert config.train.groups_without_variance == expected, arm
         assert config.dataset.curriculum == ("curriculum" in arm)
         assert (config.train.turn_credit.mode == "immediate") == ("turn_credit" in arm)
-        assert config.train.max_steps == found["keep"].train.max_steps
-        assert config.train.learning_rate == found["keep"].train.learning_rate
+        assert config.train.max_steps == configs["keep"].train.max_steps
+        assert config.train.learning_rate == configs["keep"].train.learning_rate
 
 
 def test_further_problems_count_as_conversations() -> None:
@@ -32,8 +32,8 @@ def test_further_problems_count_as_conversations() -> None:
 
 def versions(*found: tuple[float, float]) -> dict[int, dict]:
     return {
-        3 * place: {"conversations": played, "rewards": {"a": reward, "b": reward}}
-        for place, (played, reward) in enumerate(found)
+        3 * index: {"conversations": conversations, "rewards": {"a": reward, "b": reward}}
+        for index, (conversations, reward) in enumerate(found)
     }
 
 

@@ -32,8 +32,8 @@ RATES = Rates(ENGINE, ENGINE, 50.0, [1.0], 4.0, 2.0, 4, 3, [10], [20], {"teacher
 def lesson(*messages: tuple[int, int], judge_s: float = 0.0) -> Conversation:
     """A conversation of messages in turns, each with the tokens to read and to sample."""
     roles = ("teacher", "student")
-    said = tuple(Message(roles[place % 2], *message) for place, message in enumerate(messages))
-    return Conversation(said, sum(map(sum, messages)), judge_s)
+    built_messages = tuple(Message(roles[index % 2], *message) for index, message in enumerate(messages))
+    return Conversation(built_messages, sum(map(sum, messages)), judge_s)
 
 
 def test_tokens_per_second_between_what_was_measured():
@@ -103,9 +103,9 @@ def test_in_lockstep_nobody_answers_before_all_have_spoken():
 
 
 def test_a_drawn_conversation_has_each_token_read_once_by_each_engine():
-    drawn = draw(RATES, Random(1))
-    assert drawn.messages == (Message("teacher", 50, 10), Message("student", 50, 20), Message("teacher", 20, 10))
-    assert drawn.tokens == 90 and drawn.judge_s == 1.0
+    conversation = draw(RATES, Random(1))
+    assert conversation.messages == (Message("teacher", 50, 10), Message("student", 50, 20), Message("teacher", 20, 10))
+    assert conversation.tokens == 90 and conversation.judge_s == 1.0
 
 
 def test_steps_one_after_the_other():
@@ -136,23 +136,23 @@ def test_no_batch_ends_before_its_longest_conversation_alone(conversations, serv
     engine = replace(ENGINE, message_s=more_s, latency_s=more_s, pass_tokens=60)
     rates = replace(RATES, teacher=engine, student=engine, server_s=more_s)
     batch = play(rates, conversations, servers, schedule)
-    alone = [play(rates, [each], 1) for each in conversations]
-    assert batch.sampled >= max((each.sampled for each in alone), default=0) - 1e-6
-    assert batch.judged >= max((each.judged for each in alone), default=0) - 1e-6
+    alone = [play(rates, [conversation], 1) for conversation in conversations]
+    assert batch.sampled >= max((single.sampled for single in alone), default=0) - 1e-6
+    assert batch.judged >= max((single.judged for single in alone), default=0) - 1e-6
     assert batch.busy <= 2 * servers * batch.sampled + 1e-6
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 9)] * 3), min_size=2, max_size=8), st.floats(0, 3))
 def test_overlapping_never_takes_longer(parts, publish):
     played = [Batch(sampled, sampled + judge, sampled) for sampled, judge, _ in parts]
-    train = [each[2] for each in parts]
+    train = [part[2] for part in parts]
     assert steps(played, train, publish, 1)[-1] <= steps(played, train, publish, 0)[-1] + 1e-9
 
 
 def test_more_gpus_are_never_slower_with_the_shipped_rates():
     rates = read_rates(Path(__file__).parents[2] / "benchmarks/rates_7b_assumed.yaml")
-    found = [simulate(rates, servers, 2 * servers, CONCURRENT, 0).seconds for servers in (1, 2, 4, 8)]
-    assert found == sorted(found, reverse=True)
+    seconds = [simulate(rates, servers, 2 * servers, CONCURRENT, 0).seconds for servers in (1, 2, 4, 8)]
+    assert seconds == sorted(seconds, reverse=True)
 
 
 @pytest.mark.parametrize("gpus", [4, 8])

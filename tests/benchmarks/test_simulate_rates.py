@@ -26,8 +26,8 @@ RATES = Rates(
 
 def replayed(*messages: tuple[str, range, int]) -> Replayed:
     """A conversation of which these are the prompts, as numbers of their tokens, and the numbers of sampled ones."""
-    said = [Message(role, [*prompt], tokens) for role, prompt, tokens in messages]
-    return Replayed(said, ids=[*range(100)])
+    built_messages = [Message(role, [*prompt], tokens) for role, prompt, tokens in messages]
+    return Replayed(built_messages, ids=[*range(100)])
 
 
 LESSON = replayed(("teacher", range(50), 10), ("student", range(500, 530), 20), ("teacher", range(90), 10))
@@ -114,9 +114,9 @@ def test_a_step_is_compared_by_its_parts() -> None:
     """Played alone, the lesson takes 0.1 s for each of its 40 tokens, and 1.14 s to read 114; its 100 tokens are
     trained on in 2 s, and its weights published in 2 s. The first step is left out."""
     lines = lines_of((100, 99, 99, 99), (110, 5, 2, 1), (122, 6, 3, 2))
-    found = compare(dict.fromkeys(range(3), [LESSON]), lines, RATES)
-    assert found["rollout"] == pytest.approx((5.14, 5.5)) and found["train"] == pytest.approx((2.0, 2.5))
-    assert found["publish"] == pytest.approx((2.0, 1.5)) and found["step"] == pytest.approx((9.14, 11.0))
+    parts = compare(dict.fromkeys(range(3), [LESSON]), lines, RATES)
+    assert parts["rollout"] == pytest.approx((5.14, 5.5)) and parts["train"] == pytest.approx((2.0, 2.5))
+    assert parts["publish"] == pytest.approx((2.0, 1.5)) and parts["step"] == pytest.approx((9.14, 11.0))
 
 
 @pytest.mark.parametrize(("took", "status"), [(9.0, 0), (10.0, 0), (11.0, 1), (7.0, 1)])

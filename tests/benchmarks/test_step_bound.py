@@ -41,10 +41,13 @@ def test_the_bound_shows_a_student_what_the_template_said(world: Path) -> None:
     named = [f"{role}_model.model_name_or_path={world / 'blank'}" for role in ("teacher", "student")]
     config = loaded("train_rl", "--config-name", "quickstart", *named)
     tokenizer = load_tokenizer("teacher_model", str(world / "blank"))
-    given = [{"role": "student", "text": "Hello!", "given": True}, {"role": "teacher", "text": "Who?", "given": True}]
+    given_turns = [
+        {"role": "student", "text": "Hello!", "given": True},
+        {"role": "teacher", "text": "Who?", "given": True},
+    ]
     answer = {"role": "student", "text": "I see a cat.", "persona": "correct_student", "tokens": 5, "given": False}
-    record = {"student_name": "Ann", "problem": "a lesson", "turns": [*given, answer]}
+    record = {"student_name": "Ann", "problem": "a lesson", "turns": [*given_turns, answer]}
     replayed = _replayed([{"turn": answer, "ids": [], "logprobs": []}], record, config, tokenizer)
     (message,) = replayed.messages
-    shown = tokenizer.decode(message.prompt_ids)
-    assert shown.index("Hello!") < shown.index("Who?") and "a cat" not in shown
+    prompt = tokenizer.decode(message.prompt_ids)
+    assert prompt.index("Hello!") < prompt.index("Who?") and "a cat" not in prompt

@@ -20,24 +20,25 @@ def test_arms_differ_in_their_signal_alone(tmp_path: Path, monkeypatch: pytest.M
         return self.folder / arm / str(seed)
 
     monkeypatch.setattr(Bench, "train_with", train_with)
-    found = {}
+    configs = {}
     for arm in ("grpo", "level", "distilled"):
         bench.train(arm, 1)
-        found[arm] = loaded("train_rl", *bench.overrides(Path("run")), *bench.arms[arm], *more[arm])
-    grpo = found["grpo"]
+        configs[arm] = loaded("train_rl", *bench.overrides(Path("run")), *bench.arms[arm], *more[arm])
+    grpo = configs["grpo"]
     assert grpo.train.number_of_problems_per_batch * grpo.train.num_samples_per_problem == 32
-    assert {config.train.learning_rate for config in found.values()} == {1e-5}
-    assert {config.student_model.model_name_or_path for config in found.values()} == {str(tmp_path / "model")}
-    assert found["level"].train.turn_credit.weights == {"judge": 1.0, "level": 1.0}
-    assert found["distilled"].train.distillation.model == str(tmp_path / "arms/grpo/1/model")
-    assert found["distilled"].train.reward_weights == {"pedagogical": 0}
-    assert [bench.measured_steps(arm) for arm in found] == [[0, 8, 16], [0, 8, 16], [8]]
-    assert found["distilled"].teacher_model.model_name_or_path == str(tmp_path / "model")
+    assert {config.train.learning_rate for config in configs.values()} == {1e-5}
+    assert {config.student_model.model_name_or_path for config in configs.values()} == {str(tmp_path / "model")}
+    assert configs["level"].train.turn_credit.weights == {"judge": 1.0, "level": 1.0}
+    assert configs["distilled"].train.distillation.model == str(tmp_path / "arms/grpo/1/model")
+    assert configs["distilled"].train.reward_weights == {"pedagogical": 0}
+    assert [bench.measured_steps(arm) for arm in configs] == [[0, 8, 16], [0, 8, 16], [8]]
+    assert configs["distilled"].teacher_model.model_name_or_path == str(tmp_path / "model")
 
 
 def test_the_held_out_lessons_are_not_those_of_the_training() -> None:
     training = {
-        each.text for each in load_problems(loaded("train_rl", "--config-name=small_tutor").dataset.train_datasets)
+        problem.text
+        for problem in load_problems(loaded("train_rl", "--config-name=small_tutor").dataset.train_datasets)
     }
     assert len(held_out()) == 40 and not training & set(held_out())
 

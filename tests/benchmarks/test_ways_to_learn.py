@@ -29,22 +29,24 @@ def test_every_arm_sees_as_many_conversations_and_only_its_own_signal(
         return self.folder / arm / str(seed)
 
     monkeypatch.setattr(Bench, "train_with", train_with)
-    found = {}
-    for arm in [each for each in bench.arms if each not in OFFLINE]:
+    train_configs = {}
+    for arm in [name for name in bench.arms if name not in OFFLINE]:
         bench.train(arm, 1)
         overrides = [*bench.overrides(Path("run"), bench.configs.get(arm, "quickstart")), *bench.arms[arm]]
-        found[arm] = loaded("train_rl", *overrides, *more[arm], f"train.max_steps={bench.version(arm, STEPS)}").train
-    assert {train.max_steps / train.mu for train in found.values()} == {STEPS}
-    assert len({(train.learning_rate, train.lr_scheduler_type) for train in found.values()}) == 1
-    assert {arm for arm, train in found.items() if train.shuffle_rewards} == {"shuffled"}
-    tutors = {arm: train.distillation.model for arm, train in found.items() if train.distillation.model}
+        train_configs[arm] = loaded(
+            "train_rl", *overrides, *more[arm], f"train.max_steps={bench.version(arm, STEPS)}"
+        ).train
+    assert {train.max_steps / train.mu for train in train_configs.values()} == {STEPS}
+    assert len({(train.learning_rate, train.lr_scheduler_type) for train in train_configs.values()}) == 1
+    assert {arm for arm, train in train_configs.items() if train.shuffle_rewards} == {"shuffled"}
+    tutors = {arm: train.distillation.model for arm, train in train_configs.items() if train.distillation.model}
     assert tutors == {
         "distilled": str(bench.folder / GRPO / "1" / "model"),
         "own_teacher": str(bench.models / "sft" / "model"),
         "informed": str(bench.models / "sft" / "model"),
     }
-    assert [arm for arm, train in found.items() if train.distillation.prompt_path] == ["informed"]
-    assert all(found[arm].reward_weights == {"pedagogical": 0} for arm in tutors)
+    assert [arm for arm, train in train_configs.items() if train.distillation.prompt_path] == ["informed"]
+    assert all(train_configs[arm].reward_weights == {"pedagogical": 0} for arm in tutors)
 
 
 def test_a_measured_training_can_still_be_learned_from(bench: WaysBench, monkeypatch: pytest.MonkeyPatch) -> None:

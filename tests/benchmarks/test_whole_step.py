@@ -49,8 +49,8 @@ def test_trl_alone_plays_the_classrooms_conversations(
         "generation.max_tokens_per_turn=6",
     ]
     command += opening
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2] and {line["messages"] for line in lines} == {4 * turns}
     assert all(0 <= line["reward"] <= 1 for line in lines)

@@ -50,24 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     results = Results(settings.folder)
     by_part = {part: PARTS[part][0](settings) for part in options.only}
-    cases = [case for of_part in by_part.values() for case in of_part]
+    cases = [case for part_cases in by_part.values() for case in part_cases]
     if options.cases:
         cases = [case for case in cases if any(word in case.name for word in options.cases)]
     for case in in_shard(cases, options.shard):
         _play(case, settings, results, options.again)
-    wrong = False
-    for part, of_part in by_part.items():
-        found = results.of(of_part)
-        wrong |= any(result.wrong for result in found)
-        left_out = sum(bool(result.left_out) for result in found)
-        played = f"{len(found) - left_out} of {len(of_part)} cases" + (f", {left_out} left out" if left_out else "")
-        print(f"\n{part}: {played}\n\n{PARTS[part][1](found)}")
-    return 1 if wrong else 0
+    any_wrong = False
+    for part, part_cases in by_part.items():
+        part_results = results.of(part_cases)
+        any_wrong |= any(result.wrong for result in part_results)
+        left_out = sum(bool(result.left_out) for result in part_results)
+        played = f"{len(part_results) - left_out} of {len(part_cases)} cases" + (
+            f", {left_out} left out" if left_out else ""
+        )
+        print(f"\n{part}: {played}\n\n{PARTS[part][1](part_results)}")
+    return 1 if any_wrong else 0
 
 
 def _play(case: Case, settings: Settings, results: Results, again: bool) -> None:
-    known = results.get(case)
-    if known is not None and not (known.wrong or known.left_out or again):
+    previous = results.get(case)
+    if previous is not None and not (previous.wrong or previous.left_out or again):
         return
     folder = settings.folder / case.part / case.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,8 +78,8 @@ def _play(case: Case, settings: Settings, results: Results, again: bool) -> None
     started = time.monotonic()
     result = case.play(folder, settings)
     results.keep(case, result)
-    told = "; ".join(result.wrong) or (f"left out: {result.left_out}" if result.left_out else "as it has to be")
-    print(f"  {told} ({time.monotonic() - started:.0f} s)", flush=True)
+    outcome = "; ".join(result.wrong) or (f"left out: {result.left_out}" if result.left_out else "as it has to be")
+    print(f"  {outcome} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -79,10 +79,10 @@ class Results:
 
 def in_shard(cases: Sequence[Case], shard: str) -> list[Case]:
     """Every n-th of the cases, for a shard written as k/n; k counts from 1."""
-    place, _, count = shard.partition("/")
-    if not (place.isdigit() and count.isdigit() and 1 <= int(place) <= int(count)):
+    number, _, count = shard.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
         raise SystemExit(f"--shard {shard}: write it as k/n, with k from 1 to n, such as 1/4.")
-    return list(cases[int(place) - 1 :: int(count)])
+    return list(cases[int(number) - 1 :: int(count)])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

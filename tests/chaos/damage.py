@@ -69,7 +69,7 @@ def _fill_for_a_while(training: Training, ended: list[str]) -> int | None:
     filler = fill(training.folder)
     deadline = time.monotonic() + _FULL_FOR_S
     programs = {"trainer": training.trainer, "server": training.server}
-    while time.monotonic() < deadline and not (dead := [name for name, each in programs.items() if each.poll()]):
+    while time.monotonic() < deadline and not (dead := [name for name, program in programs.items() if program.poll()]):
         time.sleep(0.1)
     ended += dead
     filler.unlink()
@@ -82,11 +82,11 @@ def disk_cases(settings: Settings) -> list[Case]:
     def fills(first: int) -> Disturb:
         def disturb(training: Training, own: Settings, generator: random.Random) -> Counter:
             ended: list[str] = []
-            done = play(training, phases_in_turn(3, first), partial(_fill_for_a_while, ended=ended), generator, LIMIT_S)
-            said = log_of(training)
-            if ended and "Make room there" not in said:
+            hits = play(training, phases_in_turn(3, first), partial(_fill_for_a_while, ended=ended), generator, LIMIT_S)
+            log_text = log_of(training)
+            if ended and "Make room there" not in log_text:
                 raise RuntimeError(f"{', '.join(ended)} ended, and no log says that there has to be room on the disk")
-            return done + Counter(f"{name} ended" for name in ended)
+            return hits + Counter(f"{name} ended" for name in ended)
 
         return disturb
 
@@ -101,8 +101,8 @@ def _tear_journal(training: Training, settings: Settings, generator: random.Rand
     kill_all(training)
     journal = training.folder / JOURNAL_NAME
     content = journal.read_bytes()
-    last = content.rstrip(b"\n").rfind(b"\n") + 1
-    os.truncate(journal, generator.randint(last + 1, len(content) - 1))
+    line_start = content.rstrip(b"\n").rfind(b"\n") + 1
+    os.truncate(journal, generator.randint(line_start + 1, len(content) - 1))
     return play(training, [], lambda _: None, generator, LIMIT_S) + Counter(["torn line"])
 
 
@@ -136,9 +136,9 @@ def _cut_checkpoint(training: Training, settings: Settings, generator: random.Ra
     os.truncate(file, file.stat().st_size // 2)
     training.start_again()
     wait_for(lambda: training.trainer.poll() is not None, "the trainer's refusal", 200)
-    said = training.trainer.last_lines(5)
-    if training.trainer.poll() != 2 or str(file) not in said or "remove the checkpoint's folder" not in said:
-        raise RuntimeError(f"a trainer on a cut {file.name} ended with status {training.trainer.poll()}: {said}")
+    output = training.trainer.last_lines(5)
+    if training.trainer.poll() != 2 or str(file) not in output or "remove the checkpoint's folder" not in output:
+        raise RuntimeError(f"a trainer on a cut {file.name} ended with status {training.trainer.poll()}: {output}")
     shutil.rmtree(checkpoint)
     return play(training, [], lambda _: None, generator, LIMIT_S) + Counter([f"cut {file.name}"])
 

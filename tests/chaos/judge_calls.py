@@ -194,25 +194,25 @@ class JudgeCalls:
         with closing(sqlite3.connect(self._room.folder / JUDGE_CALLS_NAME)) as table:
             outcomes = Counter(dict(table.execute("SELECT outcome, COUNT(*) FROM calls GROUP BY outcome")))
             keys = table.execute("SELECT COUNT(DISTINCT key) FROM calls WHERE outcome IN (?, ?)", (USABLE, UNUSABLE))
-            answers, different = outcomes[USABLE] + outcomes[UNUSABLE], keys.fetchone()[0]
+            answers, distinct = outcomes[USABLE] + outcomes[UNUSABLE], keys.fetchone()[0]
             sums = table.execute("SELECT TOTAL(cost_usd), TOTAL(reserved_usd) FROM calls")
             tally.spent_usd, tally.held_usd = sums.fetchone()
         tally.hung += outcomes[IN_FLIGHT] + outcomes[LOST]
-        whole = {GOOD, *(name for name, fault in FAULTS.items() if fault.leads_to in (VERDICT, NO_VERDICT))}
-        tally.paid_twice = answers - different
-        tally.too_late = sum(tally.calls[name] for name in whole) - answers
+        complete = {GOOD, *(name for name, fault in FAULTS.items() if fault.leads_to in (VERDICT, NO_VERDICT))}
+        tally.paid_twice = answers - distinct
+        tally.too_late = sum(tally.calls[name] for name in complete) - answers
         tally.unused += outcomes[USABLE]
 
 
 def wrong_in(tally: Tally) -> list[str]:
     """What must not have happened and did."""
-    zero = ("defaulted", "hung", "paid_twice", "unused", "over_cap")
-    found = [f"{getattr(tally, name)} {name}" for name in zero if getattr(tally, name)]
+    must_be_zero = ("defaulted", "hung", "paid_twice", "unused", "over_cap")
+    wrong = [f"{getattr(tally, name)} {name}" for name in must_be_zero if getattr(tally, name)]
     if not tally.spent_usd <= tally.billed_usd + 1e-9:
-        found.append(f"${tally.spent_usd:.6f} in the ledger, ${tally.billed_usd:.6f} billed")
+        wrong.append(f"${tally.spent_usd:.6f} in the ledger, ${tally.billed_usd:.6f} billed")
     if tally.billed_usd > tally.spent_usd + tally.held_usd + 1e-9:
-        found.append(f"${tally.billed_usd:.6f} billed, ${tally.spent_usd + tally.held_usd:.6f} in the ledger")
-    return found
+        wrong.append(f"${tally.billed_usd:.6f} billed, ${tally.spent_usd + tally.held_usd:.6f} in the ledger")
+    return wrong
 
 
 def cases(settings: Settings) -> list[Case]:

@@ -46,21 +46,21 @@ def kill_cases(settings: Settings) -> list[Case]:
     """For each program: kills spread over trainings with scripted engines, and two with real ones. Trainer and server
     also while weights are published without the disk."""
     cases = []
-    real = min(_WITH_REAL_ENGINES, settings.kills)
+    real_kills = min(_WITH_REAL_ENGINES, settings.kills)
     for target in TARGETS:
         options = {"launched": target == "launcher"}
-        left, number = settings.kills - real, 1
-        while left > 0:
-            count = min(_KILLS_PER_RUN, left)
+        remaining, number = settings.kills - real_kills, 1
+        while remaining > 0:
+            count = min(_KILLS_PER_RUN, remaining)
             disturb = _kills(target, count, 0)
             cases.append(training_case("kill", f"{target}-{number}", disturb, **options))
-            left, number = left - count, number + 1
-        if real:
-            disturb = _kills(target, real, TARGETS.index(target))
+            remaining, number = remaining - count, number + 1
+        if real_kills:
+            disturb = _kills(target, real_kills, TARGETS.index(target))
             cases.append(training_case("kill", f"{target}-real", disturb, engines="real", **options))
-    for target, way in product(("trainer", "server"), (MEMORY, NCCL)):
-        more = [f"train.publish_through={way}"]
-        cases.append(training_case("kill", f"{target}-{way}", _kills_while_publishing(target), more=more))
+    for target, transport in product(("trainer", "server"), (MEMORY, NCCL)):
+        overrides = [f"train.publish_through={transport}"]
+        cases.append(training_case("kill", f"{target}-{transport}", _kills_while_publishing(target), more=overrides))
     return cases
 
 

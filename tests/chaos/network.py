@@ -24,11 +24,11 @@ ADDRESSES = ("10.213.77.1", "10.213.77.2")
 def _ip(*arguments: str) -> None:
     """Raises LeftOut where it is not allowed."""
     try:
-        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+        result = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise LeftOut("there is no `ip` here: install Debian's iproute2") from None
-    if done.returncode:
-        raise LeftOut(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    if result.returncode:
+        raise LeftOut(f"ip {' '.join(arguments)}: {result.stderr.strip()}")
 
 
 @contextmanager
@@ -38,11 +38,11 @@ def two_machines(_: Path | None = None, names: Sequence[str] = (SERVER, TRAINER)
     Raises:
         LeftOut: where they cannot be made.
     """
-    made = []
+    created = []
     try:
         for name in names:
             _ip("netns", "add", name)
-            made.append(name)
+            created.append(name)
             _ip("-n", name, "link", "set", "lo", "up")
         _ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
         for name, address in zip(names, ADDRESSES, strict=True):
@@ -50,7 +50,7 @@ def two_machines(_: Path | None = None, names: Sequence[str] = (SERVER, TRAINER)
             _ip("-n", name, "link", "set", "cable", "up")
         yield
     finally:
-        for name in made:
+        for name in created:
             subprocess.run(["ip", "netns", "del", name], check=True)
 
 

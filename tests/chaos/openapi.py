@@ -55,10 +55,10 @@ def play(app: FastAPI, examples: int, seed: int) -> Result:
     document, statuses, wrong = app.openapi(), Counter(), []
     schema = schemathesis.openapi.from_dict(document)
     with TestClient(app, base_url=URL, raise_server_exceptions=False) as client:
-        first = SampleRequest(problems=["fractions"], answers=["1/2"], request_id="r", seed=1, step=0)
-        client.post("/sample_conversations", json=first.model_dump()).raise_for_status()
-        for made in schema.get_all_operations():
-            operation = made.ok()
+        sample_request = SampleRequest(problems=["fractions"], answers=["1/2"], request_id="r", seed=1, step=0)
+        client.post("/sample_conversations", json=sample_request.model_dump()).raise_for_status()
+        for result in schema.get_all_operations():
+            operation = result.ok()
             for mode in MODES:
                 wrong += _send(document, operation, mode, client, examples, seed, statuses)
             if operation.method.upper() == "POST":
@@ -79,12 +79,12 @@ def _send(
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def check(case) -> None:
-        sent = case.as_transport_kwargs(base_url=URL)
-        sent = {name: value for name, value in sent.items() if name in _TAKEN and value is not None}
-        answer = client.request(**sent)
-        statuses[str(answer.status_code)] += 1
-        case.validate_response(answer, checks=CHECKS)
-        _check_body(document, operation, answer)
+        arguments = case.as_transport_kwargs(base_url=URL)
+        arguments = {name: value for name, value in arguments.items() if name in _TAKEN and value is not None}
+        response = client.request(**arguments)
+        statuses[str(response.status_code)] += 1
+        case.validate_response(response, checks=CHECKS)
+        _check_body(document, operation, response)
 
     try:
         check()
@@ -112,16 +112,16 @@ def _send_odd(operation, client: TestClient, statuses: Counter) -> list[str]:
     path = operation.path.replace("{name}", "pedagogical")
     wrong = []
     for body in ODD_BODIES:
-        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
-        statuses[str(answer.status_code)] += 1
-        if answer.status_code >= 500:
-            wrong.append(f"{operation.label}, {body[:40]!r}: {answer.status_code} {answer.text[:300]}")
+        response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        statuses[str(response.status_code)] += 1
+        if response.status_code >= 500:
+            wrong.append(f"{operation.label}, {body[:40]!r}: {response.status_code} {response.text[:300]}")
     return wrong
 
 
 def _said(failure: BaseException) -> str:
-    parts = getattr(failure, "exceptions", None) or [failure]
-    return " | ".join(f"{type(each).__name__}: {each}" for each in parts)[:1500]
+    errors = getattr(failure, "exceptions", None) or [failure]
+    return " | ".join(f"{type(error).__name__}: {error}" for error in errors)[:1500]
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def slope(values: Sequence[float]) -> Estimate:
     size = max(1, half // _BLOCKS)
     blocks = [fmean(changes[start : start + size]) for start in range(0, half, size)]
     mean = fmean(blocks)
-    reach = student_t(len(blocks) - 1) * stdev(blocks) / math.sqrt(len(blocks))
-    return {"mean": mean, "ci95": [mean - reach, mean + reach], "n": half}
+    margin = student_t(len(blocks) - 1) * stdev(blocks) / math.sqrt(len(blocks))
+    return {"mean": mean, "ci95": [mean - margin, mean + margin], "n": half}
 
 
 class Soak:
@@ -68,8 +68,8 @@ class Soak:
         write_policy(folder, policy, save_model)
         self._client.load_weights(policy, folder)
         remove_old_policies(policies_folder(self._folder), keep=2, version=step)
-        first = step * GROUPS
-        problems = [self._problems[(first + i // GROUP) % len(self._problems)] for i in range(GROUPS * GROUP)]
+        first_group = step * GROUPS
+        problems = [self._problems[(first_group + i // GROUP) % len(self._problems)] for i in range(GROUPS * GROUP)]
         request = SampleRequest(
             problems=problems,
             answers=[""] * len(problems),
@@ -151,10 +151,10 @@ def summary(results: Sequence[Result]) -> str:
     for result in results:
         figures = result.figures
         for name, label in _MEASURES.items():
-            found = figures[name]
-            low, high = found["slope"]["ci95"]
-            grows = f"{found['slope']['mean']:+.2g} [{low:+.2g}, {high:+.2g}]"
-            rows.append((label, f"{found['first']:.4g}", f"{found['last']:.4g}", grows))
+            figure = figures[name]
+            low, high = figure["slope"]["ci95"]
+            growth = f"{figure['slope']['mean']:+.2g} [{low:+.2g}, {high:+.2g}]"
+            rows.append((label, f"{figure['first']:.4g}", f"{figure['last']:.4g}", growth))
         rows.append(("journal, bytes per conversation", "", round(figures["journal"]), ""))
         rows.append(("batches; conversations", "", f"{figures['batches']}; {figures['conversations']}", ""))
     return table(("", "first tenth", "last tenth", "per batch, 95 % interval"), rows)

@@ -27,14 +27,14 @@ def test_rewards_of_the_last_conversations_are_in_memory_and_all_others_in_the_j
 ) -> None:
     monkeypatch.setattr(classroom_rl.rollout.runner, "REMEMBERED", REMEMBERED)
     service = room.open(generation, keep=2)
-    rewards, held = {}, []
+    rewards, reward_counts = {}, []
     for step in range(BATCHES):
-        for each in asyncio.run(service.sample(request(step))).conversations:
-            rewards[each.id] = each.reward
-        held.append(len(service.runner.rewards))
-    assert held[2:] == [REMEMBERED] * (BATCHES - 2), "no more is held after more batches"
+        for record in asyncio.run(service.sample(request(step))).conversations:
+            rewards[record.id] = record.reward
+        reward_counts.append(len(service.runner.rewards))
+    assert reward_counts[2:] == [REMEMBERED] * (BATCHES - 2), "no more is held after more batches"
     assert list(service.runner.rewards) == list(rewards)[-REMEMBERED:]
-    assert {each: service.reward("pedagogical", each) for each in rewards} == rewards
+    assert {record_id: service.reward("pedagogical", record_id) for record_id in rewards} == rewards
 
 
 def test_a_whole_batch_stays_in_memory_while_the_next_one_is_played() -> None:
@@ -45,8 +45,8 @@ def test_looking_at_what_is_played_now_keeps_no_rows_of_earlier_steps(room: Room
     service, reader = room.open(generation), RunReader(room.folder)
     for step in range(BATCHES):
         records = asyncio.run(service.sample(request(step))).conversations
-        assert [row.id for row in reader.playing()] == [each.id for each in records]
+        assert [row.id for row in reader.playing()] == [record.id for record in records]
         write_rollouts(room.folder, step, 0, records)
         assert reader.page(ListQuery(where="now")).total == 0, "the step is in its file"
-        assert reader.index.ids(reader.sets().files(f"step-{step}")) == {each.id for each in records}
+        assert reader.index.ids(reader.sets().files(f"step-{step}")) == {record.id for record in records}
     assert not reader.index._rows and not reader.index._problems

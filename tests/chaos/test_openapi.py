@@ -12,8 +12,8 @@ from tests.chaos.openapi import play, scripted_app
 
 @pytest.fixture
 def app(world, tmp_path) -> Iterator[FastAPI]:
-    with scripted_app(world, tmp_path) as made:
-        yield made
+    with scripted_app(world, tmp_path) as application:
+        yield application
 
 
 def test_the_document_is_openapi_3_1_and_each_of_its_schemas_a_json_schema(app: FastAPI) -> None:
@@ -38,7 +38,7 @@ def test_a_route_that_answers_otherwise_is_named(app: FastAPI) -> None:
         return {"status": 7}
 
     app.openapi()  # it is kept: what the document promised
-    (route,) = (each for each in app.routes if getattr(each, "path", "") == "/health")
+    (route,) = (route for route in app.routes if getattr(route, "path", "") == "/health")
     app.routes.remove(route)
     app.get("/health")(health)
     (wrong,) = play(app, examples=1, seed=0).wrong

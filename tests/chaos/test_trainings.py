@@ -41,7 +41,7 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
     overrides, port = overrides_of(folder, world, *provider_overrides(tmp_path, api_port))
     overrides[overrides.index("quickstart")] = "quickstart_supervised"
     record, pace = tmp_path / "sent.jsonl", {scripted_server.MESSAGE_S: "0.3"}
-    answer: list = []
+    responses: list = []
     with keys_in_environment(), Signals() as signals:
         client = ClassroomClient(f"http://127.0.0.1:{port}")
 
@@ -52,18 +52,18 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
             return start_server(overrides, folder / "server.log", signals, pace)
 
         def strike(pid: int, dying: Child) -> None:
-            before = paid_api.sent(record)
-            wait_for(lambda: paid_api.sent(record) > before, "the next answer")
+            sent_before = paid_api.sent(record)
+            wait_for(lambda: paid_api.sent(record) > sent_before, "the next answer")
             kill(pid)
             wait_for(lambda: dying.poll() is not None, "the end of what was killed")
             dying.stop()
-            assert waiting.is_alive(), "the batch was there before"
+            assert client_thread.is_alive(), "the batch was there before"
 
         provider, server = provide(), serve()
         try:
             client.wait_until_up(120, alive=lambda: server.poll() is None)
-            waiting = threading.Thread(target=lambda: answer.append(client.sample(request(lessons))))
-            waiting.start()
+            client_thread = threading.Thread(target=lambda: responses.append(client.sample(request(lessons))))
+            client_thread.start()
             strike(provider.pid, provider)
             provider = provide()
             strike(server.pid, server)
@@ -71,11 +71,11 @@ def test_a_batch_is_played_and_paid_once_whatever_is_killed(world, lessons, tmp_
             health = client.wait_until_up(120, alive=lambda: server.poll() is None)
             strike(health.roles["teacher"].pids[0], server)
             server = serve()
-            waiting.join(120)
+            client_thread.join(120)
         finally:
             server.stop()
             provider.stop()
-    assert answer and len(answer[0].conversations) == 16
+    assert responses and len(responses[0].conversations) == 16
     (folder / "metrics.jsonl").write_text("")
     outcome = outcome_of(folder)
     assert (outcome.played_twice, outcome.judged_twice, outcome.lost) == (0, 0, 0)
@@ -89,8 +89,8 @@ def test_a_second_server_on_a_run_folder_is_refused(world, tmp_path):
     with Signals() as signals, start_server(overrides, tmp_path / "server.log", signals) as server:
         lock = tmp_path / "run" / "vllm_server.lock"
         wait_for(lambda: lock.exists() and lock.read_text() == str(server.pid), "the lock")
-        second = scripted_server.command([*overrides, f"generation.server_port={free_port()}"])
-        assert refused(second, "as vllm_server already") is None
+        command = scripted_server.command([*overrides, f"generation.server_port={free_port()}"])
+        assert refused(command, "as vllm_server already") is None
         assert "ended with status 3" in refused([sys.executable, "-c", "exit(3)"], "")
         assert "ended with status 2: said" in refused([sys.executable, "-c", "print('said'); exit(2)"], "other words")
 
@@ -131,9 +131,9 @@ def test_a_case_that_is_left_out_has_not_passed(tmp_path, monkeypatch, capsys):
         return "; ".join(result.left_out or "played" for result in results)
 
     monkeypatch.setattr(suite, "PARTS", {"one": (lambda settings: [case], table)})
-    for told in ("one: 0 of 1 cases, 1 left out\n\nnot allowed here", "one: 1 of 1 cases\n\nplayed"):
+    for expected in ("one: 0 of 1 cases, 1 left out\n\nnot allowed here", "one: 1 of 1 cases\n\nplayed"):
         assert suite.main(["--folder", str(tmp_path)]) == 0
-        assert told in capsys.readouterr().out
+        assert expected in capsys.readouterr().out
     assert reasons == []
     assert Results(tmp_path).get(case).name == "case"
 

@@ -61,8 +61,8 @@ class Training(Run):
         self._api_port, self.refused, self._earlier = free_port(), 0, []
         self._died_at: float | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        own = [*provider_overrides(folder, self._api_port), *more]
-        super().__init__(_CONFIG, folder / "run", world, STEPS, signals, own)
+        overrides = [*provider_overrides(folder, self._api_port), *more]
+        super().__init__(_CONFIG, folder / "run", world, STEPS, signals, overrides)
 
     @property
     def overrides(self) -> list[str]:
@@ -152,12 +152,12 @@ class Training(Run):
 def provider_overrides(folder: Path, port: int) -> list[str]:
     """A judge and a supervisor behind the provider at this port."""
     rules = write_rule(folder)
-    asked = [f"base_url=http://127.0.0.1:{port}/v1", "api_key_env=CHAOS_API_KEY"]
-    asked += [f"request_timeout_s={_REQUEST_TIMEOUT_S}", *(f"{key}={usd}" for key, usd in PRICES.items())]
+    model_options = [f"base_url=http://127.0.0.1:{port}/v1", "api_key_env=CHAOS_API_KEY"]
+    model_options += [f"request_timeout_s={_REQUEST_TIMEOUT_S}", *(f"{key}={usd}" for key, usd in PRICES.items())]
     return [
         "judge_model.model_name_or_path=judge",
         "supervisor_model.model_name_or_path=supervisor",
-        *(f"{role}_model.{option}" for role in ("judge", "supervisor") for option in asked),
+        *(f"{role}_model.{option}" for role in ("judge", "supervisor") for option in model_options),
         f"generation.judges_rules_prompts_paths={{pedagogical_eval: {rules['pedagogical_eval']}}}",
         "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt",
         "guards.canaries=false",  # the provider draws its verdicts
@@ -169,12 +169,12 @@ def provider_overrides(folder: Path, port: int) -> list[str]:
 @contextmanager
 def keys_in_environment() -> Iterator[None]:
     """The suite's keys in the environment of every program that is started in the block."""
-    before = {name: os.environ.get(name) for name in KEYS}
+    previous = {name: os.environ.get(name) for name in KEYS}
     os.environ.update(KEYS)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
@@ -207,8 +207,8 @@ def _play_undisturbed(folder: Path, settings: Settings) -> None:
             training.stop()
     outcome = outcome_of(folder / "run")
     wrong = [*differences(outcome, outcome, STEPS), *spent_wrongly(training)]
-    asked = {role for role, _ in ledgers(training.folder)["answered"]}
-    wrong += [f"the {role}'s API was never asked" for role in ("judge", "supervisor") if role not in asked]
+    asked_roles = {role for role, _ in ledgers(training.folder)["answered"]}
+    wrong += [f"the {role}'s API was never asked" for role in ("judge", "supervisor") if role not in asked_roles]
     if wrong:
         raise RuntimeError(f"The training that was left alone is not as it has to be: {wrong}")
 
@@ -217,32 +217,34 @@ def ledgers(folder: Path) -> dict[str, Counter]:
     """Of the two ledgers together: answered calls by their key, and what they say was spent or is held."""
     answered, sums = Counter(), Counter()
     for role in ("judge", "supervisor"):
-        with closing(sqlite3.connect(f"file:{folder / f'{role}_calls.sqlite'}?mode=ro", uri=True)) as calls:
-            for key, outcome, cost, held in calls.execute("SELECT key, outcome, cost_usd, reserved_usd FROM calls"):
+        with closing(sqlite3.connect(f"file:{folder / f'{role}_calls.sqlite'}?mode=ro", uri=True)) as ledger:
+            for key, outcome, cost, reserved in ledger.execute(
+                "SELECT key, outcome, cost_usd, reserved_usd FROM calls"
+            ):
                 is_answer = outcome in (USABLE, UNUSABLE)
                 answered[role, key] += is_answer
                 sums["answered"] += is_answer
-                sums["held"] += held > 0
-                sums["usd"] += cost + held
+                sums["held"] += reserved > 0
+                sums["usd"] += cost + reserved
     return {"answered": answered, "sums": sums}
 
 
 def spent_wrongly(training: Training) -> list[str]:
     """What was paid twice, or paid without a line in the ledger."""
-    found, sent = ledgers(training.folder), paid_api.sent(training.record)
-    twice = sum(count > 1 for count in found["answered"].values())
+    ledger, sent = ledgers(training.folder), paid_api.sent(training.record)
+    twice = sum(count > 1 for count in ledger["answered"].values())
     wrong = [f"{twice} answers paid twice"] if twice else []
-    if sent.total() > found["sums"]["answered"] + found["sums"]["held"]:
-        wrong.append(f"{sent.total()} answers sent, {dict(found['sums'])} in the ledgers")
+    if sent.total() > ledger["sums"]["answered"] + ledger["sums"]["held"]:
+        wrong.append(f"{sent.total()} answers sent, {dict(ledger['sums'])} in the ledgers")
     return wrong
 
 
 def compared(training: Training, alone: Outcome, hits: Counter, started: float) -> Result:
     """The result of a training that has ended."""
     outcome = outcome_of(training.folder)
-    leaking = files_with_keys(training.folder.parent)
+    leaking_files = files_with_keys(training.folder.parent)
     wrong = [*differences(outcome, alone, STEPS), *spent_wrongly(training)]
-    wrong += [f"a key stands in {', '.join(leaking)}"] if leaking else []
+    wrong += [f"a key stands in {', '.join(leaking_files)}"] if leaking_files else []
     sums = ledgers(training.folder)["sums"]
     figures = {
         "hits": dict(hits),
@@ -278,7 +280,7 @@ def training_case(
     """
 
     def play_case(folder: Path, settings: Settings) -> Result:
-        alone, started = undisturbed(settings), time.monotonic()
+        baseline, started = undisturbed(settings), time.monotonic()
         try:
             with keys_in_environment(), Signals() as signals, around(folder):
                 training = Training(folder, settings.world, signals, **options)
@@ -286,7 +288,7 @@ def training_case(
                     hits = disturb(training, settings, random.Random(f"{part}|{name}"))
                 finally:
                     training.stop()
-                return compared(training, alone, hits, started)
+                return compared(training, baseline, hits, started)
         except LeftOut as reason:
             return Result({}, left_out=str(reason))
         except (TimeoutError, RuntimeError) as error:
@@ -330,9 +332,9 @@ def summary(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         hits = result.figures.get("hits", {})
-        did = ", ".join(f"{count} {what}" for what, count in hits.items())
+        hit_list = ", ".join(f"{count} {kind}" for kind, count in hits.items())
         outcome = "; ".join(result.wrong) or result.left_out or "yes"
-        rows.append((result.name, did, *(result.figures.get(name, "") for name in columns), outcome))
+        rows.append((result.name, hit_list, *(result.figures.get(name, "") for name in columns), outcome))
     return table(("case", "hits", *columns.values(), "as undisturbed"), rows)
 
 

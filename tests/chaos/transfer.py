@@ -48,11 +48,11 @@ def weights_of(version: int) -> dict[str, torch.Tensor]:
 
 def strike(folder: Path, side: str, tensor: int) -> None:
     """End or stop this process, if that is wanted for this side and tensor; it is wanted once."""
-    wanted = folder / f"strike-{side}"
-    if wanted.is_file() and json.loads(wanted.read_text())["tensor"] == tensor:
-        number = json.loads(wanted.read_text())["signal"]
-        wanted.unlink()
-        os.kill(os.getpid(), number)
+    strike_file = folder / f"strike-{side}"
+    if strike_file.is_file() and json.loads(strike_file.read_text())["tensor"] == tensor:
+        signal_number = json.loads(strike_file.read_text())["signal"]
+        strike_file.unlink()
+        os.kill(os.getpid(), signal_number)
 
 
 def receive(folder: Path, port: int) -> None:
@@ -121,7 +121,7 @@ class Transfer:
         """
         strike_file = self._folder / f"strike-{side}"
         strike_file.write_text(json.dumps({"tensor": tensor, "signal": number}))
-        begun = len(read_lines(self._folder / "attempts.jsonl"))
+        attempts_before = len(read_lines(self._folder / "attempts.jsonl"))
         (self._folder / "wanted").write_text(str(version))
         wait_for(lambda: not strike_file.exists(), f"the strike at tensor {tensor}", _LIMIT_S)
         started = time.monotonic()
@@ -133,8 +133,8 @@ class Transfer:
             time.sleep(_DEADLINE_S + 1)
             psutil.Process(self.programs[side].pid).resume()
         wait_for(partial(self._has_arrived, version), f"version {version}", _LIMIT_S)
-        attempts = read_lines(self._folder / "attempts.jsonl")[begun:]
-        return {"longest": max(each["seconds"] for each in attempts), "until": time.monotonic() - started}
+        attempts = read_lines(self._folder / "attempts.jsonl")[attempts_before:]
+        return {"longest": max(attempt["seconds"] for attempt in attempts), "until": time.monotonic() - started}
 
     def _has_arrived(self, version: int) -> bool:
         try:
@@ -162,8 +162,8 @@ def _play(side: str, number: int, folder: Path, settings: Settings) -> Result:
         transfer.stop()
     # Of a sender that stood still, that time counts, too.
     allowed = _DEADLINE_S + _GRACE_S
-    wrong += [f"an attempt took {each['longest']:.1f} s" for each in points if each["longest"] > allowed]
-    longest = {name: round(max((each[name] for each in points), default=0), 1) for name in ("longest", "until")}
+    wrong += [f"an attempt took {point['longest']:.1f} s" for point in points if point["longest"] > allowed]
+    longest = {name: round(max((point[name] for point in points), default=0), 1) for name in ("longest", "until")}
     return Result({"points": len(points), **longest}, wrong)
 
 
@@ -178,7 +178,9 @@ def cases(settings: Settings) -> list[Case]:
 def summary(results: Sequence[Result]) -> str:
     """The points, the longest attempt, and the longest time until a version had arrived."""
     heads = ["side and signal", "points", "longest attempt, s", "longest until it arrived, s", "wrong"]
-    return table(heads, [[r.name, *r.figures.values(), "; ".join(r.wrong) or "nothing"] for r in results])
+    return table(
+        heads, [[result.name, *result.figures.values(), "; ".join(result.wrong) or "nothing"] for result in results]
+    )
 
 
 if __name__ == "__main__":

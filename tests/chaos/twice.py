@@ -18,34 +18,34 @@ from tests.support.kills import Watch, play
 def refused(command: Sequence[str], words: str) -> str | None:
     """What is wrong, if a program does not end with status 2 and these words."""
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    said = result.stdout + result.stderr
-    if result.returncode == 2 and words in said:
+    output = result.stdout + result.stderr
+    if result.returncode == 2 and words in output:
         return None
-    return f"{' '.join(command[:4])} … ended with status {result.returncode}: {said[-300:]}"
+    return f"{' '.join(command[:4])} … ended with status {result.returncode}: {output[-300:]}"
 
 
 def _second_ones(training: Training, settings: Settings, generator: random.Random) -> Counter:
     """While the provider stands still, so that the first training does not end meanwhile."""
     watch = Watch(training.folder)
     wait_for(lambda: training.go_on() and watch.phase() == "judging", "a batch that is judged", LIMIT_S)
-    elsewhere = f"logging.save_dir={training.folder.parent / 'other'}"
-    here, there = training.overrides, [*training.overrides, elsewhere]
+    other_folder = f"logging.save_dir={training.folder.parent / 'other'}"
+    same_run, other_run = training.overrides, [*training.overrides, other_folder]
     other_port = f"generation.server_port={free_port()}"
     provider = psutil.Process(training.provider.pid)
     provider.suspend()
     try:
         wrong = [
-            refused(training.trainer_command_with(here), "as train_rl already"),
-            refused(training.trainer_command_with(there), "belongs to the run in"),
-            refused(scripted_server.command([*here, other_port]), "as vllm_server already"),
-            refused(scripted_server.command(there), f"{training.port}"),
+            refused(training.trainer_command_with(same_run), "as train_rl already"),
+            refused(training.trainer_command_with(other_run), "belongs to the run in"),
+            refused(scripted_server.command([*same_run, other_port]), "as vllm_server already"),
+            refused(scripted_server.command(other_run), f"{training.port}"),
         ]
     finally:
         provider.resume()
     if any(wrong):
         raise RuntimeError("; ".join(filter(None, wrong)))
-    done = {"second trainers refused": 2, "second servers refused": 2}
-    return play(training, [], lambda _: None, generator, LIMIT_S) + Counter(done)
+    hits = {"second trainers refused": 2, "second servers refused": 2}
+    return play(training, [], lambda _: None, generator, LIMIT_S) + Counter(hits)
 
 
 def cases(settings: Settings) -> list[Case]:

@@ -54,7 +54,7 @@ def test_it_is_off_and_no_reward_counts_it_unless_it_is_named() -> None:
     assert "post_test" not in default_weights(on.generation)
     assert "post_test" not in repr(config.generation.identity())
     assert "post_test" not in repr(classroom_rules(config.generation, {}, 900, True))
-    assert [classroom_rules(each.generation, {}, 900, True).post_test for each in (config, on)] == ["", "ledger"]
+    assert [classroom_rules(variant.generation, {}, 900, True).post_test for variant in (config, on)] == ["", "ledger"]
 
 
 def test_what_belongs_together_is_taken() -> None:

@@ -35,8 +35,8 @@ def test_the_launcher_takes_the_same_file_and_names_it(tmp_path, capsys):
     text = (ROOT / "config/train_rl/quickstart.yaml").read_text(encoding="utf-8")
     arguments = own_file(tmp_path, f"{text}\nseed: 8\n", "quickstart")
     assert launcher([*arguments, "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"# configuration: {tmp_path / 'quickstart.yaml'}\n") and "\nseed: 8\n" in shown
+    output = capsys.readouterr().out
+    assert output.startswith(f"# configuration: {tmp_path / 'quickstart.yaml'}\n") and "\nseed: 8\n" in output
 
 
 def test_a_file_may_build_on_others_of_its_folder_and_on_shipped_ones(tmp_path):
@@ -189,7 +189,7 @@ def test_such_a_yaml_ends_a_program_with_a_message(tmp_path, text):
 def test_optimized_python_is_refused_because_libraries_work_in_assert_statements(program):
     """Hydra reads dictionaries in them: train.reward_weights={…} would end in a traceback, or worse."""
     line = [*program.split(), "--config-name", "quickstart", "generation.max_turns=5", "dry_run=true"]
-    done = subprocess.run([sys.executable, "-OO", *line], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error: Python runs optimized (-OO, or PYTHONOPTIMIZE=2)" in done.stderr
-    assert "Start the program without -O, and with PYTHONOPTIMIZE unset." in done.stderr
+    result = subprocess.run([sys.executable, "-OO", *line], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert "error: Python runs optimized (-OO, or PYTHONOPTIMIZE=2)" in result.stderr
+    assert "Start the program without -O, and with PYTHONOPTIMIZE unset." in result.stderr

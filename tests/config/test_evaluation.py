@@ -32,18 +32,18 @@ def evaluation(name: str) -> EvalConfig:
 
 @pytest.mark.parametrize("name", TUTORS)
 def test_a_tutor_meets_the_same_student_judge_and_problems_as_the_others(name: str):
-    found, base = evaluation(name), evaluation("maths")
-    assert found.teacher_model.model_name_or_path == TUTORS[name]
-    assert found.logging.save_dir != base.logging.save_dir
-    own = replace(
-        found.generation,
+    config, base = evaluation(name), evaluation("maths")
+    assert config.teacher_model.model_name_or_path == TUTORS[name]
+    assert config.logging.save_dir != base.logging.save_dir
+    generation = replace(
+        config.generation,
         use_thinking=base.generation.use_thinking,
         force_thinking=base.generation.force_thinking,
         teacher_prompt_path=base.generation.teacher_prompt_path,
         forced_conversation_type=base.generation.forced_conversation_type,
     )
-    assert replace(found, teacher_model=base.teacher_model, logging=base.logging, generation=own) == base
-    assert found.teacher_model.vllm.temperature == base.teacher_model.vllm.temperature == 0.6
+    assert replace(config, teacher_model=base.teacher_model, logging=base.logging, generation=generation) == base
+    assert config.teacher_model.vllm.temperature == base.teacher_model.vllm.temperature == 0.6
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -81,13 +81,13 @@ logging: {wandb: true, wandb_project: eval, wandb_run_name: mine, run_group: tut
 
 def test_an_evaluation_that_names_models_alone_is_one_of_a_maths_tutor(tmp_path):
     """So are those that users bring along."""
-    found = loaded("eval", *own_file(tmp_path, KNOWN))
+    config = loaded("eval", *own_file(tmp_path, KNOWN))
     base = evaluation("maths")
-    assert found.generation == replace(base.generation, use_thinking=True, force_thinking=True)
-    assert found.dataset == base.dataset and found.num_samples_per_problem == 2
+    assert config.generation == replace(base.generation, use_thinking=True, force_thinking=True)
+    assert config.dataset == base.dataset and config.num_samples_per_problem == 2
     more = KNOWN.replace("  use_thinking", "  student_final_prompt_path: mine.txt\n  use_thinking")
-    own = loaded("eval", *own_file(tmp_path, more))
-    assert own.generation == replace(found.generation, student_final_prompt_path="mine.txt")
+    extended = loaded("eval", *own_file(tmp_path, more))
+    assert extended.generation == replace(config.generation, student_final_prompt_path="mine.txt")
 
 
 def test_who_thinks_and_who_is_elsewhere():
@@ -100,6 +100,6 @@ def test_who_thinks_and_who_is_elsewhere():
 @pytest.mark.full
 @pytest.mark.parametrize("name", FILES)
 def test_each_runs_dry(name: str):
-    done = run_program("eval.py", "--config-name", f"{name}.yaml", "dry_run=true")
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout) == yaml.safe_load(to_yaml(replace(evaluation(name), dry_run=True)))
+    result = run_program("eval.py", "--config-name", f"{name}.yaml", "dry_run=true")
+    assert result.returncode == 0, result.stderr
+    assert yaml.safe_load(result.stdout) == yaml.safe_load(to_yaml(replace(evaluation(name), dry_run=True)))

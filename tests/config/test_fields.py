@@ -223,12 +223,12 @@ TAKEN = {
 @pytest.mark.parametrize(("group", "name"), TAKEN)
 def test_a_type_takes_these_values_and_refuses_the_others(group: type, name: str):
     """Recorded when Hydra's structured configurations read them: users' files and environment variables go on."""
-    kind, taken = TypeAdapter(types_of(group)[name]), []
+    kind, accepted = TypeAdapter(types_of(group)[name]), []
     for probe in PROBES:
         with suppress(ValidationError):
             kind.validate_python(probe)
-            taken.append(repr(probe))
-    assert ", ".join(taken) == TAKEN[group, name]
+            accepted.append(repr(probe))
+    assert ", ".join(accepted) == TAKEN[group, name]
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,6 @@ def test_what_a_value_becomes(group: type, name: str, value: object, becomes: ob
 
 
 def test_a_text_is_any_scalar():
-    taken = [kind for kind in PROBES if not isinstance(kind, list | dict) and kind is not None]
+    scalars = [kind for kind in PROBES if not isinstance(kind, list | dict) and kind is not None]
     text = TypeAdapter(types_of(LoggingConfig)["wandb_project"])
-    assert [text.validate_python(value) for value in taken] == [str(value) for value in taken]
+    assert [text.validate_python(value) for value in scalars] == [str(value) for value in scalars]

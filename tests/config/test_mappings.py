@@ -56,12 +56,12 @@ def test_a_file_replaces_the_mappings_of_the_file_that_it_builds_on(tmp_path: Pa
         "  student_error_rate: {shy: 1}\n"
     )
     own_file(tmp_path, first, "first")
-    own = own_file(tmp_path, second, "second")
-    config = training(*own)
+    arguments = own_file(tmp_path, second, "second")
+    config = training(*arguments)
     assert list(config.generation.student_personas_prompts_paths) == ["shy"]
     assert config.generation.student_error_rate == {"shy": 1}
     assert config.train.reward_weights == {"pedagogical": 1.0, "length": 0.5}
-    assert training(*own, "train.reward_weights={length: 1.0}").train.reward_weights == {"length": 1.0}
+    assert training(*arguments, "train.reward_weights={length: 1.0}").train.reward_weights == {"length": 1.0}
 
 
 def test_names_with_and_without_a_plus_are_not_mixed():

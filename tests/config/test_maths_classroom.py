@@ -37,13 +37,13 @@ generation:
 def test_a_training_that_names_models_alone_is_one_of_the_maths_tutor_and_that_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         config = loaded_text(tmp_path, MODELS_ALONE)
-    own = {name: getattr(config.generation, name) for name in MATHS_CLASSROOM}
-    assert own == MATHS_CLASSROOM
+    settings = {name: getattr(config.generation, name) for name in MATHS_CLASSROOM}
+    assert settings == MATHS_CLASSROOM
     assert [source.name_or_path for source in config.dataset.train_datasets] == [MATHS_DATASET]
     assert config.generation.extra_penalty_for_rejected_judges == 0.75 and not config.generation.ignore_rejected_judge
     assert {"end_rm", "thinking", "length"} <= set(reward_weights(config))
-    said = next(record.getMessage() for record in caplog.records if "maths classroom" in record.getMessage())
-    assert all(f"generation.{name}=" in said for name in MATHS_CLASSROOM) and MATHS_DATASET in said
+    warning = next(record.getMessage() for record in caplog.records if "maths classroom" in record.getMessage())
+    assert all(f"generation.{name}=" in warning for name in MATHS_CLASSROOM) and MATHS_DATASET in warning
     assert training(*own_file(tmp_path, to_yaml(config))) == config
 
 

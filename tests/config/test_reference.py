@@ -34,7 +34,7 @@ def groups(schema: type) -> Iterator[type]:
             yield from groups(group)
 
 
-ALL_GROUPS = sorted({each for schema in (*PROGRAMS.values(), MaroonedGeneration) for each in groups(schema)}, key=str)
+ALL_GROUPS = sorted({group for schema in (*PROGRAMS.values(), MaroonedGeneration) for group in groups(schema)}, key=str)
 
 
 @pytest.mark.parametrize("group", ALL_GROUPS, ids=lambda group: group.__name__)
@@ -72,7 +72,7 @@ def places() -> Iterator[tuple[str, str, dict[str, list[str]]]]:
 def test_the_page_lists_every_key_of_every_program_once():
     headings = {(program, key.removesuffix("[]")) for program, key, _ in places() if key}
     rows = Counter((program, f"{key}.{name}".lstrip(".")) for program, key, rows in places() for name in rows)
-    assert not [each for each, count in rows.items() if count > 1]
+    assert not [key for key, count in rows.items() if count > 1]
     assert headings | set(rows) == {
         (program, key) for program, schema in PROGRAMS.items() for key in config_keys(schema)
     }

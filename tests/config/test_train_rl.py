@@ -61,8 +61,8 @@ def test_plans_are_the_problems_that_follow_from_a_rule_that_scores(tmp_path: Pa
     config = loaded_text(tmp_path, BLOCK, "skip_first_samples=3", "dataset.max_train_examples=20")
     problems = load_training_problems(config)
     assert len(problems) == 17 and all("Chunks" in problem.text for problem in problems)
-    everything = load_training_problems(loaded_text(tmp_path, BLOCK, "dataset.max_train_examples=20"))
-    assert problems == everything[3:]
+    all_problems = load_training_problems(loaded_text(tmp_path, BLOCK, "dataset.max_train_examples=20"))
+    assert problems == all_problems[3:]
     with pytest.raises(ConfigError, match="15 problems are left"):
         load_training_problems(loaded_text(tmp_path, BLOCK, "dataset.max_train_examples=15"))
     held_out = EvalConfig(generation=config.generation).dataset.eval_datasets

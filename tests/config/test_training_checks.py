@@ -122,13 +122,13 @@ def test_the_shipped_supervised_files_change_nothing_but_the_supervision(base: s
     shipped = training(supervised, f"logging.save_dir={plain.logging.save_dir}")
     assert shipped.supervisor_model is not None and plain.supervisor_model is None
     shipped.supervisor_model = None
-    for each in ("turn_credit", "corrections"):
-        setattr(shipped.train, each, getattr(plain.train, each))
+    for name in ("turn_credit", "corrections"):
+        setattr(shipped.train, name, getattr(plain.train, name))
     shipped.generation.supervisor = plain.generation.supervisor
     shipped.logging.wandb_run_name = plain.logging.wandb_run_name
     # The quickstart needs fewer steps when it is supervised; its rate stays the one that docs/supervision.md measured.
-    for each in ("max_steps", "learning_rate", "lr_scheduler_type") if base == "quickstart" else ():
-        setattr(shipped.train, each, getattr(plain.train, each))
+    for name in ("max_steps", "learning_rate", "lr_scheduler_type") if base == "quickstart" else ():
+        setattr(shipped.train, name, getattr(plain.train, name))
     assert shipped == plain
 
 

@@ -70,13 +70,13 @@ UPSTREAM = {
 
 def rows() -> list[tuple[str, str, str, str, str]]:
     """(program, key, upstream's default, what it does here, tests)"""
-    found, program = [], ""
+    table_rows, program = [], ""
     for line in PAGE.splitlines():
         if line.startswith("## "):
             program = SECTIONS[line.removeprefix("## ").partition(":")[0]]
         elif line.startswith("| ") and not line.startswith("| key |"):
-            found.append((program, *(cell.strip() for cell in line.strip("|").split(" | "))))
-    return found
+            table_rows.append((program, *(cell.strip() for cell in line.strip("|").split(" | "))))
+    return table_rows
 
 
 ROWS = rows()
@@ -89,13 +89,13 @@ def functions_of(name: str) -> set[str]:
 
 
 def test_every_key_of_upstream_stands_on_the_page_once():
-    wanted = [
+    expected = [
         (program, f"{group}.{name}" if group else name)
         for program, groups in UPSTREAM.items()
         for group, names in groups.items()
         for name in names.split()
     ]
-    assert sorted((program, key) for program, key, *_ in ROWS) == sorted(wanted)
+    assert sorted((program, key) for program, key, *_ in ROWS) == sorted(expected)
 
 
 @pytest.mark.parametrize(("program", "key", "_default", "meaning", "tests"), ROWS)
@@ -111,14 +111,14 @@ def test_upstreams_value_loads_and_has_an_effect_unless_the_row_says_none(
     program, key, default, meaning, _tests, caplog
 ):
     keys = [key.replace("*", role) for role in ROLES] if key.startswith("*") else [key]
-    for each in keys:
+    for role_key in keys:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            config = load(SCHEMAS[program][0], program, [f"++{each}={default}"])
+            config = load(SCHEMAS[program][0], program, [f"++{role_key}={default}"])
         warned = any("has no effect here" in record.getMessage() for record in caplog.records)
-        assert warned == meaning.startswith("No effect"), each
+        assert warned == meaning.startswith("No effect"), role_key
         if not warned:
-            assert reach(config, each) is not MISSING
+            assert reach(config, role_key) is not MISSING
 
 
 MISSING = object()
@@ -132,12 +132,12 @@ def reach(config: Any, key: str) -> Any:
 
 def leaves(schema: type, prefix: str = "") -> set[str]:
     hints = get_type_hints(schema)
-    found = set()
+    names = set()
     for field in fields(schema):
         kind = hints[field.name]
         name = f"{prefix}{field.name}"
-        found |= leaves(kind, f"{name}.") if is_dataclass(kind) else {name}
-    return found
+        names |= leaves(kind, f"{name}.") if is_dataclass(kind) else {name}
+    return names
 
 
 def test_a_row_without_an_effect_is_no_key_of_the_schema():

@@ -162,15 +162,15 @@ _values = st.recursive(
 
 def nested(keys: dict[str, Any]) -> dict:
     """Keys with dots as groups, as far as they do not contradict each other."""
-    found: dict = {}
+    tree: dict = {}
     for key, value in keys.items():
         *groups, last = key.split(".")
-        holder = found
+        holder = tree
         for name in groups:
             inner = holder.setdefault(name, {})
             holder = inner if isinstance(inner, dict) else holder
         holder[last] = value
-    return found
+    return tree
 
 
 def written(keys: dict[str, Any]) -> str:
@@ -192,11 +192,11 @@ def settled(folder: Path, text: str, overrides: list[str]) -> None:
     """The configuration resolves and can be written down and read again, or a message says why not."""
     try:
         config = loaded_text(folder, text, *overrides)
-        again = to_yaml(config)
+        dumped = to_yaml(config)
     except ClassroomError as error:
         assert str(error).strip()
         return
-    assert loaded_text(folder, again) == config
+    assert loaded_text(folder, dumped) == config
 
 
 @pytest.mark.parametrize("examples", [15, pytest.param(1000, marks=pytest.mark.full)])
@@ -213,6 +213,6 @@ def test_a_shipped_yaml_with_bytes_turned_over_gives_a_configuration_or_a_messag
     shipped = (ROOT / "config/train_rl/quickstart.yaml").read_text(encoding="utf-8")
     chance = random.Random(1)
     for _ in range(6):
-        place = chance.randrange(len(shipped))
-        changed = shipped[:place] + chance.choice(string.printable + "\u00e9\u2028") + shipped[place + 1 :]
+        index = chance.randrange(len(shipped))
+        changed = shipped[:index] + chance.choice(string.printable + "\u00e9\u2028") + shipped[index + 1 :]
         settled(tmp_path, changed, [])

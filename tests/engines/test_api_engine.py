@@ -55,8 +55,8 @@ def test_messages_go_out_and_text_comes_back() -> None:
         {"role": "assistant", "content": "answer 2"},
         {"role": "user", "content": "more"},
     ]
-    sent = {name: body[name] for name in ("model", "temperature", "top_p", "top_k", "max_tokens", "seed")}
-    assert sent == {
+    parameters = {name: body[name] for name in ("model", "temperature", "top_p", "top_k", "max_tokens", "seed")}
+    assert parameters == {
         "model": "model",
         "temperature": 0.5,
         "top_p": 0.9,
@@ -147,11 +147,11 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(monkeypatch: p
     monkeypatch.delenv("NO_KEY", raising=False)
     with judge_endpoint(lambda body, nth: says("yes")) as endpoint:
         engine = ApiEngine("model", endpoint.url, "MY_KEY", send_seed=False)
-        done = asyncio.run(Rollouts(engine).run(["a"], progress=False))
+        rollouts = asyncio.run(Rollouts(engine).run(["a"], progress=False))
         asyncio.run(Rollouts(engine).run(["b"], progress=False))  # another event loop
     assert [call.key for call in endpoint.calls] == ["sk-secret"] * 2
     assert "seed" not in endpoint.calls[0].body and "top_k" not in endpoint.calls[0].body
-    assert "sk-secret" not in done.save(tmp_path / "a.jsonl").read_text()
+    assert "sk-secret" not in rollouts.save(tmp_path / "a.jsonl").read_text()
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[1])["settings"]["engine"] == "ApiEngine model"
     with pytest.raises(ConfigError, match="NO_KEY holds no key"):
         ApiEngine("model", endpoint.url, "NO_KEY")

@@ -23,7 +23,7 @@ def ids_of(engine: HfEngine, text: str) -> list[int]:
 
 def ask(engine: HfEngine, *asked: tuple[list[int], Sampling]) -> list[Completion]:
     async def all_of_them() -> list[Completion]:
-        return await asyncio.gather(*(engine.generate(*each) for each in asked))
+        return await asyncio.gather(*(engine.generate(*request) for request in asked))
 
     return asyncio.run(all_of_them())
 
@@ -47,11 +47,11 @@ def test_log_probs_are_those_of_a_forward_pass_over_the_same_ids(hf_engine: HfEn
     import torch
 
     prompts = [ids_of(hf_engine, text) for text in ("Say a number.", "a", "What is it? " * 9)]
-    found = ask(hf_engine, *((prompt, Sampling(0.7, seed=n, max_tokens=12)) for n, prompt in enumerate(prompts)))
-    for prompt, completion in zip(prompts, found, strict=True):
-        wanted = (logits_after(hf_engine, prompt, completion.ids) / 0.7).log_softmax(-1)
-        wanted = wanted.gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
-        assert completion.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+    completions = ask(hf_engine, *((prompt, Sampling(0.7, seed=n, max_tokens=12)) for n, prompt in enumerate(prompts)))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected = (logits_after(hf_engine, prompt, completion.ids) / 0.7).log_softmax(-1)
+        expected = expected.gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
+        assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
         assert completion.text == hf_engine.tokenizer.decode(completion.ids)
 
 
@@ -59,17 +59,17 @@ def test_log_probs_are_those_of_the_distribution_after_top_k_and_top_p(hf_engine
     import torch
 
     prompt = ids_of(hf_engine, "Say a number.")
-    (few,) = ask(hf_engine, (prompt, Sampling(1.0, top_k=3, seed=1, max_tokens=20)))
-    logits = logits_after(hf_engine, prompt, few.ids)
+    (completion,) = ask(hf_engine, (prompt, Sampling(1.0, top_k=3, seed=1, max_tokens=20)))
+    logits = logits_after(hf_engine, prompt, completion.ids)
     best = logits.topk(3)
-    for place, (token, logprob) in enumerate(zip(few.ids, few.logprobs, strict=True)):
-        rank = best.indices[place].tolist().index(token)
-        assert logprob == pytest.approx(best.values[place].log_softmax(-1)[rank].item(), abs=1e-4)
+    for index, (token, logprob) in enumerate(zip(completion.ids, completion.logprobs, strict=True)):
+        rank = best.indices[index].tolist().index(token)
+        assert logprob == pytest.approx(best.values[index].log_softmax(-1)[rank].item(), abs=1e-4)
     (narrow,) = ask(hf_engine, (prompt, Sampling(1.0, top_p=1e-6, seed=1, max_tokens=20)))
     greedy = logits_after(hf_engine, prompt, narrow.ids).argmax(-1)
     assert list(narrow.ids) == greedy.tolist()
     assert narrow.logprobs == pytest.approx([0.0] * 20), "only one token is left to sample from"
-    assert torch.isfinite(torch.tensor(few.logprobs)).all()
+    assert torch.isfinite(torch.tensor(completion.logprobs)).all()
 
 
 def test_temperature_zero_takes_the_most_probable_tokens(hf_engine: HfEngine) -> None:
@@ -87,32 +87,32 @@ def test_a_seed_gives_the_same_tokens_whoever_is_in_the_batch(hf_engine: HfEngin
     others = [
         (ids_of(hf_engine, "What is it? " * n), Sampling(0.5 + n / 10, seed=n, max_tokens=4 * n)) for n in range(1, 8)
     ]
-    for place in (0, 3, 7):
-        batch = [*others[:place], request, *others[place:]]
-        found = ask(hf_engine, *batch)[place]
-        assert found.ids == alone.ids and found.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
-    changed, unseeded, again = ask(
+    for index in (0, 3, 7):
+        batch = [*others[:index], request, *others[index:]]
+        completion = ask(hf_engine, *batch)[index]
+        assert completion.ids == alone.ids and completion.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    changed, unseeded, unseeded_again = ask(
         hf_engine, *((request[0], replace(request[1], seed=seed)) for seed in (8, None, None))
     )
-    assert len({changed.ids, unseeded.ids, again.ids, alone.ids}) == 4
+    assert len({changed.ids, unseeded.ids, unseeded_again.ids, alone.ids}) == 4
 
 
 def test_samples_have_the_frequencies_of_the_distribution(hf_engine: HfEngine) -> None:
     """One token each, of the three most probable ones, 600 times."""
     prompt = ids_of(hf_engine, "Say a number.")
-    found = ask(hf_engine, *((prompt, Sampling(2.0, top_k=3, seed=seed, max_tokens=1)) for seed in range(600)))
+    completions = ask(hf_engine, *((prompt, Sampling(2.0, top_k=3, seed=seed, max_tokens=1)) for seed in range(600)))
     logits = logits_after(hf_engine, prompt, [0])[0] / 2
     values, tokens = logits.topk(3)
     for share, token in zip(values.softmax(-1).tolist(), tokens.tolist(), strict=True):
-        seen = sum(each.ids == (token,) for each in found) / 600
-        assert seen == pytest.approx(share, abs=4 * (share * (1 - share) / 600) ** 0.5)
+        frequency = sum(completion.ids == (token,) for completion in completions) / 600
+        assert frequency == pytest.approx(share, abs=4 * (share * (1 - share) / 600) ** 0.5)
 
 
 def test_each_message_ends_at_its_own_limit_or_end_token(hf_engine: HfEngine) -> None:
     prompt = ids_of(hf_engine, "Say a number.")
-    found = ask(hf_engine, *((prompt, Sampling(1.0, seed=n, max_tokens=1 + n % 7)) for n in range(14)))
-    assert [len(each.ids) for each in found] == [1 + n % 7 for n in range(14)]
-    assert not any(each.ended for each in found)
+    completions = ask(hf_engine, *((prompt, Sampling(1.0, seed=n, max_tokens=1 + n % 7)) for n in range(14)))
+    assert [len(completion.ids) for completion in completions] == [1 + n % 7 for n in range(14)]
+    assert not any(completion.ended for completion in completions)
 
 
 def test_a_message_ends_with_an_end_token_that_is_no_part_of_its_text(hf_engine: HfEngine) -> None:
@@ -139,8 +139,8 @@ def test_a_prompt_without_room_is_refused_and_little_room_cuts(hf_engine: HfEngi
     prompt = (ids_of(hf_engine, "Say a number.") * 40)[:400]
     with pytest.raises(ContextOverflow, match="400 tokens does not fit"):
         ask(hf_engine, (prompt, Sampling(1.0)))
-    (found,) = ask(hf_engine, (prompt[:-3], Sampling(1.0, seed=1, max_tokens=50)))
-    assert len(found.ids) <= 3
+    (completion,) = ask(hf_engine, (prompt[:-3], Sampling(1.0, seed=1, max_tokens=50)))
+    assert len(completion.ids) <= 3
 
 
 def test_an_error_of_the_model_reaches_all_who_asked(tiny_model: Path) -> None:
@@ -150,8 +150,8 @@ def test_an_error_of_the_model_reaches_all_who_asked(tiny_model: Path) -> None:
         raise RuntimeError("out of memory")
 
     engine._model.generate = broken
-    done = asyncio.run(Rollouts(engine).run(["a", "b"], progress=False))
-    assert [each.end.state for each in done] == ["failed", "failed"] and "out of memory" in done[0].end.detail
+    failed = asyncio.run(Rollouts(engine).run(["a", "b"], progress=False))
+    assert [rollout.end.state for rollout in failed] == ["failed", "failed"] and "out of memory" in failed[0].end.detail
     engine.shutdown()
     with pytest.raises(EngineFailure, match="was shut down"):
         ask(engine, ([1], Sampling(1.0)))
@@ -182,18 +182,18 @@ def test_rollouts_are_recorded_and_played_again_with_equal_tokens(hf_engine: HfE
         "next_prompt": lambda rollout, step: "Higher." if len(rollout.last.content) % 2 else "Lower.",
         "stop": lambda rollout, last: "a digit" if any(sign.isdigit() for sign in last.content) else False,
     }
-    done = asyncio.run(runner.run(["Say a number.", "What is it?"], copies=3, progress=False, **functions))
-    tokens = [[(step.prompt_ids, step.ids, step.seed) for step in each.steps] for each in done]
-    again = asyncio.run(Rollouts(hf_engine).replay(done, progress=False))
-    assert [[(step.prompt_ids, step.ids, step.seed) for step in each.steps] for each in again] == tokens
-    assert [each.end for each in again] == [each.end for each in done]
+    rollouts = asyncio.run(runner.run(["Say a number.", "What is it?"], copies=3, progress=False, **functions))
+    tokens = [[(step.prompt_ids, step.ids, step.seed) for step in rollout.steps] for rollout in rollouts]
+    replayed = asyncio.run(Rollouts(hf_engine).replay(rollouts, progress=False))
+    assert [[(step.prompt_ids, step.ids, step.seed) for step in rollout.steps] for rollout in replayed] == tokens
+    assert [rollout.end for rollout in replayed] == [rollout.end for rollout in rollouts]
     assert len(set(map(str, tokens))) == 6, "copies have seeds of their own"
-    for row in done.rows():
+    for row in rollouts.rows():
         import torch
 
         logits = logits_after(hf_engine, row.prompt_ids, row.completion_ids).log_softmax(-1)
-        wanted = logits.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0] * torch.tensor(row.mask)
-        assert row.logprobs == pytest.approx(wanted.tolist(), abs=1e-4), "log-probs stand at their tokens"
+        expected = logits.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0] * torch.tensor(row.mask)
+        assert row.logprobs == pytest.approx(expected.tolist(), abs=1e-4), "log-probs stand at their tokens"
 
 
 def test_a_full_context_truncates(hf_engine: HfEngine) -> None:
@@ -206,9 +206,11 @@ def test_a_full_context_truncates(hf_engine: HfEngine) -> None:
 
 
 def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     gone = ("torch", "safetensors")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in gone else there(name, *more))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name in gone else find_spec(name, *more)
+    )
     with pytest.raises(ConfigError, match=r"HfEngine needs torch, safetensors, .*pip install '\.\[hf\]'"):
         HfEngine("any/model")
 
@@ -218,5 +220,5 @@ def test_its_module_is_imported_without_its_extra() -> None:
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'safetensors', 'tokenizers')))\n"
         "from classroom_rl import HfEngine"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

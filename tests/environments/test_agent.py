@@ -54,8 +54,8 @@ class Server:
     def __init__(self, tokenizer, folder: Path, script: Callable[[str], str], *overrides: str):
         self.engine, self.folder, self.port = ScriptedEngine(tokenizer, script), folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        own = (f"generation.server_port={self.port}", f"logging.save_dir={folder}", "generation.max_tokens_per_turn=9")
-        self.config = load(TrainRLConfig, "train_rl", [*AGENTS, *own, *overrides])
+        base = (f"generation.server_port={self.port}", f"logging.save_dir={folder}", "generation.max_tokens_per_turn=9")
+        self.config = load(TrainRLConfig, "train_rl", [*AGENTS, *base, *overrides])
 
     async def open_service(self, *_: object) -> SamplingService:
         """In place of the server's."""
@@ -70,7 +70,7 @@ class Server:
     def sample(self, request: SampleRequest = REQUEST) -> list[Trajectory]:
         answer = self.post("/sample_conversations", request.model_dump())
         assert answer.status_code == 200, answer.text
-        return [Trajectory.model_validate(each) for each in answer.json()["conversations"]]
+        return [Trajectory.model_validate(record) for record in answer.json()["conversations"]]
 
 
 @pytest.fixture
@@ -99,13 +99,13 @@ def test_the_example_s_game_is_one_row_of_what_was_sampled(serve, tokenizer) -> 
             tokenizer, [{"role": "user", "content": "Guess a number from 0 to 7: odd"}]
         )
         [row] = rows_of(even)
-        for turn in (each for each in even.turns if each.role == "teacher"):
+        for turn in (turn for turn in even.turns if turn.role == "teacher"):
             prompt = row.prompt_ids + row.completion_ids[: turn.span[0]]
             sampled = [
                 answer for context, _, answer in server.engine.calls if context == prompt and answer.text == turn.text
             ]
             ids, logprobs = row.completion_ids[slice(*turn.span)], row.logprobs[slice(*turn.span)]
-            assert any((list(each.ids), list(each.logprobs)) == (ids, logprobs) for each in sampled)
+            assert any((list(answer.ids), list(answer.logprobs)) == (ids, logprobs) for answer in sampled)
         assert sum(row.mask) == sum(turn.tokens for turn in even.turns)
         assert server.post("/get_posted_reward", {"conversations": [odd.id]}).json()["rewards"] == [1.5]
 
@@ -115,16 +115,16 @@ def test_an_edited_history_is_a_row_of_its_own(serve, tokenizer) -> None:
         {"role": "developer", "content": "You said one."},
         {"role": "user", "content": [{"type": "text", "text": "Say two."}]},
     ]
-    said = []
+    replies = []
 
     async def agent(base_url: str, api_key: str, problem: Problem) -> float:
         history = list(SAY_ONE)
         history.append({"role": "assistant", "content": ask(base_url, history, max_tokens=2)})
-        said.append(ask(base_url, summary, temperature=1.0))
+        replies.append(ask(base_url, summary, temperature=1.0))
         history.append({"role": "user", "content": "Say three."})
-        said.append(ask(base_url, history))
+        replies.append(ask(base_url, history))
         stripped = [*history[:1], {"role": "assistant", "content": "on"}, history[-1]]
-        said.append(ask(base_url, stripped))
+        replies.append(ask(base_url, stripped))
         return 0.5
 
     AGENT.append(agent)
@@ -132,7 +132,7 @@ def test_an_edited_history_is_a_row_of_its_own(serve, tokenizer) -> None:
     with serve(lambda _: next(answers)) as server:
         [record] = server.sample()
         environment = environment_of(server.config)
-    assert said == ["two", "three", "four"] and record.reward == 0.5 and record.failure is None
+    assert replies == ["two", "three", "four"] and record.reward == 0.5 and record.failure is None
     rows, calls = rows_of(record), server.engine.calls
     assert [row.message for row in rows] == [None, 1, 3]
     spelled = [{"role": "system", "content": "You said one."}, {"role": "user", "content": "Say two."}]
@@ -164,42 +164,42 @@ WRONG_CALLS: list[tuple[dict, int, str]] = [
 
 
 def test_a_call_that_cannot_be_answered_says_why(serve) -> None:
-    found = []
+    answers = []
 
     def agent(base_url: str, api_key: str, problem: Problem) -> float:
         body = {"model": "teacher", "messages": SAY_ONE, "user": "me", "n": 1, "stop": None}
         url = f"{base_url}/chat/completions"
         early = requests.post(f"{base_url[:-3]}/reward", json={"reward": 1.0}, timeout=60)
-        found.append((early.status_code, early.text))
+        answers.append((early.status_code, early.text))
         for change, *_ in WRONG_CALLS:
             answer = requests.post(url, json=body | change, timeout=60)
-            found.append((answer.status_code, answer.text))
+            answers.append((answer.status_code, answer.text))
         for _ in range(3):
             answer = requests.post(url, json=body, timeout=60)
-        found.append((answer.status_code, answer.text))
+        answers.append((answer.status_code, answer.text))
         for value in (float("nan"), 0.25, 0.5):
             content = f'{{"reward": {value}}}'.replace("nan", "NaN")
             headers = {"Content-Type": "application/json"}
             answer = requests.post(f"{base_url[:-3]}/reward", data=content, headers=headers, timeout=60)
-            found.append((answer.status_code, answer.text))
-        found.append((requests.post(url, json=body, timeout=60).status_code, ""))
+            answers.append((answer.status_code, answer.text))
+        answers.append((requests.post(url, json=body, timeout=60).status_code, ""))
         return 0.75
 
     AGENT.append(agent)
-    wanted = [
+    expected = [
         (400, "before the policy's first message"),
-        *(each[1:] for each in WRONG_CALLS),
+        *(call[1:] for call in WRONG_CALLS),
         *((400, "generation.max_turns = 3"), (422, "body.reward"), (204, ""), (404, "its reward was given"), (404, "")),
     ]
     with serve(lambda _: "one", "generation.max_turns=3") as server:
         [record] = server.sample()
         assert record.reward == 0.25 and record.overflow is None, "a later message fitted"
         deadline = time.monotonic() + 60
-        while len(found) < len(wanted) and time.monotonic() < deadline:  # the agent goes on for a little
+        while len(answers) < len(expected) and time.monotonic() < deadline:  # the agent goes on for a little
             time.sleep(0.02)
         unknown = server.post("/agent/nobody/v1/chat/completions", {"model": "teacher", "messages": SAY_ONE})
         assert unknown.status_code == 404 and "No episode nobody is being played" in unknown.text
-    for (status, text), (wanted_status, words) in zip(found, wanted, strict=True):
+    for (status, text), (wanted_status, words) in zip(answers, expected, strict=True):
         assert status == wanted_status and words in text, (status, text, words)
 
 
@@ -224,28 +224,28 @@ def test_an_agent_that_fails_gives_an_episode_without_reward(serve) -> None:
         assert len(record.turns) == messages == bool(sum(record.mask)) and record.prompt_ids and record.completion_ids
         assert (record.overflow is not None) == (record.problem == "long")
     AGENT.append(lambda url, *_: ask(url, SAY_ONE) and 1.0)
-    with serve(lambda _: "one", "generation.agent_timeout_s=4") as again:
-        assert again.sample(request) == records, "from the journal"
-        better = again.sample(request.model_copy(update={"judge_again": True}))
-    assert all(each.reward == 1.0 and len(each.turns) == 1 for each in better)
+    with serve(lambda _: "one", "generation.agent_timeout_s=4") as restarted:
+        assert restarted.sample(request) == records, "from the journal"
+        retried = restarted.sample(request.model_copy(update={"judge_again": True}))
+    assert all(record.reward == 1.0 and len(record.turns) == 1 for record in retried)
 
 
 def test_whatever_line_a_kill_leaves_finished_episodes_stay(serve) -> None:
     request = REQUEST.model_copy(update={"problems": ["odd", "even"], "answers": ["5", "2"]})
     with serve(halving, agent="openai_agent:play") as server:
-        wanted = server.sample(request)
+        expected = server.sample(request)
     journal = server.folder / JOURNAL_NAME
     lines = journal.read_bytes().splitlines(keepends=True)
     for count in (len(lines) - 1, 4, None):  # None: the journal of the try before, which played an episode twice
         if count is not None:
             journal.write_bytes(b"".join(lines[:count]))
         ended = journal.read_bytes().count(b'{"event": "rewards"')
-        with serve(halving, agent="openai_agent:play") as again:
-            assert again.sample(request) == wanted
-            for each in wanted:
-                stored = requests.get(f"{again.url}/conversations/{each.id}", timeout=60).json()
-                assert Trajectory.model_validate(stored) == each
-        assert bool(again.engine.calls) == (ended < 2)
+        with serve(halving, agent="openai_agent:play") as restarted:
+            assert restarted.sample(request) == expected
+            for record in expected:
+                stored = requests.get(f"{restarted.url}/conversations/{record.id}", timeout=60).json()
+                assert Trajectory.model_validate(stored) == record
+        assert bool(restarted.engine.calls) == (ended < 2)
 
 
 def test_an_agent_elsewhere_takes_episodes_by_their_urls(serve) -> None:
@@ -263,8 +263,8 @@ async def _play_elsewhere(server: Server) -> Trajectory:
             await asyncio.sleep(0.02)
     assert (task["problem"], task["answer"]) == ("odd", "5") and task["base_url"].startswith(f"{server.url}/agent/r-")
     body = {"model": "teacher", "messages": SAY_ONE}
-    said = await asyncio.to_thread(requests.post, f"{task['base_url']}/chat/completions", json=body, timeout=60)
-    assert said.json()["choices"] == [
+    reply = await asyncio.to_thread(requests.post, f"{task['base_url']}/chat/completions", json=body, timeout=60)
+    assert reply.json()["choices"] == [
         {"index": 0, "message": {"role": "assistant", "content": "one"}, "finish_reason": "stop"}
     ]
     posted = await asyncio.to_thread(requests.post, task["reward_url"], json={"reward": 0.7}, timeout=60)

@@ -95,17 +95,17 @@ def test_an_adapter_is_merged_into_its_base(config, world, tmp_path):
     adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     adapted.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
-        wanted = adapted(torch.tensor([[5, 6, 7]])).logits
+        expected = adapted(torch.tensor([[5, 6, 7]])).logits
     tutor = TutorConfig("lora", str(world / "blank"), adapter=str(tmp_path / "adapter"))
     with config_of(tutor, config, tmp_path) as merged_config:
         merged = AutoModelForCausalLM.from_pretrained(merged_config.teacher_model.model_name_or_path)
         folder = Path(merged_config.teacher_model.model_name_or_path)
         assert (folder / "tokenizer.json").is_file()
     with torch.no_grad():
-        assert torch.allclose(merged(torch.tensor([[5, 6, 7]])).logits, wanted, atol=1e-5)
+        assert torch.allclose(merged(torch.tensor([[5, 6, 7]])).logits, expected, atol=1e-5)
     assert not folder.exists()
-    nothing = TutorConfig("lora", adapter=str(world / "blank"))
-    with pytest.raises(ConfigError, match="holds no LoRA adapter"), config_of(nothing, config, tmp_path):
+    no_adapter = TutorConfig("lora", adapter=str(world / "blank"))
+    with pytest.raises(ConfigError, match="holds no LoRA adapter"), config_of(no_adapter, config, tmp_path):
         pass
 
 
@@ -124,10 +124,10 @@ def test_tutors_and_control_arms_meet_the_same_lessons_one_after_the_other(confi
         tutor: [[turn["persona"] for turn in json.loads(turns)][1:6:2] for turns in group["turns"]]
         for tutor, group in table.groupby("tutor")
     }
-    drawn = personas["acknowledges"]  # this arm never ends a conversation early
-    assert any("error_student" in schedule for schedule in drawn)
+    full_schedules = personas["acknowledges"]  # this arm never ends a conversation early
+    assert any("error_student" in schedule for schedule in full_schedules)
     for schedules in personas.values():  # equal schedules, as far as the conversations go
-        assert all(one == other[: len(one)] for one, other in zip(schedules, drawn, strict=True))
+        assert all(schedule == full[: len(schedule)] for schedule, full in zip(schedules, full_schedules, strict=True))
     sampled = metrics["sampled"]
     assert sampled["figures"]["ideal"]["reward"]["mean"] > sampled["figures"]["acknowledges"]["reward"]["mean"]
     assert sampled["figures"]["acknowledges"]["tasks_per_message"]["mean"] == 0
@@ -187,10 +187,14 @@ def test_open_lessons_with_judges_behind_an_api(world, tokenizer, tmp_path, monk
     assert sampled["figures"]["trained"]["feedback/none"] == {"mean": 1.0, "ci95": None, "n": 6}
     printed = capsys.readouterr().out
     assert "NOT to be trusted" in printed
-    paid = [about["paid"]["judge"] for about in metrics["tutors"].values()]
-    paid.append(metrics["extra_judges_paid"]["owner/second"])
+    spendings = [tutor["paid"]["judge"] for tutor in metrics["tutors"].values()]
+    spendings.append(metrics["extra_judges_paid"]["owner/second"])
     assert (
-        sum(spending["cost_usd"] for spending in paid) == pytest.approx(endpoint.billed_usd) and endpoint.billed_usd > 0
+        sum(spending["cost_usd"] for spending in spendings) == pytest.approx(endpoint.billed_usd)
+        and endpoint.billed_usd > 0
     )
-    assert all(spending["reserved_usd"] == 0 and spending["completion_tokens"] > 0 for spending in paid)
-    assert f"Paid for: owner/second {paid[-1]['prompt_tokens']:,} + {paid[-1]['completion_tokens']:,} tokens" in printed
+    assert all(spending["reserved_usd"] == 0 and spending["completion_tokens"] > 0 for spending in spendings)
+    assert (
+        f"Paid for: owner/second {spendings[-1]['prompt_tokens']:,} + {spendings[-1]['completion_tokens']:,} tokens"
+        in printed
+    )

@@ -91,7 +91,7 @@ def write_lines(path: Path, *rows: Any) -> Path:
 def turns(
     role: str = "role", text: str = "text", names: tuple[str, str] = ("tutor", "student")
 ) -> list[dict[str, str]]:
-    return [{role: names[speaker != "tutor"], text: said} for speaker, said in TALK]
+    return [{role: names[speaker != "tutor"], text: message} for speaker, message in TALK]
 
 
 FORMS = {
@@ -102,16 +102,18 @@ FORMS = {
     "chat": {"messages": [{"role": "system", "content": "Teach."}, *turns("role", "content", ("assistant", "user"))]},
     "ShareGPT": {"conversations": turns("from", "value", ("gpt", "human"))},
     "bridge": {"dialog_history": turns("user", "text", ("Teacher", "Student"))},
-    "CIMA": {"history": [said for _, said in TALK[:-1]], "tutor": TALK[-1][1], "target": {"obj": "eggs"}},
+    "CIMA": {"history": [message for _, message in TALK[:-1]], "tutor": TALK[-1][1], "target": {"obj": "eggs"}},
 }
 
 
 @pytest.mark.parametrize("row", FORMS.values(), ids=FORMS.keys())
 def test_files_of_others_are_read(row: dict[str, Any], tmp_path: Path):
-    (read,) = read_dialogues(write_lines(tmp_path / "a.jsonl", row, row))
-    assert [turns for _, turns in read.conversations] == [SIDES, SIDES]
-    assert len({problem for problem, _ in read.conversations}) == (1 if "question" in row or "target" in row else 2)
-    assert read.left_out == ({"messages of neither side": 2} if "messages" in row else {})
+    (dialogues,) = read_dialogues(write_lines(tmp_path / "a.jsonl", row, row))
+    assert [turns for _, turns in dialogues.conversations] == [SIDES, SIDES]
+    assert len({problem for problem, _ in dialogues.conversations}) == (
+        1 if "question" in row or "target" in row else 2
+    )
+    assert dialogues.left_out == ({"messages of neither side": 2} if "messages" in row else {})
 
 
 REFUSED = [
@@ -143,9 +145,9 @@ def test_what_is_left_out_is_counted_and_thoughts_are_not_seen(tmp_path: Path):
             {"role": "user", "text": "So."},
         ]
     }
-    (read,) = read_dialogues(write_lines(tmp_path / "a.jsonl", row, silent))
-    assert [turns for _, turns in read.conversations] == [[(True, "Why?"), (False, "So.")]]
-    assert read.left_out == {"messages without text": 1, "conversations in which only one side speaks": 1}
+    (dialogues,) = read_dialogues(write_lines(tmp_path / "a.jsonl", row, silent))
+    assert [turns for _, turns in dialogues.conversations] == [[(True, "Why?"), (False, "So.")]]
+    assert dialogues.left_out == {"messages without text": 1, "conversations in which only one side speaks": 1}
     for path, message in (
         (
             write_lines(tmp_path / "b.jsonl", silent),
@@ -159,19 +161,19 @@ def test_what_is_left_out_is_counted_and_thoughts_are_not_seen(tmp_path: Path):
 
 def write_parquet(path: Path, **columns: list[str]) -> None:
     path.parent.mkdir(parents=True)
-    said = json.dumps(turns(names=("teacher", "student")))
-    pq.write_table(pa.table({"problem_id": ["1", "2"], "turns": [said, said]} | columns), path)
+    turns_json = json.dumps(turns(names=("teacher", "student")))
+    pq.write_table(pa.table({"problem_id": ["1", "2"], "turns": [turns_json, turns_json]} | columns), path)
 
 
 def test_a_run_folder_has_a_column_for_each_set(tmp_path: Path, capsys):
     write_parquet(tmp_path / "rollouts/step_000001-0.parquet")
     for name in ("before", "after"):
         write_parquet(tmp_path / f"eval/{name}/conversations.parquet", sampling=["sampled", "greedy"])
-    read = read_dialogues(tmp_path)
+    sets = read_dialogues(tmp_path)
     names = ["rollouts", "eval/before sampled", "eval/before greedy", "eval/after sampled", "eval/after greedy"]
-    assert [dialogues.name for dialogues in read] == names
-    assert [len(dialogues.conversations) for dialogues in read] == [2, 1, 1, 1, 1]
-    assert read[0].conversations == [("1", SIDES), ("2", SIDES)]
+    assert [dialogues.name for dialogues in sets] == names
+    assert [len(dialogues.conversations) for dialogues in sets] == [2, 1, 1, 1, 1]
+    assert sets[0].conversations == [("1", SIDES), ("2", SIDES)]
     assert (
         main([str(tmp_path)]) == 0
         and "[2] eval/before sampled: 1 conversations (1 in English) on 1 problems, uptake in 1 ex"
@@ -188,10 +190,10 @@ def test_a_run_folder_has_a_column_for_each_set(tmp_path: Path, capsys):
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_sets_of_rollouts_are_read(suffix: str, tmp_path: Path):
     rollout = made(0)
-    (read,) = read_dialogues(RolloutSet([rollout, made(1)]).save(tmp_path / f"set{suffix}"))
-    (_, talk), _ = read.conversations
-    said = [text.strip() for step in rollout.steps for text in (step.prompt, step.content)]
-    assert [text for _, text in talk[-len(said) :]] == said and [side for side, _ in talk[-2:]] == [False, True]
+    (dialogues,) = read_dialogues(RolloutSet([rollout, made(1)]).save(tmp_path / f"set{suffix}"))
+    (_, talk), _ = dialogues.conversations
+    texts = [text.strip() for step in rollout.steps for text in (step.prompt, step.content)]
+    assert [text for _, text in talk[-len(texts) :]] == texts and [side for side, _ in talk[-2:]] == [False, True]
 
 
 def test_two_files_are_compared_on_their_common_problems():

@@ -60,8 +60,8 @@ class PlayingServer:
 
     def sample(self, request: SampleRequest) -> SimpleNamespace:
         self.asked.append(request)
-        said = {"request_id": request.request_id}
-        played = [game(each, VALID, id=str(number), **said) for number, each in enumerate(request.problems)]
+        fields = {"request_id": request.request_id}
+        played = [game(problem, VALID, id=str(number), **fields) for number, problem in enumerate(request.problems)]
         return SimpleNamespace(conversations=played)
 
 
@@ -100,11 +100,13 @@ def test_a_game_without_a_reward_or_a_decision_is_in_no_figure() -> None:
 def test_before_and_after_are_compared_on_the_same_islands() -> None:
     before = figures_of([game(ISLANDS[0], INVALID), game(ISLANDS[1], INVALID, VALID)])
     after = figures_of([game(ISLANDS[0], VALID), game(ISLANDS[1], VALID, VALID)])
-    found = compared(before, after)
-    assert found["valid"]["before"]["mean"] == 0.25 and found["valid"]["after"]["mean"] == 1.0
-    assert found["valid"]["change"]["mean"] == pytest.approx(0.75)
-    assert found["valid"]["change"]["ci95"] is None, "of two islands"
-    (line,) = [line for line in table(found, GameRecord.figure_labels).splitlines() if line.startswith("valid actions")]
+    comparison = compared(before, after)
+    assert comparison["valid"]["before"]["mean"] == 0.25 and comparison["valid"]["after"]["mean"] == 1.0
+    assert comparison["valid"]["change"]["mean"] == pytest.approx(0.75)
+    assert comparison["valid"]["change"]["ci95"] is None, "of two islands"
+    (line,) = [
+        line for line in table(comparison, GameRecord.figure_labels).splitlines() if line.startswith("valid actions")
+    ]
     assert line.split()[-6:] == ["0.250", "1.000", "+0.750", "(n", "=", "2)"]
 
 
@@ -116,11 +118,16 @@ def test_a_policy_is_measured_once_and_the_next_one_again(tmp_path: Path) -> Non
     assert len(server.asked) == 1
     request = server.asked[0]
     assert request.fixed_seeds and not request.supervised and request.policy_version == 3
-    others = ["island 7, seat 1", "island 8, seat 3"]
-    for islands, games, name in ((ISLANDS, 3, ""), (ISLANDS[:1], 4, ""), (others, 2, ""), (others, 2, "24-decisions")):
+    other_islands = ["island 7, seat 1", "island 8, seat 3"]
+    for islands, games, name in (
+        (ISLANDS, 3, ""),
+        (ISLANDS[:1], 4, ""),
+        (other_islands, 2, ""),
+        (other_islands, 2, "24-decisions"),
+    ):
         assert len(measure(server, problems(*islands), games, path, GameRecord, name)) == len(islands) * games
     server.policy = PolicyVersion("run", 5)
-    measure(server, problems(*others), 2, path, GameRecord, "24-decisions")
+    measure(server, problems(*other_islands), 2, path, GameRecord, "24-decisions")
     assert len(server.asked) == 6 and len({request.request_id for request in server.asked}) == 6
 
 
@@ -148,14 +155,14 @@ def episode(problem: str, reward: float | None, **rewards: float) -> Trajectory:
 def test_an_environment_without_figures_of_its_own_is_measured_by_its_rewards(tmp_path: Path) -> None:
     """And their change decides whether the policy learned."""
     names = [f"game {number}" for number in range(8)]
-    before = [episode(name, 0.25 + 0.01 * place, found=0.0, polite=0.5) for place, name in enumerate(names)]
+    before = [episode(name, 0.25 + 0.01 * index, found=0.0, polite=0.5) for index, name in enumerate(names)]
     after = [episode(name, 0.75, found=1.0, polite=0.5) for name in names]
     assert figures_of([*before, episode("game 9", None, found=0.0)])["found"] == {name: [0.0] for name in names}
     assert "learn" not in write_comparison(before, after, 12, Trajectory.figure_labels, tmp_path), "nothing was trained"
     (tmp_path / "metrics.jsonl").write_text('{"step": 12, "reward": 0.75}\n')
     text = write_comparison(before, after, 12, Trajectory.figure_labels, tmp_path)
-    found = next(line for line in text.splitlines() if line.startswith("found"))
-    assert found.split()[1:4] == ["0.000", "1.000", "+1.000"]
+    line = next(line for line in text.splitlines() if line.startswith("found"))
+    assert line.split()[1:4] == ["0.000", "1.000", "+1.000"]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["version"] == 12 and summary["polite"]["change"]["mean"] == 0
     assert json.loads((tmp_path / "learning.json").read_text())["figures"]["held_out"] is not None

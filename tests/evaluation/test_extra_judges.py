@@ -36,19 +36,19 @@ def test_several_judges_on_the_same_conversations():
 
 def test_a_judge_that_is_asked_again_agrees_with_itself():
     records = [record_of(lesson, [], [scored(i / 2, i / 2, 5 * i)], i) for i, lesson in enumerate("abc")]
-    again = {f"x/{record.id}": judgement_of(record).score for record in records}
-    summary = summarise_judges("rubric", {"x": records}, {"rubric": again})
+    repeated_scores = {f"x/{record.id}": judgement_of(record).score for record in records}
+    summary = summarise_judges("rubric", {"x": records}, {"rubric": repeated_scores})
     assert summary["krippendorff_alpha"] == 1.0 and summary["spearman"] == {"rubric (again)": pytest.approx(1.0)}
     assert summary["scores"]["rubric"] == summary["scores"]["rubric (again)"]
 
 
 @pytest.mark.parametrize("turns", [9, 21, None])
 def test_an_extra_judge_is_told_the_turns_of_the_server_that_played(turns, tmp_path, monkeypatch):
-    given = []
+    max_turns_seen = []
 
     class Asked(EmbeddedJudge):
         async def judge(self, rule, conversation, problem, attempt, facts=NO_FACTS) -> str:
-            given.append(facts.max_turns)
+            max_turns_seen.append(facts.max_turns)
             return "no verdict"
 
     monkeypatch.setattr("classroom_rl.server.open_models.embedded_judge", lambda name, readers: Asked())
@@ -56,7 +56,7 @@ def test_an_extra_judge_is_told_the_turns_of_the_server_that_played(turns, tmp_p
     record.max_turns = turns
     config = loaded("eval", "--config-name=quickstart_compare", "extra_judges=[{model_name_or_path: rubric}]")
     scores, paid = asyncio.run(ask_extra_judges(config, {"base": [record]}, tmp_path))
-    assert given == [turns] and scores == {"rubric": {"base/c-0000": None}} and paid == {}
+    assert max_turns_seen == [turns] and scores == {"rubric": {"base/c-0000": None}} and paid == {}
 
 
 # Labels of errors --------------------------------------------------------------------------------------------------

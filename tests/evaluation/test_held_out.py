@@ -21,7 +21,9 @@ def make_run(folder: Path, seed: int, recorded: bool = True) -> Path:
     for name, lessons in zip(("train", "heldout"), make_lessons(seed), strict=True):
         path = folder / "world" / f"lessons_{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps({"problem": render_problem(each), "answer": ""}) + "\n" for each in lessons))
+        path.write_text(
+            "".join(json.dumps({"problem": render_problem(lesson), "answer": ""}) + "\n" for lesson in lessons)
+        )
     (folder / "model").mkdir()
     if recorded:
         (folder / "config").mkdir()

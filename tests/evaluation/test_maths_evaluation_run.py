@@ -72,46 +72,58 @@ def test_a_whole_evaluation_with_real_engines(world: Path, tmp_path: Path):
     with judge_endpoint(judge_by_problem(problems)) as endpoint:
         overrides = overrides_for(model, scorer, endpoint.url, tmp_path)
         command = [sys.executable, "eval.py", "--config-name", "TutorRL.yaml", *overrides]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "Exception ignored" not in done.stderr
-    found = json.loads((tmp_path / "eval" / "metrics.json").read_text())["sampled"]
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    assert "Exception ignored" not in process.stderr
+    metrics = json.loads((tmp_path / "eval" / "metrics.json").read_text())["sampled"]
     records = read_records(tmp_path / "eval" / "conversations.parquet")["sampled"]
     table = pd.read_parquet(tmp_path / "eval" / "conversations.parquet")
-    place = [problems.index(record.problem) for record in records]
-    assert sorted(place) == [0, 1, 2, 3] and {record.type for record in records} <= {"guided", "attempt"}
-    assert {problems.index(r.problem): r.rejected for r in records} == {0: True, 1: True, 2: False, 3: False}
+    indices = [problems.index(record.problem) for record in records]
+    assert sorted(indices) == [0, 1, 2, 3] and {record.type for record in records} <= {"guided", "attempt"}
+    assert {problems.index(record.problem): record.rejected for record in records} == {
+        0: True,
+        1: True,
+        2: False,
+        3: False,
+    }
 
     tokenizer = AutoTokenizer.from_pretrained(scorer)
-    dialogues, said = [], []
+    dialogues, reported = [], []
     for record, row in zip(records, table.itertuples(), strict=True):
-        initial = [Solution(**each) for each in json.loads(row.initial_solutions)]
+        initial = [Solution(**fields) for fields in json.loads(row.initial_solutions)]
         assert len(initial) == 2 and len(record.solutions) == (0 if record.problem == problems[2] else 2)
         for solution in [*initial, *record.solutions]:
             reply = {"role": "assistant", "content": visible_text(solution.text)}
             dialogues.append([{"role": "user", "content": record.problem}, reply])
-            said.append(solution.grade)
-        shown = scored_dialogues(record, render("prompt_templates/pedagogical_reward_prompt.txt"))
-        assert len(shown) == sum(turn.role == "teacher" for turn in record.turns) >= 1
-        dialogues += shown
-        said += list(row.message_scores)
-    assert said == pytest.approx(logits_of(scorer, [encode_dialogue(tokenizer, each) for each in dialogues]), abs=1e-3)
+            reported.append(solution.grade)
+        scored = scored_dialogues(record, render("prompt_templates/pedagogical_reward_prompt.txt"))
+        assert len(scored) == sum(turn.role == "teacher" for turn in record.turns) >= 1
+        dialogues += scored
+        reported += list(row.message_scores)
+    assert reported == pytest.approx(
+        logits_of(scorer, [encode_dialogue(tokenizer, dialogue) for dialogue in dialogues]), abs=1e-3
+    )
 
     judged = [record for record in records if record.problem != problems[2]]
     final = [fmean(solution.grade for solution in record.solutions) for record in judged]
-    before = {
-        row.problem: fmean(each["grade"] for each in json.loads(row.initial_solutions)) for row in table.itertuples()
+    initial_means = {
+        row.problem: fmean(solution["grade"] for solution in json.loads(row.initial_solutions))
+        for row in table.itertuples()
     }
-    scores = found["solution_score"]
+    scores = metrics["solution_score"]
     assert (scores["final"]["mean"], scores["final"]["n"]) == (pytest.approx(fmean(final)), 3)
-    gains = [after - before[record.problem] for after, record in zip(final, judged, strict=True)]
+    gains = [grade - initial_means[record.problem] for grade, record in zip(final, judged, strict=True)]
     assert scores["gain"]["mean"] == pytest.approx(fmean(gains))
     assert (
-        found["rejected_by"][LEAK_RULE]["mean"] == found["rejected_by"][PEDAGOGY_RULE]["mean"] == pytest.approx(1 / 3)
+        metrics["rejected_by"][LEAK_RULE]["mean"]
+        == metrics["rejected_by"][PEDAGOGY_RULE]["mean"]
+        == pytest.approx(1 / 3)
     )
-    assert found["without_verdict"] == {"share": 0.25, "n": 4}
+    assert metrics["without_verdict"] == {"share": 0.25, "n": 4}
     by_message = [score for row in table.itertuples() for score in row.message_scores]
-    assert found["pedagogical_reward"]["micro"]["mean"] == pytest.approx(fmean(by_message))
-    assert "Pedagogical reward, mean of messages" in done.stdout
-    paid = json.loads((tmp_path / "eval" / "metrics.json").read_text())["paid"]["judge"]
-    assert paid["cost_usd"] == pytest.approx(endpoint.billed_usd) and f"${paid['cost_usd']:.4f}" in done.stdout
+    assert metrics["pedagogical_reward"]["micro"]["mean"] == pytest.approx(fmean(by_message))
+    assert "Pedagogical reward, mean of messages" in process.stdout
+    spending = json.loads((tmp_path / "eval" / "metrics.json").read_text())["paid"]["judge"]
+    assert (
+        spending["cost_usd"] == pytest.approx(endpoint.billed_usd) and f"${spending['cost_usd']:.4f}" in process.stdout
+    )

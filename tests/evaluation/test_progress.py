@@ -42,7 +42,7 @@ def test_without_a_terminal_progress_is_logged_now_and_then_and_at_the_end(
     seconds_between_lines: float, lines: list[int], monkeypatch: pytest.MonkeyPatch, caplog
 ):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", seconds_between_lines)
-    with caplog.at_level(logging.INFO), EvaluationProgress(3, "asking", "replies") as shown:
+    with caplog.at_level(logging.INFO), EvaluationProgress(3, "asking", "replies") as display:
         for _ in range(3):
-            shown.add(1)
+            display.add(1)
     assert caplog.messages == [f"asking: {done} of 3 replies" for done in lines]

@@ -120,19 +120,19 @@ def test_a_better_prompt_is_found_and_measured_on_held_out_lessons(search: Searc
     pytest.importorskip("gepa")
     with judge_endpoint(proposes(BROKEN, BETTER)) as mirror:
         metrics = evaluate(search.config_at(mirror))
-    about, shown = metrics["prompt_search"], capsys.readouterr().out
-    first, better = about["candidates"]
-    assert better["reward"] > first["reward"] and about["best"] == 1
-    (reason,) = about["refused"]
+    result, printed = metrics["prompt_search"], capsys.readouterr().out
+    first, better = result["candidates"]
+    assert better["reward"] > first["reward"] and result["best"] == 1
+    (reason,) = result["refused"]
     assert "the template uses lesson. It may use: include_thinking, problem, student_name" in reason
     assert BROKEN in mirror.calls[1].prompt and reason in mirror.calls[1].prompt, "it is told why"
     (change,) = metrics["sampled"]["paired"]["reward"]
     assert change["mean"] == pytest.approx(0.4) and change["lessons"] == len(HELD_OUT) and change["ci95"] is not None
-    assert "Search: " in shown and "against base, lesson by lesson" in shown
+    assert "Search: " in printed and "against base, lesson by lesson" in printed
     held_out = 2 * len(HELD_OUT)
-    assert about["conversations"] == len(search.played()) - held_out <= SEARCH["conversations"]
-    assert about["paid"]["reflection"]["cost_usd"] == pytest.approx(mirror.billed_usd)
-    assert about["teacher_tokens"] > about["conversations"]
+    assert result["conversations"] == len(search.played()) - held_out <= SEARCH["conversations"]
+    assert result["paid"]["reflection"]["cost_usd"] == pytest.approx(mirror.billed_usd)
+    assert result["teacher_tokens"] > result["conversations"]
 
     requests = "\n".join(call.prompt for call in mirror.calls)
     assert "It never asks" in requests and "[the answer] is right" in requests
@@ -148,9 +148,9 @@ def test_an_interrupted_search_goes_on_and_plays_nothing_twice(search: Search):
     pytest.importorskip("gepa")
     prompts = [BETTER, "You ask twice. {{ problem }}", "You ask thrice. {{ problem }}"]
     with judge_endpoint(proposes(*prompts)) as mirror:
-        whole = evaluate(search.config_at(mirror))
+        uninterrupted = evaluate(search.config_at(mirror))
         asked, played, calls = search.asked, search.played(), len(mirror.calls)
-        assert evaluate(search.config_at(mirror))["prompt_search"] == whole["prompt_search"]
+        assert evaluate(search.config_at(mirror))["prompt_search"] == uninterrupted["prompt_search"]
         assert search.asked == asked and search.played() == played and len(mirror.calls) == calls
 
     replies = proposes(*prompts)
@@ -164,10 +164,10 @@ def test_an_interrupted_search_goes_on_and_plays_nothing_twice(search: Search):
             evaluate(search.config_at(mirror))
         assert 0 < len(search.played()) < len(played) and not (search.run / "metrics.json").exists()
         broken = False
-        again = evaluate(search.config_at(mirror))
+        resumed = evaluate(search.config_at(mirror))
     assert sorted(search.played()) == sorted(played) and search.asked == asked
-    assert again["sampled"] == whole["sampled"]
-    assert again["prompt_search"]["candidates"] == whole["prompt_search"]["candidates"]
+    assert resumed["sampled"] == uninterrupted["sampled"]
+    assert resumed["prompt_search"]["candidates"] == uninterrupted["prompt_search"]["candidates"]
 
 
 def test_the_budget_is_never_exceeded_and_useless_proposals_end_the_search(search: Search):
@@ -178,13 +178,13 @@ def test_the_budget_is_never_exceeded_and_useless_proposals_end_the_search(searc
             search.run = search.folder / str(budget)
             config = search.config_at(mirror)
             config.prompt_search.conversations, config.prompt_search.max_rounds = budget, 50
-            about = evaluate(config)["prompt_search"]
-            assert budget - 10 < about["conversations"] == len(search.played()) - len(HELD_OUT) <= budget
-            assert about["best"] == 0 and (search.run / "best_prompt.txt").read_text() == FIRST
+            result = evaluate(config)["prompt_search"]
+            assert budget - 10 < result["conversations"] == len(search.played()) - len(HELD_OUT) <= budget
+            assert result["best"] == 0 and (search.run / "best_prompt.txt").read_text() == FIRST
     search.run = search.folder / "useless"
     with judge_endpoint(proposes("{{ problem")) as mirror:
-        about = evaluate(search.config_at(mirror))["prompt_search"]
-    assert about["rounds"] == 5 and len(about["refused"]) == len(mirror.calls) == 15, "three replies a round"
+        result = evaluate(search.config_at(mirror))["prompt_search"]
+    assert result["rounds"] == 5 and len(result["refused"]) == len(mirror.calls) == 15, "three replies a round"
 
 
 def test_the_teacher_proposes_its_own_prompt_and_its_replies_are_kept(search: Search):
@@ -192,8 +192,8 @@ def test_the_teacher_proposes_its_own_prompt_and_its_replies_are_kept(search: Se
     metrics = evaluate(search.config())
     assert (search.run / "best_prompt.txt").read_text() == BETTER
     asked = search.asked
-    again = evaluate(search.config())
-    assert again["prompt_search"] == metrics["prompt_search"] and search.asked == asked
+    repeated = evaluate(search.config())
+    assert repeated["prompt_search"] == metrics["prompt_search"] and search.asked == asked
 
 
 GUARD = f"{{% if problem | length > 1 and problem != {TRAIN[0]!r} %}}"
@@ -218,9 +218,9 @@ def test_a_proposal_has_to_be_a_prompt_for_every_lesson(search: Search, prompt: 
         with closing(CallLedger(search.folder / "calls.sqlite")) as ledger:
             return PromptAdapter(search.config(), service, search.folder, *lessons, ledger).why_unusable(prompt)
 
-    found, expected = asyncio.run(reason()), UNUSABLE[prompt]
-    assert found is None if expected is None else re.search(expected, found)
-    assert found is None or (str(search.folder) not in found and HELD_OUT[0][:30] not in found)
+    refusal, expected = asyncio.run(reason()), UNUSABLE[prompt]
+    assert refusal is None if expected is None else re.search(expected, refusal)
+    assert refusal is None or (str(search.folder) not in refusal and HELD_OUT[0][:30] not in refusal)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ LESSONS = [lesson for lesson in make_lessons(1)[0] if len(lesson.subjects) > 2][
 
 def different(student: list[Talk], reference: list[Talk]) -> set[str]:
     """The dimensions in which a student clearly differs from the reference's."""
-    found, wanted = (measure_students(talks, reference)["figures"] for talks in (student, reference))
-    return {FIGURES[name][0] for name in FIGURES if differs(found.get(name), wanted.get(name), name)}
+    figures, expected = (measure_students(talks, reference)["figures"] for talks in (student, reference))
+    return {FIGURES[name][0] for name in FIGURES if differs(figures.get(name), expected.get(name), name)}
 
 
 # Language ------------------------------------------------------------------------------------------------------------
@@ -59,15 +59,15 @@ def lesson_talk(lesson: Lesson, drawn: str, said: Callable[..., str] | None = No
     rng = random.Random(lesson.verb)
     first, second, third = (question.text for question in lesson.questions[:3])
     hint = "Nearly. Look at the words again. Say it again."
-    asked = [f"Hi! {first}", hint, *((hint, f"Good! {second}") if drawn == RISING else (f"Good! {second}", third))]
+    lines = [f"Hi! {first}", hint, *((hint, f"Good! {second}") if drawn == RISING else (f"Good! {second}", third))]
     turns: list[Turn] = []
-    for number, (persona, does) in enumerate(zip(drawn, errs or drawn, strict=True)):
-        question = next(filter(None, map(parse_question, asked[number::-1])))
+    for number, (persona, behaviour) in enumerate(zip(drawn, errs or drawn, strict=True)):
+        question = next(filter(None, map(parse_question, lines[number::-1])))
         kind = ("article", "preposition")[(number + len(lesson.verb)) % 2]
-        text = (inject(answer(question, rng, kind), kind, rng) if does == "e" else answer(question, rng)).text
+        text = (inject(answer(question, rng, kind), kind, rng) if behaviour == "e" else answer(question, rng)).text
         if said is not None:
-            text = said(number, text, asked[number], lesson, turns)
-        turns.append(Turn("teacher", asked[number]))
+            text = said(number, text, lines[number], lesson, turns)
+        turns.append(Turn("teacher", lines[number]))
         turns.append(Turn("student", text, {"e": ERROR_PERSONA, "c": CORRECT_PERSONA}[persona]))
     return talk_of(record_of(render_problem(lesson), turns), None, None)
 
@@ -105,9 +105,9 @@ LANGUAGE = {
 def test_a_student_of_language_differs_in_the_dimension_in_which_it_is_bad(case: str):
     of_reference, drawn, said, errs, expected = LANGUAGE[case]
     reference = [lesson_talk(lesson, of_reference) for lesson in LESSONS]
-    found = different([lesson_talk(lesson, drawn, said, errs) for lesson in LESSONS], reference)
+    dimensions = different([lesson_talk(lesson, drawn, said, errs) for lesson in LESSONS], reference)
     # Errors are seen by the classifier, too: whether it tells them apart is not the subject of those cases.
-    assert found - ({TALKS} if errs else set()) == expected
+    assert dimensions - ({TALKS} if errs else set()) == expected
 
 
 # Maths ---------------------------------------------------------------------------------------------------------------
@@ -124,17 +124,17 @@ OTHER = ("Reckon mate, them makes the answer {}.", "Blimey, gotta be the answer 
 
 def problem(number: int, results: tuple[int, ...], wording: tuple[str, ...] = PLAIN) -> dict[str, Any]:
     """A conversation in MathDial's schema. `results` are the student's, as distances from the right answer."""
-    bag, more = 31 + 2 * number, 102 + 5 * number
-    said = [text.format(bag + more + off) for text, off in zip(wording, results, strict=True)]
+    bag, bought = 31 + 2 * number, 102 + 5 * number
+    texts = [text.format(bag + bought + distance) for text, distance in zip(wording, results, strict=True)]
     turns = [
         {"role": role, "text": text}
-        for pair in zip(STEPS, said, strict=True)
+        for pair in zip(STEPS, texts, strict=True)
         for role, text in zip(("teacher", "student"), pair, strict=True)
     ]
     return {
-        "question": f"Tom has {bag} apples in a bag and buys {more} apples. How many apples are there?",
-        "ground_truth": f"There are {bag} + {more} = {bag + more} apples.\n {bag + more}",
-        "student_incorrect_solution": f"The answer is {bag + more - 10}.\n {bag + more - 10}",
+        "question": f"Tom has {bag} apples in a bag and buys {bought} apples. How many apples are there?",
+        "ground_truth": f"There are {bag} + {bought} = {bag + bought} apples.\n {bag + bought}",
+        "student_incorrect_solution": f"The answer is {bag + bought - 10}.\n {bag + bought - 10}",
         "turns": turns,
     }
 
@@ -164,26 +164,26 @@ def test_a_student_of_maths_differs_in_the_dimension_in_which_it_is_bad(case: st
 
 def test_figures_of_maths_worked_by_hand(tmp_path: Path):
     talks = talks_of(read_dialogues(written(tmp_path / "own.jsonl", (-10, -9, 0)))[0])
-    measured = measure_students(talks)
-    figures = {name: estimate["mean"] for name, estimate in measured["figures"].items()}
+    results = measure_students(talks)
+    figures = {name: estimate["mean"] for name, estimate in results["figures"].items()}
     assert figures["errors (maths: of results)"] == pytest.approx(2 / 3)
     assert figures["first result is the attempt's"] == figures["keeps to what it knows"] == 1
     assert figures["changes after a hint"] == figures["right at the last message"] == 1
     assert figures["rise of right per message"] == pytest.approx(1 / 2)  # of 0, 0, 1
-    assert [share["mean"] for share in measured["right_by_message"]] == [0, 0, 1]
-    assert "drawn personas" in measured["needs"]["errors found minus drawn"]
-    assert "reference" in measured["needs"][TWO_SAMPLE]
+    assert [share["mean"] for share in results["right_by_message"]] == [0, 0, 1]
+    assert "drawn personas" in results["needs"]["errors found minus drawn"]
+    assert "reference" in results["needs"][TWO_SAMPLE]
 
 
 def test_what_is_not_there_is_not_measured():
     """No message of the student, an attempt without a number, a message without a tutor's before it."""
-    asked = "How many apples?"
+    question = "How many apples?"
     silent = Talk("2 + 3 apples", [(True, "Goodbye.")], [None], "5", "I added 2.", True)
     assert not list(values_of(silent))
-    turns = [(True, asked), (False, "It is 4."), (False, "Look again: is it 4?"), (False, "It is 5.")]
-    found = dict(values_of(Talk("2 + 3 apples", turns, [None] * 4, "5", "No idea.", True)))
-    assert {"first result is the attempt's", "changes after a hint"}.isdisjoint(found)
-    assert found["keeps to what it knows"] and found["right at the last message"]
+    turns = [(True, question), (False, "It is 4."), (False, "Look again: is it 4?"), (False, "It is 5.")]
+    values = dict(values_of(Talk("2 + 3 apples", turns, [None] * 4, "5", "No idea.", True)))
+    assert {"first result is the attempt's", "changes after a hint"}.isdisjoint(values)
+    assert values["keeps to what it knows"] and values["right at the last message"]
 
 
 @pytest.mark.parametrize(("kind", "failed"), [("attempt", True), ("guided", None)])
@@ -196,7 +196,7 @@ def test_the_attempt_that_opens_a_lesson_is_no_message_of_it(kind: str, failed: 
 
 
 def test_the_classifier_is_at_chance_between_students_that_draw_from_the_same_words():
-    words = [f"w{chr(97 + one)}{chr(97 + two)}" for one in range(6) for two in range(6)]
+    words = [f"w{chr(97 + first)}{chr(97 + second)}" for first in range(6) for second in range(6)]
     rng = random.Random(3)
     talks = [
         Talk(f"p{number}", [(True, "Hi"), *((False, " ".join(rng.choices(words, k=8))) for _ in range(4))], [None] * 5)
@@ -210,12 +210,12 @@ def test_the_classifier_is_at_chance_between_students_that_draw_from_the_same_wo
 
 
 def test_recorded_conversations_stand_beside_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture):
-    own, reference = written(tmp_path / "own.jsonl", (0, 0, 0)), written(tmp_path / "other.jsonl", (-10, -9, 0))
-    assert main([str(own), "--reference", str(reference)]) == 0
-    shown = capsys.readouterr().out
-    (row,) = [line for line in shown.splitlines() if line.startswith("  keeps to what it knows")]
+    recorded, reference = written(tmp_path / "own.jsonl", (0, 0, 0)), written(tmp_path / "other.jsonl", (-10, -9, 0))
+    assert main([str(recorded), "--reference", str(reference)]) == 0
+    printed = capsys.readouterr().out
+    (row,) = [line for line in printed.splitlines() if line.startswith("  keeps to what it knows")]
     assert row.split()[5] == "0.00" and " *" in row
-    assert "not measurable here: errors found minus drawn" in shown
+    assert "not measurable here: errors found minus drawn" in printed
     assert main([str(tmp_path / "none.jsonl")]) == 2 and "no file or folder" in capsys.readouterr().err
 
 
@@ -243,17 +243,17 @@ def test_students_play_the_same_lessons_one_after_the_other(tokenizer, tmp_path,
     assert figures["never_errs"]["errors (maths: of results)"]["mean"] == 0
     assert figures["never_errs"]["errors found minus drawn"]["mean"] < 0
     table = pd.read_parquet(folder / "conversations.parquet")
-    drawn = {
+    personas = {
         name: [turn["persona"] for text in group["turns"] for turn in json.loads(text)]
         for name, group in table.groupby("student")
     }
-    assert drawn["toy"] == drawn["never_errs"], "the same schedule"
+    assert personas["toy"] == personas["never_errs"], "the same schedule"
     assert "errors found minus drawn" in capsys.readouterr().out
-    again = {
-        each.name.split()[-2]: measure_students(talks_of(each))
-        for each in read_dialogues(folder / "conversations.parquet")
+    remeasured = {
+        dialogues.name.split()[-2]: measure_students(talks_of(dialogues))
+        for dialogues in read_dialogues(folder / "conversations.parquet")
     }
-    assert again["toy"]["figures"] == figures["toy"], "the file holds all that is measured"
+    assert remeasured["toy"]["figures"] == figures["toy"], "the file holds all that is measured"
 
 
 REFUSED = [

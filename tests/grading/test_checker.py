@@ -51,14 +51,14 @@ def impatient() -> Iterator[AnswerChecker]:
 @pytest.fixture
 def checkers() -> Iterator[Callable[..., AnswerChecker]]:
     """Makes checkers of a test's own, with one patient worker unless it says otherwise."""
-    made: list[AnswerChecker] = []
+    started: list[AnswerChecker] = []
 
     def make(timeout_s: float = 60.0, workers: int = 1) -> AnswerChecker:
-        made.append(AnswerChecker(timeout_s, workers))
-        return made[-1]
+        started.append(AnswerChecker(timeout_s, workers))
+        return started[-1]
 
     yield make
-    for checker in made:
+    for checker in started:
         checker.shutdown()
 
 
@@ -269,11 +269,11 @@ def test_a_worker_whose_program_was_killed_ends_by_itself(tmp_path, answer):
     script = tmp_path / "killed.py"
     script.write_text(KILLED, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script, answer], env=environment, stdout=subprocess.PIPE, text=True, timeout=120
     )
-    assert done.returncode == -signal.SIGKILL
-    worker = int(done.stdout)
+    assert process.returncode == -signal.SIGKILL
+    worker = int(process.stdout)
     deadline = time.monotonic() + 60
     while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline

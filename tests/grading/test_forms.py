@@ -36,9 +36,9 @@ def test_the_last_whole_box_counts(text, content):
 @given(st.fractions(max_denominator=1000).filter(lambda f: abs(f) < 10**9))
 def test_every_way_of_writing_a_fraction_is_the_same_number(number):
     top, bottom = number.numerator, number.denominator
-    for written in (f"{top}/{bottom}", rf"\frac{{{top}}}{{{bottom}}}", rf"\dfrac{{{top * 3}}}{{{bottom * 3}}}"):
-        assert compare_as_text(written, f"{top}/{bottom}") is True
-        assert compare_as_text(written, f"{top + 1}/{bottom}") is not True
+    for fraction in (f"{top}/{bottom}", rf"\frac{{{top}}}{{{bottom}}}", rf"\dfrac{{{top * 3}}}{{{bottom * 3}}}"):
+        assert compare_as_text(fraction, f"{top}/{bottom}") is True
+        assert compare_as_text(fraction, f"{top + 1}/{bottom}") is not True
     if bottom == 1:
         assert compare_as_text(f"{top:,}", str(Fraction(top))) is True
 

@@ -75,8 +75,8 @@ def test_answers_are_of_many_kinds():
         "matrix": r".*matrix.*",
         "words": r"\\text\{[A-Za-z]+\}",
     }
-    few = {kind for kind, form in kinds.items() if sum(bool(re.fullmatch(form, answer)) for answer in answers) < 2}
-    assert not few
+    rare = {kind for kind, form in kinds.items() if sum(bool(re.fullmatch(form, answer)) for answer in answers) < 2}
+    assert not rare
 
 
 def is_read(answer: str) -> bool:

@@ -74,13 +74,15 @@ def test_levels_of_words_by_their_rank(tmp_path: Path):
     rows = [f"w{chr(97 + i // 676)}{chr(97 + i // 26 % 26)}{chr(97 + i % 26)}" for i in range(6000)]
     text = "".join(f"{word}\t{6001 - rank}\tGerman\n" for rank, word in enumerate(rows))
     path.write_text(f"Word\tFreq\tLanguage\n{text}le\t9999999\tFrench\n", encoding="utf-8")
-    found = open_word_list(str(path), "German")
+    word_list = open_word_list(str(path), "German")
     ranks = (0, 1499, 1500, 2499, 2500, 3250, 3750, 4500, 4999, 5000, 5999)
-    assert [found.level_of(rows[rank]) for rank in ranks] == [0, 0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
+    assert [word_list.level_of(rows[rank]) for rank in ranks] == [0, 0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
     total = sum(6001 - rank for rank in range(6000))  # the row of another language counts nowhere
-    assert found.zipf[rows[150]] == pytest.approx(log10(5851 / total * 1e9))
-    assert rows[FUNCTION_WORDS - 1] in found.function_words and rows[FUNCTION_WORDS] in found.zipf
-    assert rows[FUNCTION_WORDS - 1] not in found.zipf and found.level_of(rows[0] + "s") == 6, "no English endings"
+    assert word_list.zipf[rows[150]] == pytest.approx(log10(5851 / total * 1e9))
+    assert rows[FUNCTION_WORDS - 1] in word_list.function_words and rows[FUNCTION_WORDS] in word_list.zipf
+    assert rows[FUNCTION_WORDS - 1] not in word_list.zipf and word_list.level_of(rows[0] + "s") == 6, (
+        "no English endings"
+    )
 
 
 REFUSED = [
@@ -121,9 +123,9 @@ def test_the_package_is_asked_in_the_lesson_s_language(monkeypatch: pytest.Monke
 def test_difficulty_worked_by_hand(lesson: LessonLevel):
     # 11 different words, "Anna" a name, "porridge" in the plan; "because", "breakfast", "zebra" and "consumed" are
     # above A1. Five words are in a sentence of five, eight in one of eight.
-    found = difficulty("What do you eat, Anna? I eat porridge for breakfast because zebra consumed 12.", lesson)
-    assert found.words_above == pytest.approx(4 / 11) and found.different == 11
-    assert found.sentence_words == (5 * 5 + 8 * 8) / 13 and found.subordinators == 1 / 2 and found.zipf is None
+    result = difficulty("What do you eat, Anna? I eat porridge for breakfast because zebra consumed 12.", lesson)
+    assert result.words_above == pytest.approx(4 / 11) and result.different == 11
+    assert result.sentence_words == (5 * 5 + 8 * 8) / 13 and result.subordinators == 1 / 2 and result.zipf is None
     assert difficulty("12 + 3 = 15!", lesson) is None and difficulty("<think>I eat.</think>", lesson) is None
 
 
@@ -140,9 +142,9 @@ def test_only_the_lesson_s_language_counts(tmp_path: Path):
     rules = LevelRules(str(tmp_path / "words.csv"), of_lessons="A1", language="German")
     lesson = lesson_level("Order coffee", rules)
     mixed = 'Now say to the waiter: "Ich möchte einen Kaffee". Ich möchte Espresso.'
-    found = difficulty(mixed, lesson)
-    assert found.words_above == pytest.approx(1 / 5) and found.sentence_words == (4 * 4 + 3 * 3) / 7
-    assert found.subordinators is None and found.reading_ease is None
+    result = difficulty(mixed, lesson)
+    assert result.words_above == pytest.approx(1 / 5) and result.sentence_words == (4 * 4 + 3 * 3) / 7
+    assert result.subordinators is None and result.reading_ease is None
     turns = [Turn("teacher", text) for text in (mixed, "What do you say to the waiter?", "", "Hm.")]
     assert level_scores("Order coffee", turns, rules)[1:] == [None, 0.0, 0.0], "English alone is not measured"
     assert level_scores("Language: Japanese\nLevel: A1", turns, rules) == [None] * 4
@@ -237,5 +239,5 @@ def test_easy_words_that_the_judge_calls_no_teaching_are_not_paid(rules: LevelRu
 @given(text=st.text(max_size=60))
 def test_every_message_scores_from_0_to_1(text: str):
     lesson = LessonLevel(0, "English", SimpleNamespace(level_of=len, zipf={"a": 1.0}, function_words=()), frozenset())
-    found = difficulty(text, lesson)
-    assert found is None or 0 <= score(found, 0) <= 1
+    result = difficulty(text, lesson)
+    assert result is None or 0 <= score(result, 0) <= 1

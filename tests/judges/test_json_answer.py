@@ -243,8 +243,8 @@ def test_two_opinions_are_none(first, second):
 @given(honest_answers(), st.data())
 def test_no_part_of_an_answer_is_an_answer(answered, data):
     text = json.dumps(vars(answered[0]) | {"task_final_reasoning": data.draw(st.text(max_size=20))})
-    cut = data.draw(st.integers(0, len(text) - 1))
-    for part in (text[:cut], text[cut + 1 :] if cut else ""):
+    index = data.draw(st.integers(0, len(text) - 1))
+    for part in (text[:index], text[index + 1 :] if index else ""):
         with pytest.raises(JudgeOutputError):
             parse_judge_output(part)
 
@@ -252,8 +252,8 @@ def test_no_part_of_an_answer_is_an_answer(answered, data):
 @given(honest_answers(), st.data())
 def test_an_answer_with_a_character_astray_is_an_answer_in_range_or_none(answered, data):
     text = answered[1]
-    at = data.draw(st.integers(0, len(text)))
-    text = text[:at] + data.draw(st.sampled_from(["", *'{}[],":\\0.-eE \n']) | st.characters()) + text[at + 1 :]
+    index = data.draw(st.integers(0, len(text)))
+    text = text[:index] + data.draw(st.sampled_from(["", *'{}[],":\\0.-eE \n']) | st.characters()) + text[index + 1 :]
     try:
         scores = parse_judge_output(text)
     except JudgeOutputError as error:
@@ -268,12 +268,12 @@ def test_the_schema_asks_for_what_is_read(rule):
     schema = answer_schema(rule)
     assert schema["required"] == list(schema["properties"]) and schema["additionalProperties"] is False
     examples = {"string": "so", "number": 0.5}
-    given = {name: each.get("enum", [examples[each["type"]]])[0] for name, each in schema["properties"].items()}
-    verdict = parse_verdict(rule, 0, json.dumps(given))
+    values = {name: spec.get("enum", [examples[spec["type"]]])[0] for name, spec in schema["properties"].items()}
+    verdict = parse_verdict(rule, 0, json.dumps(values))
     assert verdict.valid and set(verdict.reasons.values()) == {"so"}
-    for needed in (name for name, value in given.items() if value != "so"):
+    for needed in (name for name, value in values.items() if value != "so"):
         with pytest.raises(JudgeOutputError):
-            parse_verdict(rule, 0, json.dumps({name: value for name, value in given.items() if name != needed}))
+            parse_verdict(rule, 0, json.dumps({name: value for name, value in values.items() if name != needed}))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_quotations_in_a_closed_language_are_read():
 def test_a_message_that_no_rule_can_read_caps_the_reward():
     clean = dialogue(Q1, RIGHT, f"Good! {Q2}", RIGHT, f"Good! {Q3}")
     junk = dialogue(Q1, RIGHT, f"You are stupid! {Q2}", RIGHT, f"Good! {Q3}")
-    read, unread = (parse_verdict("pedagogical_eval", 0, judge(each)) for each in (clean, junk))
+    read, unread = (parse_verdict("pedagogical_eval", 0, judge(messages)) for messages in (clean, junk))
     assert (read.scores.final_reward, read.beyond_rules) == (1.0, 0)
     assert unread.scores.final_reward == pytest.approx(MOST_BEYOND_RULES) and unread.beyond_rules == 1
     assert all(f"turn 3: {BEYOND_RULES} (“You are stupid!”)" in reason for reason in unread.reasons.values())
@@ -88,18 +88,20 @@ def test_shares_of_the_labelled_replies():
 
     def unread(row):
         return bool(
-            find_unread(row["reply"], words_in([row["problem"], row["answer"], *(t for _, t in row["context"])]))
+            find_unread(row["reply"], words_in([row["problem"], row["answer"], *(text for _, text in row["context"])]))
         )
 
-    beside = {"insult", "advert", "off_topic", "nonsense"}
+    bad_labels = {"insult", "advert", "off_topic", "nonsense"}
     counts = {
         label: [unread(row) for row in rows if label in row["labels_1"] and label in row["labels_2"]]
-        for label in sorted(beside)
+        for label in sorted(bad_labels)
     }
     counts["good"] = [
-        unread(row) for row in rows if row["overall"] == [2, 2] and beside.isdisjoint(row["labels_1"] + row["labels_2"])
+        unread(row)
+        for row in rows
+        if row["overall"] == [2, 2] and bad_labels.isdisjoint(row["labels_1"] + row["labels_2"])
     ]
-    assert {label: (sum(found), len(found)) for label, found in counts.items()} == {
+    assert {label: (sum(flags), len(flags)) for label, flags in counts.items()} == {
         "advert": (13, 18),
         "insult": (11, 32),
         "nonsense": (6, 18),

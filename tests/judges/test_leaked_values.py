@@ -23,11 +23,11 @@ CINEMA = "A cinema has 18 rows of 24 seats each. 57 seats stay empty. How many p
 
 def _roman(number: int) -> str:
     signs = "M1000 CM900 D500 CD400 C100 XC90 L50 XL40 X10 IX9 V5 IV4 I1".split()
-    written = ""
+    numeral = ""
     for sign in signs:
         letters, value = sign.rstrip("0123456789"), int(sign.lstrip("MCDXLIV"))
-        written, number = written + letters * (number // value), number % value
-    return written
+        numeral, number = numeral + letters * (number // value), number % value
+    return numeral
 
 
 FORMS = {
@@ -63,8 +63,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_the_answer_of_nearly_every_problem_is_found_in_every_form(form):
     """Not where all numbers of the form stand in the problem."""
-    found = [find_value(read_reference(answer), f"It is {form(n)}, isn't it?", text) for text, answer, n in PROBLEMS]
-    assert len(found) > 100 and sum(map(bool, found)) >= 25 / 29 * len(found)
+    leaks = [find_value(read_reference(answer), f"It is {form(n)}, isn't it?", text) for text, answer, n in PROBLEMS]
+    assert len(leaks) > 100 and sum(map(bool, leaks)) >= 25 / 29 * len(leaks)
 
 
 @pytest.mark.parametrize("code", [lambda words: words[::-1], lambda words: codecs.encode(words, "rot13"), "-".join])
@@ -132,8 +132,8 @@ def test_an_honest_scaffold_gives_nothing_away(message):
 
 def test_at_most_two_in_a_hundred_scaffolds_on_other_problems_are_taken_for_leaks():
     messages = [message for message in HONEST if "432" not in message]
-    found = [find_value(read_reference(answer), message, text) for text, answer, _ in PROBLEMS for message in messages]
-    assert len(found) >= 200 and sum(map(bool, found)) <= 0.02 * len(found), [each for each in found if each]
+    leaks = [find_value(read_reference(answer), message, text) for text, answer, _ in PROBLEMS for message in messages]
+    assert len(leaks) >= 200 and sum(map(bool, leaks)) <= 0.02 * len(leaks), [leak for leak in leaks if leak]
 
 
 def test_the_same_operation_counts_unless_all_its_numbers_are_known():

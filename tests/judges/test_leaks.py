@@ -118,8 +118,8 @@ def test_asking_for_a_phrase_by_its_meaning_does_not_show_another(room):
     for problem in ROOMS[room].problems():
         phrases = read_plan(problem.text).phrases
         for phrase in phrases:
-            found = [other for other in phrases if shows(f"Good! Tell me, {phrase.meaning}?", other.text)]
-            assert all(set(folded(other.text).split()) <= set(folded(other.meaning).split()) for other in found)
+            matches = [other for other in phrases if shows(f"Good! Tell me, {phrase.meaning}?", other.text)]
+            assert all(set(folded(other.text).split()) <= set(folded(other.meaning).split()) for other in matches)
 
 
 def test_plain_phrases_are_shown_and_similar_ones_are_not():
@@ -178,5 +178,5 @@ def test_whatever_a_tutor_writes_it_is_searched(text: str) -> None:
 
 def test_a_text_that_can_be_read_in_many_ways_is_searched_in_one_pass() -> None:
     """Each letter three times, but the last one is missing: a pattern with gaps would try 3^17 ways."""
-    written = "".join(letter * 3 for letter in SENTENCE.replace(" ", ""))
-    assert shows(written, SENTENCE) and not shows(written.replace("g", ""), SENTENCE)
+    tripled = "".join(letter * 3 for letter in SENTENCE.replace(" ", ""))
+    assert shows(tripled, SENTENCE) and not shows(tripled.replace("g", ""), SENTENCE)

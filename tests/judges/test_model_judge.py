@@ -144,10 +144,10 @@ def test_an_attempt_without_a_verdict_says_what_the_judge_answered(room, once):
 def test_an_attempt_that_is_made_again_takes_new_replies(room, once):
     with judge_endpoint(lambda body, nth: says("prose") if nth < 4 else says(GOOD)) as endpoint:
         assert Server(room, once, endpoint.url).sample(["lesson"]).conversations[0].reward is None
-        same = Server(room, once, endpoint.url).sample(["lesson"])
-        assert same.conversations[0].reward is None and len(endpoint.calls) == 3
-        again = Server(room, once, endpoint.url).sample(["lesson"], judge_again=True)
-        assert again.conversations[0].reward == 0.7 and len(endpoint.calls) == 5
+        repeated = Server(room, once, endpoint.url).sample(["lesson"])
+        assert repeated.conversations[0].reward is None and len(endpoint.calls) == 3
+        rejudged = Server(room, once, endpoint.url).sample(["lesson"], judge_again=True)
+        assert rejudged.conversations[0].reward == 0.7 and len(endpoint.calls) == 5
 
 
 # Kept, and found again ----------------------------------------------------------------------------------------------
@@ -158,13 +158,13 @@ def test_a_verdict_that_was_paid_for_is_found_again_under_another_request(room, 
     problems = [f"lesson number {number}" for number in range(1, 9)]
     with judge_endpoint(bad_day) as endpoint:
         first = Server(room, judged, endpoint.url).sample(problems)
-        asked = len(endpoint.calls)
+        call_count = len(endpoint.calls)
         (room.folder / "journal.jsonl").unlink()
         server = Server(room, judged, endpoint.url)
-        again = server.sample(problems, request_id="another")
-        assert len(endpoint.calls) == asked
-    assert [r.reward for r in again.conversations] == [r.reward for r in first.conversations]
-    assert again.usage["judge"] == Usage(run_cost_usd=pytest.approx(first.usage["judge"].run_cost_usd))
+        second = server.sample(problems, request_id="another")
+        assert len(endpoint.calls) == call_count
+    assert [record.reward for record in second.conversations] == [record.reward for record in first.conversations]
+    assert second.usage["judge"] == Usage(run_cost_usd=pytest.approx(first.usage["judge"].run_cost_usd))
 
 
 def test_other_sampling_or_another_model_is_asked_anew(room, once):
@@ -185,16 +185,18 @@ def test_a_run_can_be_judged_again_from_its_journal_without_a_network(room, judg
     ended.sort(key=lambda line: json.loads(line)["conversation"], reverse=True)  # as if the last had ended first
     rest = [line for line in lines if line not in ended]
     (room.folder / "journal.jsonl").write_text("".join(rest + ended), encoding="utf-8")
-    found = rejudge(room.folder, config)
-    assert [each.now for each in found] == [right_reward(number) for number in numbers]
-    assert [each.before for each in found] == [record.reward for record in response.conversations]
-    assert [v.scores for each in found for v in each.verdicts] == [
+    rejudged = rejudge(room.folder, config)
+    assert [conversation.now for conversation in rejudged] == [right_reward(number) for number in numbers]
+    assert [conversation.before for conversation in rejudged] == [record.reward for record in response.conversations]
+    assert [v.scores for conversation in rejudged for v in conversation.verdicts] == [
         verdict.scores for record in response.conversations for verdict in record.verdicts
     ]
-    assert "holds no verdict on this" in found[3].verdicts[0].error
+    assert "holds no verdict on this" in rejudged[3].verdicts[0].error
     config.generation.low_score_threshold = 1.0
     stricter = rejudge(room.folder, config)
-    assert [each.now for each in stricter[:3]] == [max(0.0, round(full_reward(n) - 0.25, 4)) for n in numbers[:3]]
+    assert [conversation.now for conversation in stricter[:3]] == [
+        max(0.0, round(full_reward(n) - 0.25, 4)) for n in numbers[:3]
+    ]
 
 
 def test_a_run_is_judged_again_by_a_command(room, judged, tmp_path, capsys):
@@ -255,13 +257,13 @@ def test_a_stop_lets_paid_replies_land_and_a_resumed_batch_pays_for_none_of_them
     with judge_endpoint(script) as endpoint:
         with pytest.raises(ProviderFailure, match="key withdrawn"):
             Server(room, judged, endpoint.url).sample(problems)
-        paid = [call.prompt for call in endpoint.of("drip")]
-        assert paid
+        paid_prompts = [call.prompt for call in endpoint.of("drip")]
+        assert paid_prompts
         down["yes"] = False
         server = Server(room, judged, endpoint.url)
         response = server.sample(problems)
-    again = Counter(call.prompt for call in endpoint.of("drip"))
-    assert set(again.values()) == {2} and len(again) == 40, "two attempts each, none of them paid for twice"
+    prompts = Counter(call.prompt for call in endpoint.of("drip"))
+    assert set(prompts.values()) == {2} and len(prompts) == 40, "two attempts each, none of them paid for twice"
     rewards = [record.reward for record in response.conversations]
     assert rewards[:28] == [right_reward(number) for number in range(1, 29)] and None not in rewards
     assert response.usage["judge"].cost_usd == pytest.approx(endpoint.billed_usd)

@@ -31,8 +31,8 @@ from classroom_rl.judges.prompt_injection import MOST_WORDS, find_injection, fin
     ],
 )
 def test_foul_play_is_named_and_ordinary_messages_may_count(text, reason):
-    found = find_injection(text)
-    assert reason in found and bool(found) == bool(reason)
+    injection = find_injection(text)
+    assert reason in injection and bool(injection) == bool(reason)
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,8 @@ def test_every_shipped_answer_is_found_where_it_is_stated():
     """Found, or else short and of letters alone, which rules leave to a model."""
     for row in ROWS:
         reference = read_reference(row["answer"])
-        found = gives_away(reference, f"So the answer is ${row['answer']}$.", "")
+        leak = gives_away(reference, f"So the answer is ${row['answer']}$.", "")
         short = not reference.words and reference.value is None and len(reference.text) < 16
-        assert found or short, row["id"]
+        assert leak or short, row["id"]
         for harmless in ("What have you tried so far?", "Which step comes first? Look at both sides again."):
             assert gives_away(reference, harmless, row["problem"]) == "", row["id"]

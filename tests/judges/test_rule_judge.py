@@ -107,8 +107,8 @@ def test_a_task_at_the_end_of_the_conversation_is_no_task():
     """The student cannot do it any more. Without the task, the same message ends the lesson well."""
     ended = last_finding(*through_the_plan(4), f"Bye! {END_OF_CONVERSATION}", max_turns=15)
     assert not ended.void and ended.moved_on and ended.task_score is None
-    asked = last_finding(*through_the_plan(4), f"Bye! What do you do now? {END_OF_CONVERSATION}", max_turns=15)
-    assert asked.task_score == 0.0 and "it ends the conversation" in asked.task_reason
+    with_task = last_finding(*through_the_plan(4), f"Bye! What do you do now? {END_OF_CONVERSATION}", max_turns=15)
+    assert with_task.task_score == 0.0 and "it ends the conversation" in with_task.task_reason
 
 
 SHOWS_TWO = "“Ik ben aan de beurt”. “Een half bruin, alstublieft”. What now?"
@@ -213,8 +213,8 @@ def test_long_messages_are_judged_at_once(reply: str, answer: str):
 
 def test_a_lesson_of_the_quickstart_is_judged_by_its_rubric():
     problem = "Lesson: food, boil, yesterday\nPlan: you, sister, brother"
-    found = json.loads(judge(dialogue("What did you boil yesterday?"), problem, max_turns=None))
-    assert found["task_final_score"] == 1.0 and found["rules_version"] == RULES_VERSION
+    output = json.loads(judge(dialogue("What did you boil yesterday?"), problem, max_turns=None))
+    assert output["task_final_score"] == 1.0 and output["rules_version"] == RULES_VERSION
 
 
 def test_other_rules_and_other_problems_are_refused():
@@ -252,14 +252,14 @@ def test_agreement_with_labels_of_held_out_conversations(label: str, agreed: int
     ],
 )
 def test_an_error_that_is_called_right_is_not_scaffolded(reply: str, scaffolds: bool) -> None:
-    found = last_finding(ASK, WRONG, reply, persona=ERR)
-    assert found.scaffolded is scaffolds
-    assert ("calls the error right" in found.forward_reason) is not scaffolds
+    finding = last_finding(ASK, WRONG, reply, persona=ERR)
+    assert finding.scaffolded is scaffolds
+    assert ("calls the error right" in finding.forward_reason) is not scaffolds
 
 
 def test_a_false_hint_does_not_scaffold():
-    found = last_finding(ASK, WRONG, "Verbs always end in -q here. Try again.", persona=ERR)
-    assert not found.scaffolded and "names the ending “-q”" in found.forward_reason
+    finding = last_finding(ASK, WRONG, "Verbs always end in -q here. Try again.", persona=ERR)
+    assert not finding.scaffolded and "names the ending “-q”" in finding.forward_reason
 
 
 # With trained readers ------------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_a_reader_decides_whether_a_right_answer_is_treated_as_wrong():
     reply = f"Hm, people would not put it that way. {OTHER}"
     assert not last_finding(ASK, SAID, reply, persona=RIGHT).falsely_corrected
     readers = ScriptedReaders(treats_as_wrong=always)
-    found = last_finding(ASK, SAID, reply, persona=RIGHT, readers=readers)
-    assert found.falsely_corrected and "corrects what was right" in found.task_reason
+    finding = last_finding(ASK, SAID, reply, persona=RIGHT, readers=readers)
+    assert finding.falsely_corrected and "corrects what was right" in finding.task_reason
     assert readers.asked == [("treats_as_wrong", Exchange(reply))], "by the message alone"
     blunt = (ASK, SAID, f"That is wrong. {OTHER}")
     assert last_finding(*blunt, persona=RIGHT).falsely_corrected
@@ -285,9 +285,9 @@ def test_a_reader_decides_whether_an_error_was_passed_over():
     assert last_finding(ASK, WRONG, reply, persona=ERR, readers=readers).scaffolded
     assert readers.asked == [("correction", Exchange(reply, WRONG, SAID))]
     assert not last_finding(ASK, WRONG, reply, persona=ERR, readers=ScriptedReaders(correction=never)).scaffolded
-    given = f'You need to say "{SAID}".'
-    found = last_finding(ASK, WRONG, given, persona=ERR, readers=readers)
-    assert not found.scaffolded and "hands the answer over" in found.forward_reason
+    giveaway = f'You need to say "{SAID}".'
+    finding = last_finding(ASK, WRONG, giveaway, persona=ERR, readers=readers)
+    assert not finding.scaffolded and "hands the answer over" in finding.forward_reason
 
 
 def test_readers_of_other_labels_change_no_verdict():
@@ -298,9 +298,9 @@ def test_readers_of_other_labels_change_no_verdict():
 
 def test_a_verdict_names_the_readers_that_took_part():
     messages, personas = dialogue(ASK, SAID, f"Good! {OTHER}"), (None, RIGHT, None)
-    found = json.loads(judge(messages, personas=personas, readers=ScriptedReaders(treats_as_wrong=always)))
-    assert found["rules_version"] == f"{RULES_VERSION}+readers.scripted"
-    assert "corrects what was right" in found["task_final_reasoning"]
+    output = json.loads(judge(messages, personas=personas, readers=ScriptedReaders(treats_as_wrong=always)))
+    assert output["rules_version"] == f"{RULES_VERSION}+readers.scripted"
+    assert "corrects what was right" in output["task_final_reasoning"]
 
 
 # In a training ------------------------------------------------------------------------------------------------------
@@ -349,8 +349,8 @@ def test_the_rules_decide_whether_a_maths_answer_was_given_away(messages, decisi
     ],
 )
 def test_what_the_student_has_said_in_any_form_is_not_given_away(answer, said):
-    told = {"role": "teacher", "content": f"Right, the answer is {answer}!"}
-    for messages, decision in (([told], "REJECT"), ([{"role": "student", "content": said}, told], "OK")):
+    message = {"role": "teacher", "content": f"Right, the answer is {answer}!"}
+    for messages, decision in (([message], "REJECT"), ([{"role": "student", "content": said}, message], "OK")):
         verdict = asyncio.run(RulesJudge().judge(LEAK_RULE, messages, "How much?", 0, ConversationFacts(answer=answer)))
         assert json.loads(verdict)["decision"] == decision
 
@@ -360,8 +360,8 @@ def test_problems_are_refused_that_the_rules_cannot_judge(tokenizer):
     maths = loaded("train_rl", "--config-name", "maths_small", "judge_model.model_name_or_path=rules", rule)
     lessons = loaded("train_rl", "--config-name", "language_tutor", "judge_model.model_name_or_path=rules")
     sum_of_fruit, plan = Problem.of("12 and 30 pieces of fruit. How many?", "42"), Problem.of(PLAN, "")
-    for config, read, refused in ((maths, sum_of_fruit, plan), (lessons, plan, sum_of_fruit)):
-        environment_of(config).check_problems(config, [read], tokenizer, 10**6)
+    for config, accepted, refused in ((maths, sum_of_fruit, plan), (lessons, plan, sum_of_fruit)):
+        environment_of(config).check_problems(config, [accepted], tokenizer, 10**6)
         with pytest.raises(DataError, match="The judge `rules`"):
             environment_of(config).check_problems(config, [refused], tokenizer, 10**6)
 
@@ -378,8 +378,8 @@ def test_a_batch_is_played_judged_and_rewarded(room: Room, generation: Generatio
     room.teacher = ScriptedEngine(room.tokenizer, lambda _: "Hello! Tell me what the baker says to you first.")
     room.student = ScriptedEngine(room.tokenizer, lambda prompt: WRONG if "You are error." in prompt else SAID)
     records = room.play(generation, problems=[PLAN] * 4, answers=[""] * 4)
-    drawn = Counter(turn.persona for record in records for turn in record.turns)
-    assert drawn[ERR] and drawn[RIGHT]
+    persona_counts = Counter(turn.persona for record in records for turn in record.turns)
+    assert persona_counts[ERR] and persona_counts[RIGHT]
     for record in records:
         (verdict,) = record.verdicts[:1]
         assert verdict.rules_version == RULES_VERSION and record.reward is not None

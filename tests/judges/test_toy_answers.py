@@ -43,8 +43,8 @@ def test_an_answer_is_told_with_any_subject_and_by_its_thing_alone(text):
 
 @pytest.mark.parametrize("disguise", DISGUISES.values(), ids=DISGUISES)
 def test_an_answer_is_told_in_every_disguise_even_if_its_verb_was_said(disguise):
-    told = disguise("my sister boiled an egg in the kitchen")
-    assert tells_answer(f"{told}.", SISTER, []) and tells_answer(f"{told}.", SISTER, [RIGHT])
+    disguised = disguise("my sister boiled an egg in the kitchen")
+    assert tells_answer(f"{disguised}.", SISTER, []) and tells_answer(f"{disguised}.", SISTER, [RIGHT])
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_recasts_and_examples_with_another_verb_tell_nothing(text):
 
 
 def test_a_pronoun_may_repeat_what_was_said_of_somebody_else():
-    said = ["Yesterday my sister boiled a cake in the garden."]
-    assert not tells_answer("She boiled a cake!", BROTHER, said)
-    assert tells_answer("He boiled a cake!", BROTHER, said)
+    texts = ["Yesterday my sister boiled a cake in the garden."]
+    assert not tells_answer("She boiled a cake!", BROTHER, texts)
+    assert tells_answer("He boiled a cake!", BROTHER, texts)
 
 
 def test_a_base_form_counts_with_its_subject_in_statements_alone():
@@ -106,11 +106,11 @@ def a_minute() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, stop)
+    previous_handler = signal.signal(signal.SIGALRM, stop)
     signal.alarm(60)
     yield
     signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, previous_handler)
 
 
 @pytest.mark.parametrize("end", ["?", ".", ""])

@@ -132,15 +132,15 @@ def test_ending_early_does_not_pay(messages, max_turns):
 
 def test_no_score_is_above_the_share_of_the_plan_by_hand():
     """One of three questions was asked. Two were due, because one of three messages went to the slip."""
-    cut = dialogue(Q1, WRONG, HINT)
-    answer = verdict(analyse(cut, PROBLEM), coverage(analyse(cut, PROBLEM), PROBLEM, room=3))
+    messages = dialogue(Q1, WRONG, HINT)
+    answer = verdict(analyse(messages, PROBLEM), coverage(analyse(messages, PROBLEM), PROBLEM, room=3))
     assert (answer["task_final_score"], answer["forward_progression_score"]) == (0.5, 0.5)
     assert answer["overall_momentum_score"] == 5.0
     for criterion in ("task_final", "forward_progression", "overall_momentum"):
         assert "1 of 2 steps of the lesson were taken: no score above 0.50" in answer[f"{criterion}_reasoning"]
-    assert score(cut).final_reward == 1.0, "nobody knows that there was room for more"
-    assert score(cut, max_turns=3).final_reward == 1.0
-    assert score(cut, max_turns=5).final_reward == 0.5
+    assert score(messages).final_reward == 1.0, "nobody knows that there was room for more"
+    assert score(messages, max_turns=3).final_reward == 1.0
+    assert score(messages, max_turns=5).final_reward == 0.5
     assert score(dialogue(Q1, RIGHT, FAREWELL)).overall_momentum_score == 0.0
 
 
@@ -149,12 +149,12 @@ def test_no_score_is_above_the_share_of_the_plan_by_hand():
 def test_more_room_never_raises_a_score(seed, name, max_turns):
     rng = random.Random(seed)
     lesson = rng.choice(LESSONS)
-    said = play(SCRIPTED_TEACHERS[name], lesson, rng.choices([CORRECT, ERROR], k=4), rng)
+    messages = play(SCRIPTED_TEACHERS[name], lesson, rng.choices([CORRECT, ERROR], k=4), rng)
     problem = render_problem(lesson)
-    less, more = score(said, problem, max_turns), score(said, problem, max_turns + 2)
+    less, more = score(messages, problem, max_turns), score(messages, problem, max_turns + 2)
     assert less.final_reward >= more.final_reward
     if name == "ideal":
-        assert score(said, problem, 9).final_reward == 1.0
+        assert score(messages, problem, 9).final_reward == 1.0
 
 
 def test_scores_by_hand():
@@ -298,10 +298,10 @@ def test_going_back_in_the_plan_is_new_but_no_momentum():
 
 
 def test_after_the_last_question_a_short_goodbye_moves_on():
-    said = (Q1, RIGHT, Q2, RIGHT, Q3, RIGHT)
-    assert score(dialogue(*said, FAREWELL)).final_reward == 1.0
-    assert score(dialogue(*said, f"Good! {Q1}")).forward_progression_score == pytest.approx(2 / 3, abs=1e-4)
-    assert score(dialogue(*said, "")).forward_progression_score == pytest.approx(2 / 3, abs=1e-4)
+    texts = (Q1, RIGHT, Q2, RIGHT, Q3, RIGHT)
+    assert score(dialogue(*texts, FAREWELL)).final_reward == 1.0
+    assert score(dialogue(*texts, f"Good! {Q1}")).forward_progression_score == pytest.approx(2 / 3, abs=1e-4)
+    assert score(dialogue(*texts, "")).forward_progression_score == pytest.approx(2 / 3, abs=1e-4)
 
 
 def test_no_task_scores_nothing_in_task_final():
@@ -316,8 +316,8 @@ def test_a_conversation_without_replies_scores_nothing_for_progress():
 
 
 def test_a_student_turn_without_reply_is_not_held_against_the_teacher():
-    said = (Q1, RIGHT, f"Good! {Q2}")
-    assert analyse(dialogue(*said, WRONG), PROBLEM) == analyse(dialogue(*said), PROBLEM)
+    texts = (Q1, RIGHT, f"Good! {Q2}")
+    assert analyse(dialogue(*texts, WRONG), PROBLEM) == analyse(dialogue(*texts), PROBLEM)
 
 
 @settings(deadline=None)

@@ -42,8 +42,8 @@ SPANISH = ParsedPlan(
     ],
 )
 def test_a_hint_is_compared_to_what_was_meant(reply, false):
-    found = find_false_hint("He perdida la cartera", reply, SPANISH)
-    assert false in found and bool(false) is bool(found)
+    hint = find_false_hint("He perdida la cartera", reply, SPANISH)
+    assert false in hint and bool(false) is bool(hint)
 
 
 def test_a_word_may_be_left_out_where_one_is_too_many():

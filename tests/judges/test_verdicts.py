@@ -113,9 +113,9 @@ def group_room(room: Room, judged: GenerationConfig, tmp_path: Path) -> GroupRoo
     (tmp_path / "group.txt").write_text(template)
     options = {"mode": "group", "anchor_share": 0.0, "group_prompts_paths": {RULE: str(tmp_path / "group.txt")}}
     short = replace(judged, max_turns=1, number_judge_attempts=1, extra_penalty_for_rejected_judges=0.0)
-    said, made = count(), GroupRoom(room, short, options)
-    made.script(teacher=lambda _: f"I am number {next(said)}.")
-    return made
+    numbers, classroom = count(), GroupRoom(room, short, options)
+    classroom.script(teacher=lambda _: f"I am number {next(numbers)}.")
+    return classroom
 
 
 def behaviours(calls: list[Call]) -> list[str]:
@@ -161,8 +161,8 @@ def test_a_rule_that_decides_is_asked_about_each_conversation(group_room, rules)
 
 
 def test_equal_conversations_are_shown_once_and_get_the_same_verdict(group_room):
-    said = iter([1, 2, 1, 1])
-    group_room.script(teacher=lambda _: f"I am number {next(said)}.")
+    numbers = iter([1, 2, 1, 1])
+    group_room.script(teacher=lambda _: f"I am number {next(numbers)}.")
     records, calls = group_room.play(["a"] * 4)
     assert [len(shown_in(call.body)) for call in calls] == [2] and group_sizes(records) == {2}
     assert_each_has_its_reward(records)
@@ -204,10 +204,10 @@ def test_a_conversation_that_fails_before_the_others_end_is_not_waited_for(group
 
 def test_a_conversation_that_fails_after_all_others_have_ended_keeps_nobody_waiting(group_room):
     """The others say goodbye with their first message; this one goes on, and fails."""
-    said = count()
+    numbers = count()
 
     def teacher(_: str) -> str:
-        number = next(said)
+        number = next(numbers)
         return f"I am number {number}." + ("" if number == 2 else f" {END_OF_CONVERSATION}")
 
     def student(_: str) -> str:
@@ -269,24 +269,24 @@ def test_a_batch_that_goes_on_pays_for_nothing_again_and_mixes_nothing(group_roo
     """The server stops after some of the verdicts are in the journal."""
     with judge_endpoint(fair if together else prose_on_groups) as endpoint:
         before = group_room.server(endpoint.url).sample(["a"] * 8, **TRAINING).conversations
-        paid = len(endpoint.calls)
+        call_count = len(endpoint.calls)
         keep_verdicts(group_room.room.folder / "journal.jsonl", kept)
         after = group_room.server(endpoint.url).sample(["a"] * 8, **TRAINING).conversations
     replies_again = 0 if together or kept else 3  # a group that brought no verdict may be asked about again
-    assert len(endpoint.calls) == paid + replies_again
+    assert len(endpoint.calls) == call_count + replies_again
     assert [record.reward for record in after] == [record.reward for record in before]
     assert group_sizes(after) == {8 if together else 1}
 
 
 def keep_verdicts(journal: Path, most: int) -> None:
     """Cut a journal after so many verdicts."""
-    kept, verdicts = [], 0
+    lines, verdicts = [], 0
     for line in journal.read_text().splitlines(keepends=True):
         event = json.loads(line)["event"]
         verdicts += event == "verdict"
         if event in ("batch", "turn") or event == "verdict" and verdicts <= most:
-            kept.append(line)
-    journal.write_text("".join(kept))
+            lines.append(line)
+    journal.write_text("".join(lines))
 
 
 def test_an_attempt_that_fails_on_a_group_fails_for_all_of_it(group_room):
@@ -327,8 +327,8 @@ def test_a_conversation_that_is_played_anew_has_its_whole_group_judged_anew(grou
     assert [[verdict.group_size for verdict in record.verdicts] for record in after] == [[4 if readable else 1]] * 4
     assert_each_has_its_reward(after)
     events = read_journal(group_room.room.folder / "journal.jsonl")
-    kept = [event["record"] for event in events if event["event"] == "conversation"]
-    assert {record["id"]: record["reward"] for record in kept} == {record.id: record.reward for record in after}
+    records = [event["record"] for event in events if event["event"] == "conversation"]
+    assert {record["id"]: record["reward"] for record in records} == {record.id: record.reward for record in after}
 
 
 def test_a_run_with_groups_is_judged_again_from_its_files(group_room):
@@ -336,10 +336,16 @@ def test_a_run_with_groups_is_judged_again_from_its_files(group_room):
         server = group_room.server(endpoint.url, anchor_share=0.5)
         before = server.sample(["a"] * 8, **TRAINING).conversations
     generation = replace(group_room.generation, max_tokens_per_judge_attempt=200)
-    found = rejudge(group_room.room.folder, TrainRLConfig(judge_model=server.config, generation=generation))
-    assert [each.now for each in found] == [record.reward for record in before] == [each.before for each in found]
+    rejudged = rejudge(group_room.room.folder, TrainRLConfig(judge_model=server.config, generation=generation))
+    assert (
+        [conversation.now for conversation in rejudged]
+        == [record.reward for record in before]
+        == [conversation.before for conversation in rejudged]
+    )
     anchors = [[verdict.scores for verdict in record.verdicts if verdict.anchor] for record in before]
-    assert [[verdict.scores for verdict in each.verdicts if verdict.anchor] for each in found] == anchors
+    assert [
+        [verdict.scores for verdict in conversation.verdicts if verdict.anchor] for conversation in rejudged
+    ] == anchors
     assert any(anchors)
 
 
@@ -420,8 +426,8 @@ def test_an_answer_with_a_fault_is_no_verdict(damage):
 
 
 def test_single_and_group_calls_read_the_same_rubric():
-    alone, together = (
+    single_prompt, group_prompt = (
         (ROOT / f"prompt_templates/judges/language_tutor_{name}.txt").read_text() for name in ("eval", "group")
     )
-    rubric = alone[alone.index("# What the words mean") : alone.index("# The lesson plan")]
-    assert rubric in together and len(rubric) > 4000
+    rubric = single_prompt[single_prompt.index("# What the words mean") : single_prompt.index("# The lesson plan")]
+    assert rubric in group_prompt and len(rubric) > 4000

@@ -149,8 +149,8 @@ class Launch:
 
     def left(self) -> list[int]:
         """The processes of both stand-ins that still run."""
-        noted = [int(pid) for path in self.folder.glob("*.all") for pid in path.read_text(encoding="utf-8").split()]
-        return [pid for pid in noted if runs(pid)]
+        pids = [int(pid) for path in self.folder.glob("*.all") for pid in path.read_text(encoding="utf-8").split()]
+        return [pid for pid in pids if runs(pid)]
 
 
 def runs(pid: int) -> bool:
@@ -170,11 +170,11 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
         return launches[-1]
 
     yield start
-    for each in launches:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.communicate()
-        for pid in each.left():
+    for launch in launches:
+        if launch.process.poll() is None:
+            launch.process.kill()
+            launch.process.communicate()
+        for pid in launch.left():
             os.kill(pid, signal.SIGKILL)
 
 

@@ -22,7 +22,7 @@ def test_a_trainer_in_one_process_ends_with_its_own_message_and_status(tmp_path,
     path = tmp_path / "trainer.py"
     path.write_text(f"import os, sys\nprint('error: a reason', file=sys.stderr, flush=True)\n{program}\n")
     command = [sys.executable, "-m", "classroom_rl.launch.accelerate_launch", "--config_file", f"config/{config}"]
-    done = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == status, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr and "CalledProcessError" not in done.stderr
-    assert done.stderr.partition("error: a reason\n")[2].count("\n") == bool(message) and message in done.stderr
+    result = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == status, result.stderr[-3000:]
+    assert "Traceback" not in result.stderr and "CalledProcessError" not in result.stderr
+    assert result.stderr.partition("error: a reason\n")[2].count("\n") == bool(message) and message in result.stderr

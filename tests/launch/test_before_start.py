@@ -39,13 +39,15 @@ def test_nothing_is_missing_for_the_quickstart():
 
 
 def test_a_missing_key_is_named_with_its_role_and_variable(monkeypatch):
-    keyed = [*JUDGE, "judge_model.api_key_env=MY_KEY"]
-    assert missing(*keyed).startswith("judge_model is judge, behind an API that needs a key: set the environment varia")
-    assert missing(*keyed, loads_models=False) == "", "the trainer asks no judge"
+    overrides = [*JUDGE, "judge_model.api_key_env=MY_KEY"]
+    assert missing(*overrides).startswith(
+        "judge_model is judge, behind an API that needs a key: set the environment varia"
+    )
+    assert missing(*overrides, loads_models=False) == "", "the trainer asks no judge"
     with pytest.raises(ConfigError, match="MY_KEY"):
-        check_start(training(*keyed), loads_models=True, reports=False)
+        check_start(training(*overrides), loads_models=True, reports=False)
     monkeypatch.setenv("MY_KEY", "none")
-    assert missing(*keyed) == "" and missing(*JUDGE) == ""
+    assert missing(*overrides) == "" and missing(*JUDGE) == ""
 
 
 def test_a_missing_key_of_a_guard_that_is_asked_and_a_missing_token_are_said():
@@ -61,8 +63,8 @@ def test_a_missing_login_is_said(overrides: list[str], monkeypatch, tmp_path):
     host = urlsplit(wandb.Settings().base_url).hostname  # not that of every version
     assert f"there is no login for {host}: run `wandb login`, set WANDB_API_KEY" in missing(*overrides)
     assert missing(*overrides, reports=False) == "", "the server reports nothing"
-    for known in (host, "api.wandb.ai"):
-        (tmp_path / ".netrc").write_text(f"machine {known} login user password {40 * 'a'}\n")
+    for login_host in (host, "api.wandb.ai"):
+        (tmp_path / ".netrc").write_text(f"machine {login_host} login user password {40 * 'a'}\n")
         assert missing(*overrides) == ""
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.here")
     assert "there is no login for wandb.here" in missing(*overrides)
@@ -90,9 +92,9 @@ def test_a_cache_that_cannot_be_written_to_is_named_and_not_the_data(monkeypatch
     (tmp_path / "file").write_text("a folder's name is taken by a file")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file" / "datasets"))
     data = "dataset.train_datasets=[{name_or_path: owner/problems}]"
-    found = missing(data)
-    assert f"goes into {tmp_path / 'file' / 'datasets'}, which cannot be written to (Not a directory): set" in found
-    assert "HF_DATASETS_CACHE or HF_HOME" in found
+    message = missing(data)
+    assert f"goes into {tmp_path / 'file' / 'datasets'}, which cannot be written to (Not a directory): set" in message
+    assert "HF_DATASETS_CACHE or HF_HOME" in message
     assert missing() == "", "nothing is fetched"
 
 
@@ -131,7 +133,7 @@ def test_the_requests_to_a_judge_and_their_costs():
 def test_the_requests_of_a_judge_of_groups_a_student_and_a_supervisor():
     api = ["base_url=http://127.0.0.1:9/v1", "model_name_or_path=m"]
     overrides = [*JUDGE, "judge_model.mode=group", "judge_model.anchor_share=0", "train.max_steps=10", "train.mu=1"]
-    overrides += [f"{role}_model.{each}" for role in ("student", "supervisor") for each in api]
+    overrides += [f"{role}_model.{option}" for role in ("student", "supervisor") for option in api]
     overrides += ["generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt"]
     overrides += ["generation.supervisor.on_invalid=retry", "generation.supervisor.share=0.5"]
     overrides += ["train.turn_credit.mode=immediate"]
@@ -146,9 +148,11 @@ EVALUATION = ("--config-name=language_tutor", "server_url=null")
 
 def test_the_requests_of_an_evaluation_are_for_the_problems_that_there_are(tmp_path: Path):
     config = loaded("eval", *EVALUATION, "dataset.max_val_examples=10")
-    each = config.num_samples_per_problem * len(config.samplings) * config.generation.number_judge_attempts
+    requests_per_problem = (
+        config.num_samples_per_problem * len(config.samplings) * config.generation.number_judge_attempts
+    )
     arms = 3 + len(config.tutors)  # the base and two control arms
-    assert f"for 10 problems: {10 * each * arms:,}, and" in requests_of(config)[0]
+    assert f"for 10 problems: {10 * requests_per_problem * arms:,}, and" in requests_of(config)[0]
     (tmp_path / "few.jsonl").write_text('{"problem": "one"}\n{"problem": "two"}\n')
     data = f"dataset.eval_datasets=[{{name_or_path: {tmp_path / 'few.jsonl'}, answer_column: null}}]"
     assert "for 2 problems: " in requests_of(loaded("eval", *EVALUATION, data))[0]
@@ -161,9 +165,9 @@ def test_a_comparison_needs_the_keys_of_its_tutors_and_further_judges_and_counts
     arguments += ["extra_judges=[{model_name_or_path: second, use_openrouter: true}]"]
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     config = loaded("eval", *arguments)
-    found = "\n".join(what_is_missing(config))
-    assert "tutors[0] is tutor, behind an API that needs a key: set the environment variable MY_KEY" in found
-    assert "extra_judges[0] is second, behind an API that needs a key" in found
+    message = "\n".join(what_is_missing(config))
+    assert "tutors[0] is tutor, behind an API that needs a key: set the environment variable MY_KEY" in message
+    assert "extra_judges[0] is second, behind an API that needs a key" in message
     lines = "\n".join(requests_of(config))
     rules = len(config.generation.judge_rules)
     judge = config.judge_model.model_name_or_path
@@ -183,7 +187,7 @@ def test_a_run_folder_that_cannot_be_made_ends_a_program_with_a_message(tmp_path
     (tmp_path / "p.jsonl").write_text('{"problem": "p", "answer": ""}\n')
     data = f"[{{name_or_path: {tmp_path / 'p.jsonl'}}}]"
     key = "dataset.eval_datasets" if program == "eval.py" else "dataset.train_datasets"
-    refused = run_program(program, f"logging.save_dir={tmp_path / 'file' / 'run'}", f"{key}={data}")
-    assert refused.returncode == 2, refused.stderr[-3000:]
-    assert f"error: {tmp_path / 'file'}" in refused.stderr and "Not a directory" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    result = run_program(program, f"logging.save_dir={tmp_path / 'file' / 'run'}", f"{key}={data}")
+    assert result.returncode == 2, result.stderr[-3000:]
+    assert f"error: {tmp_path / 'file'}" in result.stderr and "Not a directory" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -70,10 +70,10 @@ def test_values_of_accelerates_flags_are_found():
 def test_the_accelerate_config_must_be_there():
     with pytest.raises(ConfigError, match="1CPU.yaml"):
         with_accelerate_config(["--config_file", "nowhere.yaml"])
-    given = ["--num_machines", "2", "--config_file=config/deepspeed/1CPU.yaml"]
-    assert with_accelerate_config(given) == given
-    chosen = with_accelerate_config(["--debug"])
-    assert chosen[0] == "--config_file" and Path(chosen[1]).is_file() and chosen[2:] == ["--debug"]
+    arguments = ["--num_machines", "2", "--config_file=config/deepspeed/1CPU.yaml"]
+    assert with_accelerate_config(arguments) == arguments
+    completed = with_accelerate_config(["--debug"])
+    assert completed[0] == "--config_file" and Path(completed[1]).is_file() and completed[2:] == ["--debug"]
 
 
 @pytest.mark.parametrize("flags", [["--num_processes", "2"], ["--zero_stage=3"], ["--num-machines", "2"]])
@@ -98,9 +98,9 @@ def test_accelerates_no_leaves_the_precision_to_the_dtype(settings, dtype, tmp_p
 
 
 def test_a_precision_that_contradicts_the_dtype_is_refused_in_the_file_and_as_a_flag(tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text("mixed_precision: bf16", encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"{own} has mixed_precision bf16, but train.dtype is float32"):
-        with_precision(["--config_file", str(own)], "float32")
+    config_file = tmp_path / "own.yaml"
+    config_file.write_text("mixed_precision: bf16", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{config_file} has mixed_precision bf16, but train.dtype is float32"):
+        with_precision(["--config_file", str(config_file)], "float32")
     with pytest.raises(ConfigError, match="accelerate's flags have mixed_precision bf16, but train.dtype is float32"):
         with_precision(["--config_file", "config/deepspeed/1GPU.yaml", "--mixed_precision=bf16"], "float32")

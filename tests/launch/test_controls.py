@@ -27,7 +27,7 @@ def started(monkeypatch):
 
     def start(overrides, models_only, signals):
         calls.append(list(overrides))
-        folder = next(each for each in overrides if each.startswith("logging.save_dir=")).partition("=")[2]
+        folder = next(override for override in overrides if override.startswith("logging.save_dir=")).partition("=")[2]
         write_run(controls.Path(folder), move_on, move_on)
 
     monkeypatch.setattr(controls, "TRAININGS", {"quickstart": start})
@@ -48,11 +48,11 @@ def test_each_control_is_run_once_beside_the_training(tmp_path, started, capsys)
         ],
     ]
     lines = capsys.readouterr().out.splitlines()
-    shown = {
+    figures = {
         line.split()[0]: float(line.split()[1]) for line in lines if line.startswith(("trained", "still ", "shuffled "))
     }
-    assert shown["trained"] > 0.2
-    assert shown["still"] == shown["shuffled"] == 0
+    assert figures["trained"] > 0.2
+    assert figures["still"] == figures["shuffled"] == 0
 
     assert controls.main(arguments) == 0
     assert len(started) == 2, "a finished control was run again"

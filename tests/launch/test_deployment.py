@@ -38,13 +38,13 @@ def logical_lines(path: Path) -> list[str]:
 
 def stages() -> dict[str, list[tuple[str, str]]]:
     """Stage of the Dockerfile → its instructions and their arguments, those of the stages below included."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_stage: dict[str, list[tuple[str, str]]] = {}
     for instruction, arguments in (line.split(None, 1) for line in logical_lines(ROOT / "Dockerfile")):
         if instruction == "FROM":
-            below, name = re.fullmatch(r"(\S+) AS (\w+)", arguments).groups()
-            stage = found[name] = list(found.get(below, ()))
+            base, name = re.fullmatch(r"(\S+) AS (\w+)", arguments).groups()
+            stage = by_stage[name] = list(by_stage.get(base, ()))
         stage.append((instruction, arguments))
-    return found
+    return by_stage
 
 
 def values(stage: str, instruction: str) -> list[str]:
@@ -94,8 +94,10 @@ def test_the_health_check_asks_the_servers_route_with_the_token(sent: str, healt
     """Of the viewer, which has the server's route and its check of the token."""
     with serving(create_viewer(tmp_path, "t" * 32), free_port()) as url:
         code = HEALTH_CHECK[2].replace(f"http://127.0.0.1:{PORT}", url)
-        done = subprocess.run([sys.executable, "-c", code], env={TOKEN_VARIABLE: sent}, capture_output=True, timeout=60)
-    assert (done.returncode == 0) == healthy, done.stderr
+        result = subprocess.run(
+            [sys.executable, "-c", code], env={TOKEN_VARIABLE: sent}, capture_output=True, timeout=60
+        )
+    assert (result.returncode == 0) == healthy, result.stderr
     assert code != HEALTH_CHECK[2] and "/health'" in code
 
 
@@ -119,13 +121,13 @@ def test_the_services_of_compose_are_one_run() -> None:
 
 def test_what_compose_mounts_is_declared_and_where_the_image_has_it() -> None:
     file = compose()
-    kept = set(json.loads(values("base", "VOLUME")[0]))
-    assert kept == {f"{values('base', 'WORKDIR')[0]}/runs", "/home/classroom/.cache/huggingface"}
+    image_volumes = set(json.loads(values("base", "VOLUME")[0]))
+    assert image_volumes == {f"{values('base', 'WORKDIR')[0]}/runs", "/home/classroom/.cache/huggingface"}
     for name, service in file["services"].items():
         mounts = [mount.split(":") for mount in service.get("volumes", [])]
         assert {source for source, *_ in mounts if not source.startswith(".")} <= set(file["volumes"])
         if "shm_size" in service:
-            assert {target for _, target in mounts} == kept
+            assert {target for _, target in mounts} == image_volumes
         secrets = [mount["source"] if isinstance(mount, dict) else mount for mount in service.get("secrets", [])]
         assert set(secrets) <= set(file["secrets"]), name
         assert {config["source"] for config in service.get("configs", [])} <= set(file["configs"]), name
@@ -171,10 +173,10 @@ def test_the_job_and_its_service_fit_the_image_and_each_other() -> None:
     assert set(mounts.values()) == set(volumes) and volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
     assert volumes["runs"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert service["spec"]["selector"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
-    (port,), (opened,) = service["spec"]["ports"], container["ports"]
-    assert port["targetPort"] == opened["name"] and port["port"] == opened["containerPort"] == PORT
-    created = (EXAMPLES / "kubernetes/job.yaml").read_text(encoding="utf-8")
-    assert f"{container['envFrom'][0]['secretRef']['name']} --from-literal={TOKEN_VARIABLE}=" in created
+    (port,), (container_port,) = service["spec"]["ports"], container["ports"]
+    assert port["targetPort"] == container_port["name"] and port["port"] == container_port["containerPort"] == PORT
+    job_text = (EXAMPLES / "kubernetes/job.yaml").read_text(encoding="utf-8")
+    assert f"{container['envFrom'][0]['secretRef']['name']} --from-literal={TOKEN_VARIABLE}=" in job_text
 
 
 # systemd --------------------------------------------------------------------------------------------------------------
@@ -199,8 +201,8 @@ def test_the_units_start_server_and_trainer_of_one_run() -> None:
         assert settings["RestartPreventExitStatus"] == "2", "an error of the user's is not mended by a restart"
     server, trainer = units
     assert configs[0] == configs[1] and trainer["After"] == trainer["Wants"] == "classroom-server.service"
-    alike = set(server) - {"Description", "Wants", "After", "ExecStart"}
-    assert {name: server[name] for name in alike} == {name: trainer[name] for name in alike}
+    shared_keys = set(server) - {"Description", "Wants", "After", "ExecStart"}
+    assert {name: server[name] for name in shared_keys} == {name: trainer[name] for name in shared_keys}
 
 
 def test_the_environment_file_sets_variables_that_something_reads() -> None:

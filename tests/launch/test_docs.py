@@ -34,9 +34,9 @@ RENAMED = {"generation.ignore_penalty_for_rejected_judges"}
 def of_pages(found_on) -> list:
     """Parameters (page, what is found on it), each with a name that says both."""
     return [
-        pytest.param(page, each, id=f"{page}: {each}")
+        pytest.param(page, match, id=f"{page}: {match}")
         for page, text in TEXTS.items()
-        for each in sorted(set(found_on(text)))
+        for match in sorted(set(found_on(text)))
     ]
 
 
@@ -63,8 +63,8 @@ def test_a_page_names_no_file_that_is_not_there(page: str) -> None:
 @pytest.mark.parametrize("page", TEXTS)
 def test_a_page_names_nothing_of_a_file_that_is_not_in_it(page: str) -> None:
     """Such as `CRITERIA` in `judges/verdicts.py`. No page has a place that is still to be filled in."""
-    named = re.findall(r"`(\w+)` (?:in|of) `((?:src|tests|config|benchmarks)/[\w/]+\.py)`", TEXTS[page])
-    absent = [name for name, path in named if not re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8"))]
+    mentions = re.findall(r"`(\w+)` (?:in|of) `((?:src|tests|config|benchmarks)/[\w/]+\.py)`", TEXTS[page])
+    absent = [name for name, path in mentions if not re.search(rf"\b{name}\b", (ROOT / path).read_text("utf-8"))]
     assert not absent, f"{page} names {', '.join(absent)}"
     assert not re.search(r"@@\w*@@|TODO|FIXME", TEXTS[page])
 
@@ -79,10 +79,10 @@ def test_the_table_of_rooms_names_files_that_are_there() -> None:
 
 def is_module(name: str) -> bool:
     """Whether it is a module, a package, or something in a module."""
-    place = path_of(name)
-    if name.endswith((".json", ".yaml")) or place.is_dir():
+    path = path_of(name)
+    if name.endswith((".json", ".yaml")) or path.is_dir():
         return True
-    return place.with_suffix(".py").is_file() or place.parent.with_suffix(".py").is_file()
+    return path.with_suffix(".py").is_file() or path.parent.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize(("page", "command"), of_pages(commands_of))

@@ -61,7 +61,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def of(subject: str, findings: list[Finding]) -> Finding:
-    return next(each for each in findings if each.subject == subject)
+    return next(finding for finding in findings if finding.subject == subject)
 
 
 def run(root: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess:
@@ -89,7 +89,7 @@ def test_what_is_found_of_a_gpu(nvidia_smi, line, subject, level, words) -> None
     nvidia_smi(line)
     gpus, findings = doctor.find_gpus()
     assert len(gpus) == 1
-    assert any(found.subject == subject and found.level == level and words in str(found) for found in findings)
+    assert any(finding.subject == subject and finding.level == level and words in str(finding) for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -103,33 +103,33 @@ def test_what_is_found_of_a_gpu(nvidia_smi, line, subject, level, words) -> None
 )
 def test_a_driver_that_does_not_answer_is_an_error(nvidia_smi, text, status) -> None:
     nvidia_smi(text, status)
-    gpus, (found,) = doctor.find_gpus()
-    assert gpus == [] and found.level == ERROR and "nvidia-smi does not answer" in found.found
-    assert "repair NVIDIA's driver" in found.advice
+    gpus, (finding,) = doctor.find_gpus()
+    assert gpus == [] and finding.level == ERROR and "nvidia-smi does not answer" in finding.found
+    assert "repair NVIDIA's driver" in finding.advice
 
 
 def test_a_gpu_needs_a_compiler_for_vllms_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = doctor._compiler()
-    assert found.level == ERROR and found.found == f"no C compiler, no {tmp_path}/Python.h"
+    (finding,) = doctor._compiler()
+    assert finding.level == ERROR and finding.found == f"no C compiler, no {tmp_path}/Python.h"
     (tmp_path / "Python.h").touch()
     write_script(tmp_path / "gcc", "")
-    (found,) = doctor._compiler()
-    assert found.level == OK
+    (finding,) = doctor._compiler()
+    assert finding.level == OK
 
 
 def test_torch_that_does_not_see_the_gpu_is_an_error(tmp_path: Path) -> None:
-    for said, status, level, words in (
+    for output, status, level, words in (
         ("13.0 None True 2", 0, OK, "CUDA 13.0, uses 2 GPU"),
         ("None 7.2.1 True 1", 0, WARNING, "ROCm 7.2.1, uses 1 GPU\n"),
         ("13.0 None False 0", 0, ERROR, "does not see the GPU"),
         ("None 7.2.1 False 0", 0, ERROR, "does not see the GPU"),
         ("torn", 1, ERROR, "does not see the GPU (torn)"),
     ):
-        write_script(tmp_path / ".venv/bin/python", f"echo {said}\nexit {status}")
-        found = doctor._torch_and_gpu(tmp_path)
-        assert found.level == level and words in str(found)
+        write_script(tmp_path / ".venv/bin/python", f"echo {output}\nexit {status}")
+        finding = doctor._torch_and_gpu(tmp_path)
+        assert finding.level == level and words in str(finding)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_other_makers_machines_are_recognised_and_told_what_runs(
     monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
     monkeypatch.setattr(doctor, "AMD_GPU", tmp_path if amd else tmp_path / "none")
     findings = [*doctor._system(), *doctor.find_gpus()[1]]
-    assert any(each.level == level and re.search(words, str(each), re.DOTALL) for each in findings)
+    assert any(finding.level == level and re.search(words, str(finding), re.DOTALL) for finding in findings)
 
 
 def test_packages_for_rocm_are_compared_with_those_of_a_gpu(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_taken_port_is_a_warning_with_the_key_for_another(monkeypatch: pytest.
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         free.bind(("127.0.0.1", 0))
-        ports = [each.getsockname()[1] for each in (taken, free)]
+        ports = [sock.getsockname()[1] for sock in (taken, free)]
         free.close()
         monkeypatch.setattr(doctor, "PORTS", dict.fromkeys(ports, "generation.server_port=…"))
         first, second = doctor._ports()
@@ -193,8 +193,8 @@ def test_the_hub_is_reached_or_not() -> None:
     address = f"http://127.0.0.1:{server.server_port}"
     assert doctor._hub(address) == Finding(OK, "Hub", f"{address} answers")
     server.server_close()
-    gone = doctor._hub(address)
-    assert gone.level == WARNING and "refused" in gone.found and "HF_HUB_OFFLINE=1" in gone.advice
+    finding = doctor._hub(address)
+    assert finding.level == WARNING and "refused" in finding.found and "HF_HUB_OFFLINE=1" in finding.advice
 
 
 def test_a_hub_that_never_answers_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,24 +217,24 @@ def test_keys_are_named_and_their_values_never_shown(root: Path, monkeypatch: py
     (root / ".env").chmod(0o644)
     for name in doctor.KEYS:
         monkeypatch.delenv(name, raising=False)
-    done = run(root, OPENROUTER_API_KEY=f"{SECRET}-one", HF_ENDPOINT="http://127.0.0.1:9")
-    assert SECRET not in done.stdout + done.stderr and SECRET[4:] not in done.stdout + done.stderr
-    lines = {line.split()[1]: line for line in done.stdout.splitlines() if len(line.split()) > 1}
+    result = run(root, OPENROUTER_API_KEY=f"{SECRET}-one", HF_ENDPOINT="http://127.0.0.1:9")
+    assert SECRET not in result.stdout + result.stderr and SECRET[4:] not in result.stdout + result.stderr
+    lines = {line.split()[1]: line for line in result.stdout.splitlines() if len(line.split()) > 1}
     assert re.search(r"^ok .* set in the environment$", lines["OPENROUTER_API_KEY"])
     assert re.search(r"^ok .* set in \.env$", lines["GEMINI_API_KEY"])
     assert re.search(r"^warning .*set in \.env, but empty or with a space", lines["WANDB_API_KEY"])
     assert re.search(r"^warning .*empty or with a space", lines["HF_TOKEN"])
     assert re.search(r"^ok .*not set; for a server that other machines reach$", lines["CLASSROOM_TOKEN"])
-    assert "chmod 600 .env" in done.stdout
+    assert "chmod 600 .env" in result.stdout
 
 
 # The whole of it ----------------------------------------------------------------------------------------------------
 
 
 def test_it_works_before_anything_is_installed_with_the_standard_library_alone(root: Path) -> None:
-    done = run(root, "-S", HF_ENDPOINT="http://127.0.0.1:9")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "make setup installs the packages" in done.stdout and re.search(r"\d+ warnings$", done.stdout.strip())
+    result = run(root, "-S", HF_ENDPOINT="http://127.0.0.1:9")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "make setup installs the packages" in result.stdout and re.search(r"\d+ warnings$", result.stdout.strip())
     by_make = subprocess.run(
         ["make", "--no-print-directory", "doctor"],
         cwd=root,
@@ -247,15 +247,15 @@ def test_it_works_before_anything_is_installed_with_the_standard_library_alone(r
 
 def test_an_error_is_the_exit_status(root: Path, nvidia_smi) -> None:
     nvidia_smi("NVIDIA-SMI has failed", 9)
-    done = run(root, HF_ENDPOINT="http://127.0.0.1:9")
-    assert done.returncode == 1 and re.search(r"[1-9]\d* errors", done.stdout)
+    result = run(root, HF_ENDPOINT="http://127.0.0.1:9")
+    assert result.returncode == 1 and re.search(r"[1-9]\d* errors", result.stdout)
 
 
 def test_old_pythons_can_read_it_and_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ast.parse((ROOT / "src/classroom_rl/launch/doctor.py").read_text(encoding="utf-8"), feature_version=(3, 8))
     monkeypatch.setattr(doctor.sys, "version_info", (3, 10, 0))
-    found = of("Python", list(doctor._python(tmp_path)))
-    assert found.level == ERROR and "make setup PYTHON=" in found.advice
+    finding = of("Python", list(doctor._python(tmp_path)))
+    assert finding.level == ERROR and "make setup PYTHON=" in finding.advice
 
 
 def test_packages_are_compared_with_the_pins(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
@@ -263,7 +263,7 @@ def test_packages_are_compared_with_the_pins(monkeypatch: pytest.MonkeyPatch, ro
     (root / ".venv/bin/python").touch()
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (root / "requirements-cpu.txt").read_text(), re.MULTILINE))
     monkeypatch.setattr(doctor, "_version", pins.get)
-    assert [each.level for each in doctor._packages(root, on_gpu=False)] == [OK]
+    assert [finding.level for finding in doctor._packages(root, on_gpu=False)] == [OK]
     monkeypatch.setattr(doctor, "_version", (pins | {"trl": "0.1", "peft": None, "torchvision": "0.28.0"}).get)
     wrong, idle = doctor._packages(root, on_gpu=False)
     assert wrong.level == ERROR and "2 of" in wrong.found and "trl 0.1 (pinned: " in wrong.found
@@ -277,13 +277,13 @@ def test_little_room_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
 
     free(5.0)
-    assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
+    assert [finding.level for finding in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").touch()
-    assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [OK]
-    assert [each.level for each in doctor._disk(tmp_path, on_gpu=True)] == [WARNING]
+    assert [finding.level for finding in doctor._disk(tmp_path, on_gpu=False)] == [OK]
+    assert [finding.level for finding in doctor._disk(tmp_path, on_gpu=True)] == [WARNING]
     free(0.06)
-    assert [each.level for each in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
+    assert [finding.level for finding in doctor._disk(tmp_path, on_gpu=False)] == [ERROR]
     assert "--shm-size" in of("shared memory", list(doctor._memory())).advice
 
 
@@ -298,6 +298,6 @@ def test_a_container_has_less_memory_than_its_machine(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("gpus", "level"), [(0, OK), (1, OK), (4, WARNING)])
 def test_the_accelerate_config_is_the_one_that_the_launcher_takes(gpus, level, nvidia_smi, tmp_path: Path) -> None:
     nvidia_smi("".join(f"GPU {index}: NVIDIA H200\n" for index in range(gpus)), status=0 if gpus else 9)
-    found = doctor._accelerate(ROOT, gpus)
-    assert found.level == level and with_accelerate_config([])[1] in found.found
+    finding = doctor._accelerate(ROOT, gpus)
+    assert finding.level == level and with_accelerate_config([])[1] in finding.found
     assert doctor._accelerate(tmp_path, gpus).level == ERROR

@@ -22,8 +22,8 @@ from tests.support.configs import training
 @pytest.mark.full
 def test_the_minimal_loop_learns_the_game(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/minimal_grpo.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=True)
-    rewards = [float(reward) for reward in re.findall(r"^step .*reward (\S+)", done.stdout, re.MULTILINE)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=True)
+    rewards = [float(reward) for reward in re.findall(r"^step .*reward (\S+)", result.stdout, re.MULTILINE)]
     assert fmean(rewards[-5:]) - fmean(rewards[:5]) >= 0.2
 
 
@@ -36,13 +36,13 @@ def write_files(folder: Path, example: str = "minimal_environment", name: str = 
 def test_the_minimal_environment_loads_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     config = training(*write_files(tmp_path))
-    kind = environment_of(config)
-    assert kind.__module__ == "minimal_environment"
+    environment_class = environment_of(config)
+    assert environment_class.__module__ == "minimal_environment"
     episode = DialogueEpisode("r", Problem.of("8"), turns=[Turn("teacher", "9")])
-    environment = kind.__new__(kind)
+    environment = environment_class.__new__(environment_class)
     assert environment.reply(episode) == "3", "the message that is to be counted on from"
-    for said, digit, following in (("4", 1.0, 1.0), ("5", 1.0, 0.5), ("x", 0.5, 0.5)):
-        episode.turns[1:] = [Turn("program", "3"), Turn("teacher", said)]
+    for text, digit, following in (("4", 1.0, 1.0), ("5", 1.0, 0.5), ("x", 0.5, 0.5)):
+        episode.turns[1:] = [Turn("program", "3"), Turn("teacher", text)]
         assert environment.reward("digit", episode) == digit and environment.reward("next", episode) == following
 
 

@@ -65,10 +65,10 @@ def test_the_merged_model_answers_as_in_the_run_and_has_the_older_names(run: Pat
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast" and "extra_special_tokens" not in settings
     chat = [{"role": "user", "content": "Where does Ann walk?"}]
     answers = []
-    for each in (run / "model", folder):
-        tokenizer = AutoTokenizer.from_pretrained(each)
+    for model_folder in (run / "model", folder):
+        tokenizer = AutoTokenizer.from_pretrained(model_folder)
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        model = AutoModelForCausalLM.from_pretrained(each, use_safetensors=True)
+        model = AutoModelForCausalLM.from_pretrained(model_folder, use_safetensors=True)
         answers.append(model.generate(**prompt, max_new_tokens=12, do_sample=False).tolist())
     assert answers[0] == answers[1]
     assert {path.name for path in folder.iterdir()} >= {"teacher_prompt.txt", "generation_config.json", "export.json"}
@@ -86,14 +86,14 @@ def test_version_5_reads_the_same_positions_with_the_older_names(rope_type: str,
     scaling = None if rope_type == "default" else {key: value for key, value in rope.items() if key != "rope_theta"}
     assert config.get("rope_scaling") == scaling
     (tmp_path / "config.json").write_text(json.dumps(config))
-    again = AutoConfig.from_pretrained(tmp_path)
-    assert again.rope_parameters == rope and str(again.dtype) == "torch.bfloat16"
+    reloaded = AutoConfig.from_pretrained(tmp_path)
+    assert reloaded.rope_parameters == rope and str(reloaded.dtype) == "torch.bfloat16"
     assert add_older_names({"rope_parameters": {"full_attention": rope}}), "a note"
 
 
 def test_the_card_says_what_is_known_of_the_run(run: Path, capsys: pytest.CaptureFixture) -> None:
     card = ModelCard.load(exported(run, "merged") / "README.md")
-    for wanted in (
+    for expected in (
         "Held-out lessons, sampled",
         "On held-out lessons (sampled) the reward rose by",
         "`some/lessons`, split train, share 0.5",
@@ -104,10 +104,10 @@ def test_the_card_says_what_is_known_of_the_run(run: Path, capsys: pytest.Captur
         "## Its prompt, a Jinja template",
         "## Configuration",
     ):
-        assert wanted in card.text
+        assert expected in card.text
     assert "licence of the base model, some/base, is not known" in capsys.readouterr().out
     assert card.data.license is None and "was not stated" in card.text
-    assert [each.dataset_name for each in card.data.eval_results] == ["training", "held-out lessons"]
+    assert [result.dataset_name for result in card.data.eval_results] == ["training", "held-out lessons"]
     exported(run, "merged", "--overwrite", "--license", "mit")
     assert ModelCard.load(run / "export/merged/README.md").data.license == "mit"
 
@@ -134,8 +134,8 @@ def test_llama_cpp_converts_a_folder_whose_template_has_no_marks(run: Path, tmp_
     (tmp_path / "convert_hf_to_gguf.py").write_text(
         "import sys, shutil; shutil.copy(sys.argv[1] + '/chat_template.jinja', sys.argv[3])"
     )
-    written = (exported(run, "gguf", "--llama-cpp", str(tmp_path)) / "tutor.gguf").read_text()
-    assert "{#- generation #}" in written and "{%- generation %}" in (run / "model/chat_template.jinja").read_text()
+    converted = (exported(run, "gguf", "--llama-cpp", str(tmp_path)) / "tutor.gguf").read_text()
+    assert "{#- generation #}" in converted and "{%- generation %}" in (run / "model/chat_template.jinja").read_text()
     assert sorted(path.name for path in (run / "export/gguf").iterdir() if path.is_dir()) == []
 
 
@@ -164,11 +164,15 @@ def test_chatml_is_told_from_what_is_like_it(template: str, system: str | None, 
 
 def test_the_template_for_ollama_renders_chatml(run: Path) -> None:
     """Read here as Go's text/template would: a loop over the messages, and what follows it."""
-    each, rest = re.fullmatch(r"\{\{- range \.Messages \}\}(.*)\{\{ end \}\}(.*)", _CHATML_IN_GO, re.DOTALL).groups()
+    turn_template, ending = re.fullmatch(
+        r"\{\{- range \.Messages \}\}(.*)\{\{ end \}\}(.*)", _CHATML_IN_GO, re.DOTALL
+    ).groups()
     chat = [{"role": "system", "content": "Teach."}, {"role": "user", "content": "Who?"}]
-    turns = [each.replace("{{ .Role }}", turn["role"]).replace("{{ .Content }}", turn["content"]) for turn in chat]
+    turns = [
+        turn_template.replace("{{ .Role }}", turn["role"]).replace("{{ .Content }}", turn["content"]) for turn in chat
+    ]
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    assert "".join(turns) + rest == tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert "".join(turns) + ending == tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
 def test_an_adapter_is_exported_with_the_tokenizer(run: Path, capsys: pytest.CaptureFixture) -> None:
@@ -192,7 +196,7 @@ def test_the_hub_gets_the_merged_folder(run: Path, capsys, monkeypatch: pytest.M
     monkeypatch.setattr(HfApi, "create_repo", lambda self, name, exist_ok: type("Repository", (), {"repo_id": name}))
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **given: pushed.append(given))
     folder = exported(run, "hub", "--name", "me/tutor")
-    assert [(each["repo_id"], each["folder_path"]) for each in pushed] == [("me/tutor", folder)]
+    assert [(upload["repo_id"], upload["folder_path"]) for upload in pushed] == [("me/tutor", folder)]
     assert (folder / "model.safetensors").is_file()
 
 

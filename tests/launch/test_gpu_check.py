@@ -82,9 +82,9 @@ def test_a_shape_that_dry_run_says_cannot_fit_is_left_out_with_the_reason(
     monkeypatch.setattr(gpu_check, "build_world", lambda folder, seed: shutil.copytree(world, folder))
     folder = tmp_path / "run"
     assert main(["--folder", str(folder), "--parts", "Qwen3-4B"]) == 0
-    written = json.loads((folder / "gpu_check.json").read_text())
-    assert written["machine"] == "NVIDIA H100, driver 590.1" and written["memory_gib"] == 6.0
-    (part,) = written["parts"]
+    report = json.loads((folder / "gpu_check.json").read_text())
+    assert report["machine"] == "NVIDIA H100, driver 590.1" and report["memory_gib"] == 6.0
+    (part,) = report["parts"]
     assert part["status"] == SKIPPED and part["reason"].startswith("dry_run: The engine of the teacher needs ")
     assert "Qwen3-4B     skipped" in capsys.readouterr().out
     assert not list((folder / "Qwen3-4B-model").glob("*.safetensors")), (
@@ -105,8 +105,8 @@ def test_a_part_that_fails_is_told_with_the_end_of_its_log_and_the_others_are_tr
     tmp_path: Path, signals, monkeypatch
 ) -> None:
     outcomes = check(tmp_path / "run", signals, monkeypatch, "echo CUDA is torn; exit 3").run(["tests", "quickstart"])
-    assert [each.status for each in outcomes] == [FAILED, FAILED]
-    assert all("ended with status 3" in each.reason and "CUDA is torn" in each.reason for each in outcomes)
+    assert [outcome.status for outcome in outcomes] == [FAILED, FAILED]
+    assert all("ended with status 3" in outcome.reason and "CUDA is torn" in outcome.reason for outcome in outcomes)
 
 
 @pytest.mark.parametrize(("failures", "exit_status", "status"), [(0, 0, OK), (2, 1, FAILED), (0, 2, FAILED)])
@@ -120,30 +120,30 @@ def test_the_tests_are_counted(failures, exit_status, status, tmp_path: Path, si
 
 
 def test_a_check_that_is_interrupted_leaves_the_parts_that_were_done(tmp_path: Path, signals, monkeypatch) -> None:
-    checked = check(tmp_path / "run", signals, monkeypatch, "exit 3")
+    checker = check(tmp_path / "run", signals, monkeypatch, "exit 3")
 
     def interrupted(self: GpuCheck, limit_s: float) -> None:
         raise Interrupted(2)
 
     monkeypatch.setattr(GpuCheck, "_quickstart", interrupted)
     with pytest.raises(Interrupted):
-        checked.run(["tests", "quickstart"])
+        checker.run(["tests", "quickstart"])
     (part,) = json.loads((tmp_path / "run" / REPORT).read_text())["parts"]
     assert (part["part"], part["status"]) == ("tests", FAILED)
 
 
 def test_every_part_has_a_deadline_and_all_together_have_one(tmp_path: Path, signals, monkeypatch) -> None:
     monkeypatch.setattr(gpu_check, "PARTS", {"tests": 0.5, "quickstart": 60.0})
-    tried = check(tmp_path / "run", signals, monkeypatch, "echo still at it; sleep 600")
+    checker = check(tmp_path / "run", signals, monkeypatch, "echo still at it; sleep 600")
     deadline = gpu_check._deadline
 
     def deadline_of_the_last(child: Child, limit_s: float) -> Callable[[], None]:
         assert limit_s == 0.5
-        tried._deadline = time.monotonic()  # that of all parts together
+        checker._deadline = time.monotonic()  # that of all parts together
         return deadline(has_said(child, "still at it"), limit_s)
 
     monkeypatch.setattr(gpu_check, "_deadline", deadline_of_the_last)
-    first, second = tried.run(["tests", "quickstart"])
+    first, second = checker.run(["tests", "quickstart"])
     assert first.status == FAILED and "tests was not done within " in first.reason and "still at it" in first.reason
     assert second.status == SKIPPED and "the parts before it took all of the 60 s" in second.reason
 
@@ -163,16 +163,18 @@ def test_a_resumed_check_repeats_what_is_not_ok_and_keeps_the_rest(gpus, tmp_pat
     assert main(["--folder", str(folder), *parts]) == 1
     assert main(["--folder", str(folder), *parts, "Qwen3-4B", "--resume"]) == 0
     assert tried == ["tests", "quickstart", "quickstart", "Qwen3-4B"]
-    written = json.loads((folder / REPORT).read_text())["parts"]
-    assert [(part["part"], part["status"]) for part in written] == [(part, OK) for part in dict.fromkeys(tried)]
+    results = json.loads((folder / REPORT).read_text())["parts"]
+    assert [(part["part"], part["status"]) for part in results] == [(part, OK) for part in dict.fromkeys(tried)]
     assert main(["--folder", str(folder), "--parts", "tests"]) == 0, "without --resume it begins anew"
     assert tried[-1] == "tests"
 
 
 def test_the_parts_fit_into_the_limit_and_the_tests_cover_what_they_should() -> None:
     assert sum(gpu_check.PARTS.values()) <= 60 * gpu_check.MINUTES
-    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text("utf-8")}
-    assert marked - {Path(__file__)} == {ROOT / name for name in gpu_check.GPU_TESTS}
+    gpu_test_files = {
+        path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text("utf-8")
+    }
+    assert gpu_test_files - {Path(__file__)} == {ROOT / name for name in gpu_check.GPU_TESTS}
 
 
 # What is measured ---------------------------------------------------------------------------------------------------
@@ -186,22 +188,22 @@ def test_trl_alone_is_compared_with_this_projects_steps_if_there_are_any(
 
     folder = tmp_path / "run"
     steps = f"printf '%s' '{lines(10.0, 20.0)}' > {folder}/TRL-alone/steps.jsonl; sleep 600"
-    checked = check(folder, signals, monkeypatch, "true", **{TRL_ALONE: steps})
+    checker = check(folder, signals, monkeypatch, "true", **{TRL_ALONE: steps})
     shutil.copytree(world, folder / "world")
-    (alone,) = checked.run([TRL_ALONE])
-    assert (alone.status, alone.figures["step s"]) == (OK, 10.0) and "x this project's" not in alone.figures
+    (result,) = checker.run([TRL_ALONE])
+    assert (result.status, result.figures["step s"]) == (OK, 10.0) and "x this project's" not in result.figures
     assert not (folder / "Qwen3-0.6B-model").exists(), "gigabytes, on a GPU"
 
     shutil.rmtree(folder / TRL_ALONE)
     (folder / "Qwen3-0.6B").mkdir()
     (folder / "Qwen3-0.6B/metrics.jsonl").write_text(lines(1.0, 5.0, 50.0))
-    (alone,) = checked.run([TRL_ALONE])
-    assert alone.figures["x this project's"] == 2.5
+    (result,) = checker.run([TRL_ALONE])
+    assert result.figures["x this project's"] == 2.5
 
     shutil.rmtree(folder / TRL_ALONE)
     failing = check(folder, signals, monkeypatch, "true", **{TRL_ALONE: "echo out of memory; exit 3"})
-    (alone,) = failing.run([TRL_ALONE])
-    assert alone.status == FAILED and "0 of 2 steps were made" in alone.reason and "out of memory" in alone.reason
+    (result,) = failing.run([TRL_ALONE])
+    assert result.status == FAILED and "0 of 2 steps were made" in result.reason and "out of memory" in result.reason
 
 
 def has_said(child: Child, words: str) -> Child:
@@ -230,10 +232,12 @@ def distance(before: Path, after: Path) -> float:
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (before, after)]
     torch.manual_seed(0)
     prompts = torch.randint(5, 300, (8, 16))
-    said = models[0].generate(prompts, do_sample=True, max_new_tokens=48, min_new_tokens=48, top_k=0, pad_token_id=0)
-    tokens = said[:, 16:, None]
+    sequences = models[0].generate(
+        prompts, do_sample=True, max_new_tokens=48, min_new_tokens=48, top_k=0, pad_token_id=0
+    )
+    tokens = sequences[:, 16:, None]
     with torch.no_grad():
-        logps = [model(said).logits[:, 15:-1].log_softmax(-1).gather(2, tokens) for model in models]
+        logps = [model(sequences).logits[:, 15:-1].log_softmax(-1).gather(2, tokens) for model in models]
     return float((logps[1] - logps[0]).abs().mean())
 
 
@@ -241,10 +245,10 @@ def distance(before: Path, after: Path) -> float:
 def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Path) -> None:
     """Server, trainer, weights and figures are the same as on a GPU; the memory is that of the processes."""
     arguments = ["--device", "cpu", "--parts", "tiny", "quickstart", "tiny-LoRA", "--folder", str(tmp_path / "run")]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "classroom_rl.launch.gpu_check", *arguments], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     parts = json.loads((tmp_path / "run/gpu_check.json").read_text())["parts"]
     assert [part["status"] for part in parts] == [OK, OK, OK]
     tiny, quickstart, _ = parts
@@ -254,6 +258,6 @@ def test_the_steps_are_made_and_measured_on_a_cpu_with_a_tiny_shape(tmp_path: Pa
     assert quickstart["figures"]["peak GiB"] > 0.5 and quickstart["figures"]["mismatch"] < 1e-4
     before, after = sorted((tmp_path / "run/quickstart/policy").iterdir())
     assert distance(before, after) > 2 * LARGEST_MISMATCH, "an engine with old weights would be noticed"
-    assert "teacher tokens/s" in done.stdout
+    assert "teacher tokens/s" in result.stdout
     assert not list((tmp_path / "run/tiny-model").glob("*")), "gigabytes, on a GPU"
     assert process_memory() < GIB, "everything that was started has ended"

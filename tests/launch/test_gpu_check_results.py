@@ -50,6 +50,6 @@ def test_a_steps_figures_by_hand() -> None:
         "training, by dry_run": 7.0,
     }
     assert shape_figures([LINE], train, watch, moments, parameters=2000) == figures
-    before = [LINE | {"time": moment, "seconds/rollout": 1.0, "num_tokens": 1e9} for moment in (950.0, 970.0, 986.0)]
-    last = figures | {"step s": 16.0, "training TFLOP/s": 12.0}
-    assert shape_figures([*before, LINE], train, watch, moments, parameters=2000) == last
+    earlier = [LINE | {"time": moment, "seconds/rollout": 1.0, "num_tokens": 1e9} for moment in (950.0, 970.0, 986.0)]
+    expected = figures | {"step s": 16.0, "training TFLOP/s": 12.0}
+    assert shape_figures([*earlier, LINE], train, watch, moments, parameters=2000) == expected

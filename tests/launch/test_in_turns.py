@@ -51,8 +51,8 @@ def arguments(world: Path, tmp_path: Path) -> list[str]:
 
 def value(arguments: list[str], key: str) -> str | None:
     """The last value of a key."""
-    found = [each.partition("=")[2] for each in arguments if each.startswith(f"{key}=")]
-    return found[-1] if found else None
+    values = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{key}=")]
+    return values[-1] if values else None
 
 
 def model_of(arguments: list[str], role: str) -> str | None:
@@ -62,14 +62,14 @@ def model_of(arguments: list[str], role: str) -> str | None:
 def test_each_phase_plays_with_the_newest_weights_of_both(launched, arguments, tmp_path, capsys) -> None:
     assert in_turns.main([*arguments, "--phases", "4"]) == 0
     folder = tmp_path / "turns"
-    released = [str(folder / name / "model") for name in ("phase_01_teacher", "phase_02_student", "phase_03_teacher")]
-    assert [value(each, "generation.trained_role") for each in launched] == ["teacher", "student"] * 2
-    assert [model_of(each, "teacher") for each in launched] == [None, released[0], released[0], released[2]]
-    assert [model_of(each, "student") for each in launched] == [None, None, released[1], released[1]]
-    assert [value(each, "seed") for each in launched] == ["42", "43", "44", "45"]
-    assert [value(each, "train.reward_weights") for each in launched] == [None, "null", None, "null"]
+    models = [str(folder / name / "model") for name in ("phase_01_teacher", "phase_02_student", "phase_03_teacher")]
+    assert [value(launch, "generation.trained_role") for launch in launched] == ["teacher", "student"] * 2
+    assert [model_of(launch, "teacher") for launch in launched] == [None, models[0], models[0], models[2]]
+    assert [model_of(launch, "student") for launch in launched] == [None, None, models[1], models[1]]
+    assert [value(launch, "seed") for launch in launched] == ["42", "43", "44", "45"]
+    assert [value(launch, "train.reward_weights") for launch in launched] == [None, "null", None, "null"]
     summary = json.loads((folder / "turns.json").read_text())
-    assert [(each["role"], each["pleases"]) for each in summary] == [("teacher", False), ("student", True)] * 2
+    assert [(phase["role"], phase["pleases"]) for phase in summary] == [("teacher", False), ("student", True)] * 2
     assert (
         "phase 2, the student, 1 steps: reward 0.500 → 0.500; the student learns to please" in capsys.readouterr().out
     )
@@ -83,8 +83,8 @@ def test_a_finished_phase_is_not_run_again(launched, arguments) -> None:
 
 def test_another_order_or_override_of_a_role_is_refused_in_a_folder_with_phases(launched, arguments, capsys) -> None:
     assert in_turns.main([*arguments, "student:train.learning_rate=1e-4", "--phases=1"]) == 0
-    for changed in (["student:train.learning_rate=1e-4", "--first=student"], ["student:train.learning_rate=1e-5"], []):
-        assert in_turns.main([*arguments, *changed]) == 2
+    for changes in (["student:train.learning_rate=1e-4", "--first=student"], ["student:train.learning_rate=1e-5"], []):
+        assert in_turns.main([*arguments, *changes]) == 2
         assert "holds phases of another configuration" in capsys.readouterr().err
     assert len(launched) == 1
 
@@ -103,8 +103,8 @@ def test_a_phase_that_fails_ends_the_turns(launched, arguments, monkeypatch) -> 
 
 
 def test_an_override_of_a_role_is_for_its_phases(launched, arguments) -> None:
-    own = ["student:train.learning_rate=1e-4", "teacher:train.max_steps=7", "--first=student"]
-    assert in_turns.main([*arguments, *own]) == 0
+    overrides = ["student:train.learning_rate=1e-4", "teacher:train.max_steps=7", "--first=student"]
+    assert in_turns.main([*arguments, *overrides]) == 0
     student, teacher = launched
     assert value(student, "generation.trained_role") == "student"
     assert value(student, "train.learning_rate") == "1e-4" and value(teacher, "train.learning_rate") is None
@@ -139,19 +139,19 @@ def test_another_configuration_needs_another_folder(launched, arguments, capsys)
 def test_two_phases_with_scripted_engines(arguments, world, tmp_path) -> None:
     """The real launcher and trainer: each phase learns, and its weights are published into the engine of its role."""
     command = [sys.executable, "-c", PROGRAM, *arguments, *LEARNS, STUDENT_PAY]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     folder = tmp_path / "turns"
     teacher, student = folder / "phase_01_teacher", folder / "phase_02_student"
     config = yaml.safe_load((student / "config" / "train_rl.yaml").read_text())
     assert config["teacher_model"]["model_name_or_path"] == str(teacher / "model")
-    blank, *released = [
+    blank, *trained = [
         load_file(path / "model.safetensors") for path in (world / "blank", teacher / "model", student / "model")
     ]
-    assert all(any((each[name] != blank[name]).any() for name in blank) for each in released)
+    assert all(any((weights[name] != blank[name]).any() for name in blank) for weights in trained)
     run = load_run(student)
     assert len(run.steps) == 2 and run.series("rewards/student/mean") and run.series("guard/student_pleases")
     for step, paths in enumerate(files_by_step(student)):
-        turns = [turn for path in paths for each in read_records(path, ConversationRecord) for turn in each.turns]
+        turns = [turn for path in paths for record in read_records(path, ConversationRecord) for turn in record.turns]
         assert {turn.policy and turn.policy.version for turn in turns if turn.role == "student"} == {step}
         assert {turn.policy for turn in turns if turn.role == "teacher"} == {None}

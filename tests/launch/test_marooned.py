@@ -25,16 +25,16 @@ SMALL = [
 @pytest.fixture
 def one_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The server of the first start serves later ones, too."""
-    started: list[SupervisedServer] = []
+    servers: list[SupervisedServer] = []
 
     def start(*arguments) -> nullcontext[SupervisedServer]:
-        if not started:
-            started.append(SupervisedServer(*arguments))
-        return nullcontext(started[0])
+        if not servers:
+            servers.append(SupervisedServer(*arguments))
+        return nullcontext(servers[0])
 
     monkeypatch.setattr(marooned, "SupervisedServer", start)
     yield
-    for server in started:
+    for server in servers:
         server.process.stop()
 
 
@@ -49,18 +49,18 @@ def test_it_makes_trains_and_measures_a_sailor_and_goes_on_where_it_was(
     world.build_world(folder / "world", seed=42)
     overrides = [f"logging.save_dir={folder}", *SMALL, f"generation.server_port={free_port()}"]
     assert marooned.main(overrides) == 0, capfd.readouterr()
-    said = capfd.readouterr().out
+    output = capfd.readouterr().out
     figures = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert figures["valid"]["before"]["n"] == figures["valid"]["after"]["n"] == 12
     assert figures["decisions"]["after"]["mean"] == 2
     learning = json.loads((folder / "learning.json").read_text(encoding="utf-8"))
     assert learning["figures"]["held_out"] == {"sampled": figures["reward"]["change"]}
-    assert "On held-out lessons" in said.partition("[6/6]")[2]
-    assert all(str(place) in said for place in (folder / "summary.json", folder / "plots"))
+    assert "On held-out lessons" in output.partition("[6/6]")[2]
+    assert all(str(path) in output for path in (folder / "summary.json", folder / "plots"))
     assert {path.name for path in (folder / "plots").glob("*.png")} >= {"supervision.png", "marooned.png"}
     assert list(find_conversation_sets(folder).evaluations) == ["before", "after"], "the page shows them"
-    seen = (folder / "summary.json").read_text(encoding="utf-8")
+    summary_text = (folder / "summary.json").read_text(encoding="utf-8")
     games = {path: path.stat().st_mtime_ns for path in (folder / "eval").glob("*/*.parquet")}
     assert marooned.main(overrides) == 0, capfd.readouterr()
     assert {path: path.stat().st_mtime_ns for path in games} == games, "what was measured is not measured again"
-    assert (folder / "summary.json").read_text(encoding="utf-8") == seen
+    assert (folder / "summary.json").read_text(encoding="utf-8") == summary_text

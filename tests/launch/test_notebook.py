@@ -48,8 +48,8 @@ def test_it_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    shown = str([cell.get("outputs") for cell in notebook.cells])
-    assert "8 rollouts on 2 prompts" in shown and "image/png" in shown
+    outputs = str([cell.get("outputs") for cell in notebook.cells])
+    assert "8 rollouts on 2 prompts" in outputs and "image/png" in outputs
     assert (tmp_path / "runs/guesses.parquet").is_file() and (tmp_path / "runs/plots/rewards.png").is_file()
 
 
@@ -69,11 +69,11 @@ def run_as_script(folder: Path, library: Path, engine: str) -> str:
         encoding="utf-8",
     )
     environment = {**os.environ, "PYTHONPATH": str(library), "MPLBACKEND": "Agg"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 @pytest.mark.full
@@ -87,5 +87,5 @@ def test_its_code_runs_with_an_api_after_one_line_is_changed(built_wheel: Path, 
         lambda body, nth: says(f"<think>hm</think>I guess {1 + len(body['messages']) // 2}.")
     ) as endpoint:
         engine = f'engine = ApiEngine("m", base_url="{endpoint.url}", api_key_env=None)'
-        shown = run_as_script(tmp_path, built_wheel, engine)
-    assert "8 stop (found)" in shown
+        output = run_as_script(tmp_path, built_wheel, engine)
+    assert "8 stop (found)" in output

@@ -38,27 +38,27 @@ def test_an_empty_folder_and_one_with_models_only_are_gone_on_with(tmp_path):
 )
 def test_what_a_run_cannot_go_on_from_is_moved_aside_whole(tmp_path, capsys, notes, also_there, reason):
     quickstart = quickstart_in(tmp_path / "run")
-    same = {"models": quickstart.models.recipe, "overrides": sorted(quickstart.overrides)}
-    written = {
-        "same": same,
-        "other seed": {**same, "models": {**quickstart.models.recipe, "seed": 7}},
-        "other overrides": {**same, "overrides": ["seed=1"]},
+    same_notes = {"models": quickstart.models.recipe, "overrides": sorted(quickstart.overrides)}
+    notes_by_case = {
+        "same": same_notes,
+        "other seed": {**same_notes, "models": {**quickstart.models.recipe, "seed": 7}},
+        "other overrides": {**same_notes, "overrides": ["seed=1"]},
         "models only": {"models": quickstart.models.recipe},
     }
-    if notes in written:
-        write_notes(quickstart.folder, written[notes])
+    if notes in notes_by_case:
+        write_notes(quickstart.folder, notes_by_case[notes])
     if also_there:
         (quickstart.folder / also_there).parent.mkdir(parents=True, exist_ok=True)
         (quickstart.folder / also_there).write_text("{}", encoding="utf-8")
-    before = {path.relative_to(quickstart.folder) for path in quickstart.folder.rglob("*")}
+    paths_before = {path.relative_to(quickstart.folder) for path in quickstart.folder.rglob("*")}
 
     assert reason in reason_to_move(quickstart)
     prepare_folder(quickstart)
 
     [aside] = [path for path in tmp_path.iterdir() if path.name.startswith("run.")]
-    assert {path.relative_to(aside) for path in aside.rglob("*")} == before
+    assert {path.relative_to(aside) for path in aside.rglob("*")} == paths_before
     assert str(aside) in capsys.readouterr().out
-    assert read_notes(quickstart.folder) == same
+    assert read_notes(quickstart.folder) == same_notes
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
@@ -71,7 +71,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
 
 def test_dry_run_shows_every_program_with_its_file_and_makes_nothing(tmp_path, capsys):
     assert main([f"logging.save_dir={tmp_path / 'run'}", "dry_run=true"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for program in (
         "classroom_rl.environments.toy_language.build",
         "classroom_rl.launch.sft",
@@ -79,9 +79,9 @@ def test_dry_run_shows_every_program_with_its_file_and_makes_nothing(tmp_path, c
         "classroom_rl.launch.train",
         "classroom_rl.launch.evaluate",
     ):
-        assert program in shown
+        assert program in output
     for folder in ("train_rl", "train_sft", "eval"):
-        assert f"# configuration: {ROOT / 'config' / folder / 'quickstart.yaml'}\n" in shown
+        assert f"# configuration: {ROOT / 'config' / folder / 'quickstart.yaml'}\n" in output
     assert not (tmp_path / "run").exists()
 
 

@@ -84,8 +84,8 @@ def test_the_quickstart_takes_one_gpu_in_float32_with_engines_that_leave_room(co
     assert (commands.config.train.dtype, commands.config.train.optimizer) == ("float32", "adamw_torch")
     engines = models_on_engines(commands.config, reward_weights(commands.config))
     assert {model.vllm.dtype for model in engines.values()} == {"float32"}
-    found = report(commands.config, lambda: Launch(1, zero_stage=2))
-    assert "memory on a GPU of 8.00 GiB" in found.lines[0] and found.refusals == []
+    memory_report = report(commands.config, lambda: Launch(1, zero_stage=2))
+    assert "memory on a GPU of 8.00 GiB" in memory_report.lines[0] and memory_report.refusals == []
 
 
 def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_path, monkeypatch):
@@ -93,20 +93,20 @@ def test_the_fine_tuning_of_the_quickstart_sees_one_of_several_gpus(gpus, tmp_pa
     commands, state = make_commands([f"logging.save_dir={tmp_path / 'run'}"]), SimpleNamespace(num_processes=1)
     with pytest.raises(ConfigError, match="8 GPUs are visible to one process"):
         refuse_hidden_data_parallelism(state, "train_sft")
-    started = {}
+    environments = {}
 
     class Program:
         def __init__(self, name, command, signals, log, echo, environment):
-            started[name] = environment or {}
+            environments[name] = environment or {}
 
         __enter__, __exit__, wait = lambda self: self, lambda *_: None, lambda *_: 0
 
     monkeypatch.setattr("classroom_rl.launch.quickstart.Child", Program)
-    for given, first in ((None, "0"), ("3,5", "3"), ("GPU-7f", "GPU-7f")):
-        if given is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    for visible, expected in ((None, "0"), ("3,5", "3"), ("GPU-7f", "GPU-7f")):
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         make_models(commands.models, SimpleNamespace(stage=lambda *_: Signals()), Signals())
-        assert started["train_sft.py"] == {"CUDA_VISIBLE_DEVICES": first}
-        with monkeypatch.context() as of_the_program:
-            of_the_program.setenv("CUDA_VISIBLE_DEVICES", first)
+        assert environments["train_sft.py"] == {"CUDA_VISIBLE_DEVICES": expected}
+        with monkeypatch.context() as patch:
+            patch.setenv("CUDA_VISIBLE_DEVICES", expected)
             refuse_hidden_data_parallelism(state, "train_sft")

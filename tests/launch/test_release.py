@@ -68,14 +68,14 @@ def test_a_workflow_needs_no_key_and_calls_what_is_there(path: Path) -> None:
         files = str(step.get("with", {}).get("cache-dependency-path", "")).split()
         files += re.findall(r"-[cr] (\S+)", step.get("run", ""))
         assert all((ROOT / name).is_file() for name in files), files
-    called = {target for step in steps for target in targets_of(step.get("run", ""))}
-    assert {"lint", "test", "release"} <= called <= TARGETS
+    called_targets = {target for step in steps for target in targets_of(step.get("run", ""))}
+    assert {"lint", "test", "release"} <= called_targets <= TARGETS
 
 
 def test_the_runners_python_lints_and_releases_without_a_setup() -> None:
-    for target, first in (("lint", "python -m ruff check ."), ("release", "rm -f dist/classroom_rl-*")):
+    for target, first_command in (("lint", "python -m ruff check ."), ("release", "rm -f dist/classroom_rl-*")):
         planned = make(ROOT, "-n", "--old-file=setup", "PYTHON_IN_VENV=python", target).stdout
-        assert planned.splitlines()[0] == first and "install.sh" not in planned and ".venv" not in planned
+        assert planned.splitlines()[0] == first_command and "install.sh" not in planned and ".venv" not in planned
 
 
 # --- what checks a change before it is committed ---------------------------------------------------------------------
@@ -84,9 +84,9 @@ def test_the_runners_python_lints_and_releases_without_a_setup() -> None:
 def test_the_type_checker_is_strict_about_the_public_modules() -> None:
     settings = PROJECT["tool"]["mypy"]
     assert [(ROOT / name).is_dir() for name in settings["files"]] == [True]
-    strict = [each for each in settings["overrides"] if each.get("disallow_untyped_defs")]
+    strict = [override for override in settings["overrides"] if override.get("disallow_untyped_defs")]
     public = {f"classroom_rl.{module}" for module in classroom_rl._MODULES.values()}
-    assert [set(each["module"]) for each in strict] == [{"classroom_rl"} | public]
+    assert [set(override["module"]) for override in strict] == [{"classroom_rl"} | public]
 
 
 def test_large_files_and_keys_are_refused_without_repeating_the_key(
@@ -111,8 +111,8 @@ def test_large_files_and_keys_are_refused_without_repeating_the_key(
 
 
 def test_no_file_of_the_repository_is_large_or_a_private_key() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode:
+    result = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
         pytest.skip("this is no git repository")
-    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    paths = [ROOT / name for name in result.stdout.split("\0") if name]
     assert [fault for path in paths if path.is_file() for fault in faults_of(path, {})] == []

@@ -40,17 +40,17 @@ def test_a_dataset_becomes_a_file_of_rollouts(tiny_model: Path, data: Path, tmp_
             *("--out", str(out), "--plots", str(tmp_path / "plots")),
         ]
     )
-    shown = capsys.readouterr()
-    done = RolloutSet.load(out)
-    assert status == 0 and "4 rollouts on 2 prompts" in shown.out and "2 stop (four)" in shown.out
-    assert [(each.id, len(each.steps), each.reward) for each in done] == [
+    captured = capsys.readouterr()
+    rollouts = RolloutSet.load(out)
+    assert status == 0 and "4 rollouts on 2 prompts" in captured.out and "2 stop (four)" in captured.out
+    assert [(rollout.id, len(rollout.steps), rollout.reward) for rollout in rollouts] == [
         ("0-0", 2, 1.0),
         ("0-1", 2, 1.0),
         ("1-0", 3, 0.0),
         ("1-1", 3, 0.0),
     ]
-    assert done[0].opening[0]["content"] == "Be brief." and done[0].settings.temperature == 0.8
-    assert len(done.rows()) == 4 and (tmp_path / "plots/steps.png").is_file()
+    assert rollouts[0].opening[0]["content"] == "Be brief." and rollouts[0].settings.temperature == 0.8
+    assert len(rollouts.rows()) == 4 and (tmp_path / "plots/steps.png").is_file()
 
 
 def behind(endpoint: JudgeEndpoint) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_model_behind_an_api_is_one_option_away(data: Path, tmp_path: Path, ca
     out = tmp_path / "played.jsonl"
     with judge_endpoint(lambda body, nth: says("4")) as endpoint:
         status = main([*behind(endpoint), "--data", str(data), "--limit", "1", "--out", str(out), "--quiet"])
-    assert status == 0 and [each.answer for each in RolloutSet.load(out)] == ["4"]
+    assert status == 0 and [rollout.answer for rollout in RolloutSet.load(out)] == ["4"]
     with judge_endpoint(lambda body, nth: fails(422)) as endpoint:
         assert main([*behind(endpoint), "--data", str(data), "--quiet"]) == 1, "all failed"
 
@@ -102,6 +102,6 @@ def test_a_mistake_is_named(
 def test_help_explains_the_functions(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("def next_prompt(rollout, step)", "--engine", "--copies", "classroom-rollouts --model"):
-        assert words in shown
+        assert words in output

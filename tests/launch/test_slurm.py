@@ -67,8 +67,8 @@ def calls_of(folder: Path) -> list[list[str]]:
 
 def test_every_node_gets_a_launch_that_the_launcher_takes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = slurm.checkout(tmp_path / "checkout", RECORDER)
-    chosen = {"SLURM_GPUS_ON_NODE": "2", "ACCELERATE_CONFIG": "config/deepspeed/zero2_2CPU.yaml"}
-    status, output = ended(folder, "shared.sbatch", [("10.0.0.1", ""), ("10.0.0.2", "")], *MINE, **chosen)
+    variables = {"SLURM_GPUS_ON_NODE": "2", "ACCELERATE_CONFIG": "config/deepspeed/zero2_2CPU.yaml"}
+    status, output = ended(folder, "shared.sbatch", [("10.0.0.1", ""), ("10.0.0.2", "")], *MINE, **variables)
     assert status == 0, output
     assert (folder / ".classroom_token").stat().st_mode & 0o777 == 0o600
     calls = calls_of(folder)

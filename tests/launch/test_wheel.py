@@ -63,29 +63,29 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def wanted_files() -> dict[str, bytes]:
     """What a wheel must hold: the packages, and a copy of the folders of shipped files."""
     sources = files_below(ROOT / "src")
-    wanted = {name: data for name, data in sources.items() if name.startswith(("classroom_rl/", "tutor_rollouts/"))}
+    expected = {name: data for name, data in sources.items() if name.startswith(("classroom_rl/", "tutor_rollouts/"))}
     for folder in FOLDERS:
         shipped = files_below(ROOT / folder)
-        wanted |= {f"classroom_rl/shipped/{folder}/{name}": data for name, data in shipped.items()}
-    return wanted
+        expected |= {f"classroom_rl/shipped/{folder}/{name}": data for name, data in shipped.items()}
+    return expected
 
 
 def test_the_wheel_holds_the_package_and_the_shipped_files_byte_by_byte(distributions: Path) -> None:
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as package:
-        found = {name: package.read(name) for name in package.namelist() if ".dist-info/" not in name}
-    assert found == wanted_files()
+        contents = {name: package.read(name) for name in package.namelist() if ".dist-info/" not in name}
+    assert contents == wanted_files()
 
 
 def test_the_sdist_holds_what_the_wheel_is_built_from(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as package:
         members = [member for member in package.getmembers() if member.isfile()]
-        found = {member.name.partition("/")[2]: package.extractfile(member).read() for member in members}
+        contents = {member.name.partition("/")[2]: package.extractfile(member).read() for member in members}
     for folder in SOURCES:
-        wanted = {f"{folder}/{name}": data for name, data in files_below(ROOT / folder).items()}
-        wanted.pop("src/__init__.py", None)  # the former name of the package, in a checkout alone
-        assert wanted.items() <= found.items(), sorted(wanted.keys() - found.keys())
+        expected = {f"{folder}/{name}": data for name, data in files_below(ROOT / folder).items()}
+        expected.pop("src/__init__.py", None)  # the former name of the package, in a checkout alone
+        assert expected.items() <= contents.items(), sorted(expected.keys() - contents.keys())
 
 
 def test_importing_the_library_loads_nothing_heavy(built_wheel: Path, tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ assert len(cr.RolloutSet()) == 0 and cr.Rollouts and cr.Step and cr.Environment 
 import classroom_rl.launch.rollouts, classroom_rl.rollout.store.set_files, classroom_rl.engines.api_engine
 print(sorted(set("{HEAVY}".split()) & set(sys.modules)))
 """
-    done = outside(built_wheel, tmp_path, "-c", code)
-    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+    result = outside(built_wheel, tmp_path, "-c", code)
+    assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
 
 
 def test_every_public_name_is_there(built_wheel: Path, tmp_path: Path) -> None:
     code = "import classroom_rl as cr\nfor name in cr.__all__: getattr(cr, name)\nprint(cr.__file__)"
-    done = outside(built_wheel, tmp_path, "-c", code)
-    assert done.returncode == 0 and done.stdout.startswith(str(built_wheel)), done.stderr
+    result = outside(built_wheel, tmp_path, "-c", code)
+    assert result.returncode == 0 and result.stdout.startswith(str(built_wheel)), result.stderr
 
 
 def test_the_names_of_version_0_1_forward_with_a_warning(built_wheel: Path, tmp_path: Path) -> None:
@@ -114,26 +114,28 @@ from tutor_rollouts.rollout import Rollouts
 from tutor_rollouts.rollout.calculator_tool import calculator as former
 assert Rollouts is cr.Rollouts and former is calculator
 """
-    done = outside(built_wheel, tmp_path, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert "tutor_rollouts.rollout is called classroom_rl now" in done.stderr
+    result = outside(built_wheel, tmp_path, "-c", code)
+    assert result.returncode == 0, result.stderr
+    assert "tutor_rollouts.rollout is called classroom_rl now" in result.stderr
 
 
 def test_the_command_is_in_it_and_says_how_to_use_vllm(built_wheel: Path, tmp_path: Path) -> None:
-    shown = outside(built_wheel, tmp_path, "-m", "classroom_rl.launch.rollouts", "--help")
-    assert shown.returncode == 0 and "classroom-rollouts --model" in shown.stdout
+    help_result = outside(built_wheel, tmp_path, "-m", "classroom_rl.launch.rollouts", "--help")
+    assert help_result.returncode == 0 and "classroom-rollouts --model" in help_result.stdout
     (tmp_path / "data.jsonl").write_text('{"problem": "Say a number."}\n')
     without_vllm = "import sys; sys.modules['vllm'] = None; from classroom_rl.launch.rollouts import main; main()"
     arguments = ("--engine", "vllm", "--model", "x", "--data", "data.jsonl")
-    refused = outside(built_wheel, tmp_path, "-c", f"{without_vllm.replace('main()', 'sys.exit(main())')}", *arguments)
-    assert refused.returncode == 2 and "--engine vllm cannot be used here" in refused.stderr
+    refusal = outside(built_wheel, tmp_path, "-c", f"{without_vllm.replace('main()', 'sys.exit(main())')}", *arguments)
+    assert refusal.returncode == 2 and "--engine vllm cannot be used here" in refusal.stderr
 
 
 @pytest.mark.parametrize("program", ["server", "train", "sft", "evaluate"])
 def test_a_program_without_its_packages_says_what_to_install(built_wheel: Path, tmp_path: Path, program: str) -> None:
     code = f"import sys; sys.modules['hydra'] = None; from classroom_rl.launch.{program} import main; main()"
-    done = outside(built_wheel, tmp_path, "-c", code)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and "classroom-rl[train,vllm]" in done.stderr
+    result = outside(built_wheel, tmp_path, "-c", code)
+    assert (
+        result.returncode == 1 and result.stderr.startswith("error: ") and "classroom-rl[train,vllm]" in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,22 +146,22 @@ def test_a_program_finds_its_configuration_and_templates_without_a_checkout(
     built_wheel: Path, tmp_path: Path, program: str, name: str
 ) -> None:
     arguments = ["--config-name", name, "dry_run=true"]
-    done = outside(built_wheel, tmp_path, "-m", f"classroom_rl.launch.{program}", *arguments)
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = outside(built_wheel, tmp_path, "-m", f"classroom_rl.launch.{program}", *arguments)
+    assert result.returncode == 0, result.stderr[-2000:]
     if program == "server":
         shipped = built_wheel / "classroom_rl/shipped/prompt_templates"
-        assert f"teacher_prompt_path: {shipped}" in done.stdout
+        assert f"teacher_prompt_path: {shipped}" in result.stdout
 
 
 def test_what_the_library_imports_is_among_its_requirements() -> None:
     """Nothing that it imports is missing, and nothing is required that it does not import."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = {requirement.split(">")[0] for requirement in project["dependencies"]}
-    extra = {each.split(">")[0] for found in project["optional-dependencies"].values() for each in found}
+    extra = {requirement.split(">")[0] for group in project["optional-dependencies"].values() for requirement in group}
     names = {"math_verify": "math-verify", "pydantic_core": "pydantic-core"}
     library = ROOT / "src/classroom_rl"
     paths = [*library.glob("rollout/**/*.py"), *library.glob("grading/*.py"), *library.glob("engines/*.py")]
-    used = {names.get(name, name) for path in paths for name in imports_of(path) - set(sys.stdlib_module_names)}
-    used -= {"classroom_rl"}
-    assert used - {"vllm"} <= required | extra
-    assert required <= used
+    imported = {names.get(name, name) for path in paths for name in imports_of(path) - set(sys.stdlib_module_names)}
+    imported -= {"classroom_rl"}
+    assert imported - {"vllm"} <= required | extra
+    assert required <= imported

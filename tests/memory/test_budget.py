@@ -293,7 +293,7 @@ def test_what_deepspeed_offloads_is_counted_for_every_process_of_the_machine():
 
 
 def test_a_critic_is_held_and_not_published():
-    parts = [trainer_on_host(job(Launch(1), critic=each), on_cpu=True, versions=2) for each in (0, CRITIC)]
+    parts = [trainer_on_host(job(Launch(1), critic=critic), on_cpu=True, versions=2) for critic in (0, CRITIC)]
     assert total(parts[1]) > total(parts[0])
     assert sizes(parts[1])["2 × published weights (/dev/shm)"] == 2 * W16
 
@@ -353,11 +353,11 @@ def kept_per_token(settings, dtype: torch.dtype) -> float:
     """Bytes per token that the forward pass keeps for the backward pass, without weights."""
     model = AutoModelForCausalLM.from_config(settings, dtype=dtype, attn_implementation="sdpa").train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    saved: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.untyped_storage().data_ptr() not in weights:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     ids = torch.zeros((1, 64), dtype=torch.long)
@@ -366,7 +366,7 @@ def kept_per_token(settings, dtype: torch.dtype) -> float:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model.model(ids, attention_mask=mask, use_cache=False).last_hidden_state
     assert hidden.requires_grad
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / 64
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 64
 
 
 @pytest.mark.full
@@ -382,7 +382,7 @@ def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, in_float32, tm
     flags += ["--mixed_precision", precision, "--gradient_accumulation_steps", "1"]
     output = tmp_path / "held.json"
     program = ["tests/support/deepspeed_memory.py", model, str(output), precision, str(rank), str(in_float32)]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", *flags, *program],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -391,16 +391,16 @@ def test_deepspeed_holds_what_is_reckoned(stage, precision, rank, in_float32, tm
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-4000:]
     size = 2 if precision == "bf16" else 4
     adapter = AdapterJob(adapter_shape("", model, LoraConfig(rank=rank)).parameters, 0, False) if rank else None
     changes = {"number_bytes": size, "state_bytes": 8, "reference": False, "adapter": adapter}
     changes["float32_gradients"] = in_float32
     memory = trainer_memory(job(Launch(2, zero_stage=stage), read_shape(model), **changes))
-    held = sizes(memory.held)
+    held_sizes = sizes(memory.held)
     assert json.loads(output.read_text()) == {
-        "weights": held[f"weights ({8 * size} bit)"],
-        "masters": held["master weights (32 bit)"],
-        "states": held["optimizer states"],
+        "weights": held_sizes[f"weights ({8 * size} bit)"],
+        "masters": held_sizes["master weights (32 bit)"],
+        "states": held_sizes["optimizer states"],
         "gradients": sizes(memory.backward)["gradients"],
     }

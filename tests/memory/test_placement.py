@@ -59,11 +59,11 @@ def check_fits(placement: Placement, gpus: Gpus, phases: tuple) -> None:
     """On each GPU the shares of engines that are awake together fit beside what the trainer holds, and each share
     holds weights, logits and a conversation."""
     for gpu in range(gpus.count):
-        here = placement.on(gpu)
-        for group in awake_together(list(here), phases).values():
-            shares = sum(here[role].vllm.gpu_memory_utilization for role in group)
-            assert shares * gpus.size + len(here) * CUDA_CONTEXT + gpus.held[gpu] <= gpus.size
-        for role, model in here.items():
+        engines = placement.on(gpu)
+        for group in awake_together(list(engines), phases).values():
+            shares = sum(engines[role].vllm.gpu_memory_utilization for role in group)
+            assert shares * gpus.size + len(engines) * CUDA_CONTEXT + gpus.held[gpu] <= gpus.size
+        for role, model in engines.items():
             try:
                 memory = engine_memory(engine_job(model))
             except NotEstimated:
@@ -94,8 +94,8 @@ def test_a_longer_context_gets_more_of_the_cache() -> None:
 
 
 def test_what_the_configuration_says_stays() -> None:
-    own = VllmConfig(gpus=[2], gpu_memory_utilization=0.3)
-    placed = place_engines(models(teacher=own, student=VllmConfig(), judge=VllmConfig()), (), free(4)).models
+    configured = VllmConfig(gpus=[2], gpu_memory_utilization=0.3)
+    placed = place_engines(models(teacher=configured, student=VllmConfig(), judge=VllmConfig()), (), free(4)).models
     assert (placed["teacher"].vllm.gpus, placed["teacher"].vllm.gpu_memory_utilization) == ([2], 0.3)
     assert placed["student"].vllm.gpus == [0, 1, 2, 3]
     assert placed["student"].vllm.gpu_memory_utilization <= (80 - 4 - 3 * 0.78 - 24) / 80 / 2
@@ -157,19 +157,21 @@ def test_every_configuration_on_every_machine_is_planned_or_refused_with_what_to
     config = training("--config-name", name, "train.gradient_checkpointing=true")
     if config.teacher_model.adapter is not None:  # its shape is read from the model, which the Hub has
         config.teacher_model.model_name_or_path = qwen
-    found = report(config, lambda: Launch(processes=count, zero_stage=3))
+    budget = report(config, lambda: Launch(processes=count, zero_stage=3))
     if name == "7b" and count < 4:
-        assert found.placement is None
-        assert any("needs 4 GPUs" in refusal and "number_of_gpus_per_instance" in refusal for refusal in found.refusals)
+        assert budget.placement is None
+        assert any(
+            "needs 4 GPUs" in refusal and "number_of_gpus_per_instance" in refusal for refusal in budget.refusals
+        )
         return
     is_tiny = config.teacher_model.vllm.data_parallel_size == 1  # a toy model that needs no second copy
-    idle = [line for line in found.lines if "idle in the dialogue" in line]
+    idle = [line for line in budget.lines if "idle in the dialogue" in line]
     assert bool(idle) == (is_tiny and count > 1), "a GPU without an engine is named"
     for gpu in range(1 if is_tiny else count):
-        assert found.placement.on(gpu), f"GPU {gpu} has no engine"
-    if not found.refusals:
-        check_fits(found.placement, free(count), tuple(phases_of(config)))
-    for refusal in found.refusals:
+        assert budget.placement.on(gpu), f"GPU {gpu} has no engine"
+    if not budget.refusals:
+        check_fits(budget.placement, free(count), tuple(phases_of(config)))
+    for refusal in budget.refusals:
         assert "Ways out: " in refusal or "Raise " in refusal
 
 
@@ -208,11 +210,11 @@ def test_gpus_without_a_process_of_the_trainer_are_named() -> None:
 
 def test_the_plan_is_printed_and_handed_to_the_server_as_overrides() -> None:
     config: TrainRLConfig = training("--config-name", "language_tutor", "train.gpu_memory_gib=80")
-    found = report(config, lambda: Launch(processes=4, zero_stage=3))
-    start = found.lines.index("placement on 4 GPUs of 80.00 GiB:")
-    assert found.lines[start + 1].startswith("  GPU 0-3   teacher 32.0 GiB (0.4); student 32.0 GiB (0.4); trainer ")
-    assert "teacher_model.vllm.gpus=[0,1,2,3]" in found.placement.overrides
-    again = training("--config-name", "language_tutor", *found.placement.overrides)
+    budget = report(config, lambda: Launch(processes=4, zero_stage=3))
+    start = budget.lines.index("placement on 4 GPUs of 80.00 GiB:")
+    assert budget.lines[start + 1].startswith("  GPU 0-3   teacher 32.0 GiB (0.4); student 32.0 GiB (0.4); trainer ")
+    assert "teacher_model.vllm.gpus=[0,1,2,3]" in budget.placement.overrides
+    again = training("--config-name", "language_tutor", *budget.placement.overrides)
     assert again.student_model.vllm.data_parallel_size == 4 and again.teacher_model.vllm.gpu_memory_utilization == 0.4
 
 

@@ -30,8 +30,8 @@ def roles_are(model: str, *roles: str) -> list[str]:
 
 
 def refusals(model: str, *overrides: str, launch: Launch | None = None) -> list[str]:
-    found = report(small_training(model, *overrides), None if launch is None else lambda: launch)
-    return found.refusals
+    budget = report(small_training(model, *overrides), None if launch is None else lambda: launch)
+    return budget.refusals
 
 
 # Moments and parts --------------------------------------------------------------------------------------------------
@@ -93,9 +93,9 @@ def test_an_adapter_is_counted_and_not_advised(qwen):
 def test_a_strong_tutor_is_counted(qwen):
     lines = report(small_training(qwen, PLANNED, f"train.distillation.model={qwen}"), lambda: ZERO_2).lines
     assert size_of(lines, "strong tutor (16 bit)") == f"{2 * PARAMETERS / GIB:.2f} GiB"
-    for options, wanted in [([], False), (["kl=jsd"], True), (["top_k=5"], True)]:
-        own = [f"train.distillation.{each}" for each in (f"model={qwen}", *options)]
-        assert trainer_job(small_training(qwen, PLANNED, *own), ZERO_2).distributions == wanted
+    for options, expected in [([], False), (["kl=jsd"], True), (["top_k=5"], True)]:
+        overrides = [f"train.distillation.{option}" for option in (f"model={qwen}", *options)]
+        assert trainer_job(small_training(qwen, PLANNED, *overrides), ZERO_2).distributions == expected
 
 
 def test_a_critic_with_a_layer_of_its_own_is_counted(qwen):
@@ -142,10 +142,10 @@ def test_with_phases_the_engines_awake_together_count_and_the_others_on_the_host
 
 
 def test_a_model_that_is_not_there_is_said_and_refuses_nothing(qwen):
-    found = report(small_training(qwen, PLANNED, *roles_are("runs/of/nobody", "teacher")), Launch)
-    assert "trainer: not reckoned: there is no folder runs/of/nobody" in found.lines
-    assert "engine of the teacher: runs/of/nobody: not reckoned: there is no folder runs/of/nobody" in found.lines
-    assert found.refusals == []
+    budget = report(small_training(qwen, PLANNED, *roles_are("runs/of/nobody", "teacher")), Launch)
+    assert "trainer: not reckoned: there is no folder runs/of/nobody" in budget.lines
+    assert "engine of the teacher: runs/of/nobody: not reckoned: there is no folder runs/of/nobody" in budget.lines
+    assert budget.refusals == []
 
 
 # Supervision --------------------------------------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def test_corrections_in_the_same_step_are_counted(qwen):
     ],
 )
 def test_too_many_corrections_at_a_time_are_refused_with_what_to_lower(qwen, corrections, advice):
-    found = refusals(qwen, "train.gpu_memory_gib=56", *corrections, launch=ZERO_2)
-    backward = [refusal for refusal in found if "what the backward pass needs" in refusal]
+    refused = refusals(qwen, "train.gpu_memory_gib=56", *corrections, launch=ZERO_2)
+    backward = [refusal for refusal in refused if "what the backward pass needs" in refusal]
     assert len(backward) == (advice is not None) and all(advice in refusal for refusal in backward)
 
 
@@ -210,13 +210,13 @@ def test_a_supervisor_on_an_engine_is_a_role_like_the_others(qwen):
     planned = (PLANNED, "generation.supervisor.prompt_path=prompt_templates/supervisors/language_tutor.txt")
     remote = f"supervisor_model={{model_name_or_path: {qwen}, use_openrouter: true}}"
     # Shares of teacher and student 0.25 each, and CUDA contexts of 0.78 GiB each.
-    for more, engines in (
+    for overrides, engines in (
         ((PLANNED,), "41.56 GiB"),
         ((*planned, remote), "41.56 GiB"),
         ((*planned, supervisor), "62.34 GiB"),
         ((*planned, supervisor, "generation.schedule=phased"), "62.34 GiB"),  # awake in the dialogue, as the others
     ):
-        assert size_of(report(small_training(qwen, *more), None).lines, "  engines  ") == engines
+        assert size_of(report(small_training(qwen, *overrides), None).lines, "  engines  ") == engines
     (refused,) = refusals(qwen, *planned, supervisor.replace("0.25", "0.109"))
     assert "engine of the supervisor needs 8.76 GiB" in refused
     assert "supervisor_model.vllm.gpu_memory_utilization" in refused
@@ -236,8 +236,8 @@ def test_what_a_machine_cannot_hold_is_refused_where_it_would_run_and_told_elsew
     expected = f"A machine with 60.00 GiB of memory cannot hold what server and trainer need of it: {needed / GIB:.2f}"
     assert planned.refusals == [] and expected in warning
     assert "generation.colocate=false" in warning and "offload_optimizer_device" in warning
-    here = report(small_training(qwen), lambda: launch, (80 * GIB, "by nvidia-smi"))
-    assert here.refusals == [warning.removeprefix("warning: ")]
+    local_budget = report(small_training(qwen), lambda: launch, (80 * GIB, "by nvidia-smi"))
+    assert local_budget.refusals == [warning.removeprefix("warning: ")]
     machine(80, memory=61)
     assert report(small_training(qwen), lambda: launch, (80 * GIB, "by nvidia-smi")).refusals == []
 

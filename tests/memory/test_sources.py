@@ -101,8 +101,8 @@ def test_the_launch_is_what_accelerate_told_this_process(environment, launch):
 def test_a_file_of_deepspeed_takes_precedence(tmp_path):
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}))
-    told = DEEPSPEED | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
-    assert launch_of_environment(told) == Launch(4, 1, optimizer_on_host=True)
+    environment = DEEPSPEED | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(file)}
+    assert launch_of_environment(environment) == Launch(4, 1, optimizer_on_host=True)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_tag_that_leads_out_of_the_folder_is_refused(checkpoint: Path, tag: st
 
 
 def test_links_are_refused(checkpoint: Path) -> None:
-    elsewhere = shutil.move(checkpoint / "global_step3", checkpoint.parent / "elsewhere")
-    (checkpoint / "global_step3").symlink_to(elsewhere)
+    target = shutil.move(checkpoint / "global_step3", checkpoint.parent / "elsewhere")
+    (checkpoint / "global_step3").symlink_to(target)
     with pytest.raises(UnsafeCheckpoint, match="global_step3 is a link"):
         refuse_unsafe_checkpoint(checkpoint)

@@ -35,7 +35,9 @@ def read(folder: Path) -> Any:
 
 
 def packed(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: each for name, each in trainer.model.named_parameters() if hasattr(each, "quant_state")}
+    return {
+        name: parameter for name, parameter in trainer.model.named_parameters() if hasattr(parameter, "quant_state")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +48,19 @@ def source(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_moves_the_adapter_and_engine_files_and_trainer_agree(source: Path, tmp_path: Path, dtype: str) -> None:
     loop = offline_trainer(tmp_path / "run", source, [*IN_4_BITS, "train.learning_rate=0.1", f"train.dtype={dtype}"])
-    linear = [name for name, each in loop.model.named_modules() if isinstance(each, Linear4bit)]
-    before = {name: each.data.clone() for name, each in packed(loop).items()}
-    assert len(linear) == len(before) == 2 * 7 and {each.dtype for each in before.values()} == {torch.uint8}
-    learned = {name: each.detach().clone() for name, each in loop.model.named_parameters() if each.requires_grad}
+    linear = [name for name, module in loop.model.named_modules() if isinstance(module, Linear4bit)]
+    frozen = {name: parameter.data.clone() for name, parameter in packed(loop).items()}
+    assert len(linear) == len(frozen) == 2 * 7 and {tensor.dtype for tensor in frozen.values()} == {torch.uint8}
+    learned = {
+        name: parameter.detach().clone() for name, parameter in loop.model.named_parameters() if parameter.requires_grad
+    }
     assert len(learned) == 2 * 2 * 7 and all("lora_" in name for name in learned)
     for _ in range(2):  # B begins with zeros, so A moves in the second step
         loop.loss_and_gradients(loop.batch())
         loop.optimizer.step()
-    after = dict(loop.model.named_parameters())
-    assert all(not torch.equal(each, after[name]) for name, each in learned.items())
-    assert all(torch.equal(each, after[name]) for name, each in before.items())
+    parameters_after = dict(loop.model.named_parameters())
+    assert all(not torch.equal(tensor, parameters_after[name]) for name, tensor in learned.items())
+    assert all(torch.equal(tensor, parameters_after[name]) for name, tensor in frozen.items())
     base = Path(loop.run_config.served_teacher)
     write_base(base, str(source), dtype)
     save_adapter_together(loop, lambda save: save(tmp_path / "adapter"))
@@ -65,8 +69,8 @@ def test_a_step_moves_the_adapter_and_engine_files_and_trainer_agree(source: Pat
     # All else computes in float32; CPUs with and without AMX or AVX512-BF16 multiply bfloat16 in other ways.
     trained, tolerance = logprobs(loop.model), 1e-5 if dtype == "float32" else 0.07
     served = logprobs(PeftModel.from_pretrained(read(base), tmp_path / "adapter"))
-    for found in (served, logprobs(read(tmp_path / "model")), logprobs(read(tmp_path / "merged"))):
-        assert (found - trained).abs().max() < tolerance
+    for candidate in (served, logprobs(read(tmp_path / "model")), logprobs(read(tmp_path / "merged"))):
+        assert (candidate - trained).abs().max() < tolerance
     over_the_original = logprobs(PeftModel.from_pretrained(read(source), tmp_path / "adapter"))
     assert (over_the_original - served).abs().max() > 100 * 1e-5
     assert not hasattr(read(tmp_path / "model").config, "quantization_config")
@@ -77,16 +81,16 @@ def test_weights_stay_as_they_were_packed_on_every_cpu() -> None:
     layer = Linear4bit(64, 32, quant_type="nf4").to("cpu")  # packs it
     layer.support_avx512bf16_for_cpu = True  # as bitsandbytes finds on some
     keep_packed(torch.nn.Sequential(layer))
-    before = layer.weight.data.clone()
+    packed_weight = layer.weight.data.clone()
     with torch.no_grad():
         layer.eval()(torch.ones(1, 64))
-    assert torch.equal(layer.weight.data, before)
+    assert torch.equal(layer.weight.data, packed_weight)
 
 
 def test_without_a_trained_adapter_the_saved_model_is_the_base(source: Path, tmp_path: Path) -> None:
     """Also where only some of the layers have an adapter."""
-    only = ["teacher_model.lora.target_modules=[q_proj]"]
-    loop = offline_trainer(tmp_path / "run", source, [*IN_4_BITS, *only])
+    one_module = ["teacher_model.lora.target_modules=[q_proj]"]
+    loop = offline_trainer(tmp_path / "run", source, [*IN_4_BITS, *one_module])
     write_base(Path(loop.run_config.served_teacher), str(source), "float32")
     save_together(loop, lambda save: save(tmp_path / "model"))
     saved, base, original = (
@@ -105,15 +109,15 @@ def test_an_adapter_belongs_to_the_rounded_base_also_after_the_run_has_moved(sou
     adapter, lora = tmp_path / "adapter", config.teacher_model.adapter
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").touch()
-    moved = f"/elsewhere/{Path(config.served_teacher).name}"
-    for name in (config.served_teacher, moved):
-        named = {"base_model_name_or_path": name, "r": lora.rank, "lora_alpha": lora.alpha}
-        (adapter / ADAPTER_CONFIG).write_text(json.dumps(named))
+    moved_base = f"/elsewhere/{Path(config.served_teacher).name}"
+    for name in (config.served_teacher, moved_base):
+        adapter_config = {"base_model_name_or_path": name, "r": lora.rank, "lora_alpha": lora.alpha}
+        (adapter / ADAPTER_CONFIG).write_text(json.dumps(adapter_config))
         check_published(adapter, config.served_teacher, lora)
         check_checkpoint(adapter, config.served_teacher, lora)
-        for wrong in (str(source), other.served_teacher):
+        for other_base in (str(source), other.served_teacher):
             with pytest.raises(DataError, match="an adapter for another base"):
-                check_published(adapter, wrong, lora)
+                check_published(adapter, other_base, lora)
 
 
 @pytest.mark.parametrize(

@@ -68,24 +68,29 @@ def test_the_file_is_the_model(name: str, chat_model: Path, tmp_path: Path) -> N
     folder = model_of(ARCHITECTURES[name], chat_model, tmp_path / "model")
     (tmp_path / "out").mkdir()
     write_gguf(folder, tmp_path / "out/tutor.gguf", "tutor", "float32", pre_tokenizer_of(folder))
-    given = {"gguf_file": "tutor.gguf", "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(tmp_path / "out", **given)
+    load_options = {"gguf_file": "tutor.gguf", "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(tmp_path / "out", **load_options)
     if name == "qwen3":  # transformers does not read the size of its heads, llama.cpp does: attention.key_length
         reader = gguf.GGUFReader(tmp_path / "out/tutor.gguf")
         config.head_dim = reader.get_field("qwen3.attention.key_length").contents()
     if "biases" in name:  # and infers biases from the tensors
         config.attention_bias = True
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", config=config, dtype=torch.float32, **given)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", config=config, dtype=torch.float32, **load_options)
     ids = torch.arange(3, 203).reshape(2, 100)
     with torch.no_grad():
-        torch.testing.assert_close(found(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4)
-    own, read = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tmp_path / "out", **given)
-    assert [read.encode(text) for text in TEXTS] == [own.encode(text) for text in TEXTS]
-    assert (read.eos_token_id, read.pad_token_id) == (own.eos_token_id, own.pad_token_id)
+        torch.testing.assert_close(loaded(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4)
+    tokenizer, restored = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(tmp_path / "out", **load_options),
+    )
+    assert [restored.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+    assert (restored.eos_token_id, restored.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     chat = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
-    assert read.apply_chat_template(chat, tokenize=False) == own.apply_chat_template(chat, tokenize=False)
-    assert "generation" not in read.chat_template.replace("{#- generation #}", "").replace("add_generation_prompt", "")
+    assert restored.apply_chat_template(chat, tokenize=False) == tokenizer.apply_chat_template(chat, tokenize=False)
+    assert "generation" not in restored.chat_template.replace("{#- generation #}", "").replace(
+        "add_generation_prompt", ""
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -96,9 +101,9 @@ def test_matrices_get_the_type_and_norms_stay_float32(dtype: str, chat_model: Pa
     assert {kinds.pop(name) for name in [*kinds] if "norm" in name} == {"F32"}
     assert set(kinds.values()) == {{"float16": "F16", "bfloat16": "BF16"}[dtype]} and "output.weight" not in kinds
     embeddings = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
-    wanted = AutoModelForCausalLM.from_pretrained(chat_model, use_safetensors=True).get_input_embeddings().weight
-    read = torch.tensor(gguf.quants.dequantize(embeddings.data, embeddings.tensor_type))
-    assert torch.equal(read, wanted.to(getattr(torch, dtype)).float())
+    expected = AutoModelForCausalLM.from_pretrained(chat_model, use_safetensors=True).get_input_embeddings().weight
+    dequantized = torch.tensor(gguf.quants.dequantize(embeddings.data, embeddings.tensor_type))
+    assert torch.equal(dequantized, expected.to(getattr(torch, dtype)).float())
     fields = {name: reader.get_field(name).contents() for name in ("tokenizer.ggml.pre", "general.file_type")}
     assert fields == {"tokenizer.ggml.pre": "gpt-2", "general.file_type": {"float16": 1, "bfloat16": 32}[dtype]}
 
@@ -184,8 +189,8 @@ def test_the_converter_of_llama_cpp_is_run_and_its_failure_told(chat_model: Path
     script = tmp_path / "convert_hf_to_gguf.py"
     script.write_text("import sys, pathlib; pathlib.Path(sys.argv[3]).write_text(' '.join(sys.argv[1:]))")
     convert(tmp_path, chat_model, tmp_path / "tutor.gguf", "bfloat16")
-    written = f"{chat_model} --outfile {tmp_path / 'tutor.gguf'} --outtype bf16"
-    assert (tmp_path / "tutor.gguf").read_text() == written
+    expected = f"{chat_model} --outfile {tmp_path / 'tutor.gguf'} --outtype bf16"
+    assert (tmp_path / "tutor.gguf").read_text() == expected
     script.write_text("raise SystemExit('no such model')")
     with pytest.raises(ConfigError, match="failed: no such model"):
         convert(tmp_path, chat_model, tmp_path / "tutor.gguf", "bfloat16")

@@ -25,7 +25,7 @@ _REPLIES = {
 def hub(kind: str) -> Iterator[tuple[str, list[str]]]:
     """An endpoint: its address, and the first lines of the requests that reach it. A silent one never answers."""
     requests: list[str] = []
-    kept: list[socket.socket] = []
+    connections: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -35,7 +35,7 @@ def hub(kind: str) -> Iterator[tuple[str, list[str]]]:
                 except OSError:
                     return
                 requests.append(connection.recv(65536).decode().partition("\r\n")[0])
-                kept.append(connection)
+                connections.append(connection)
                 if kind != SILENT:
                     connection.sendall(_REPLIES[kind])
                     connection.close()
@@ -43,7 +43,7 @@ def hub(kind: str) -> Iterator[tuple[str, list[str]]]:
         threading.Thread(target=serve, daemon=True).start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
         listening.shutdown(socket.SHUT_RDWR)
-    for connection in kept:
+    for connection in connections:
         connection.close()
 
 
@@ -71,10 +71,10 @@ def test_a_dry_run_asks_a_hub_out_of_reach_once_for_all_models(tmp_path):
         result = dry_run(endpoint, str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert len(requests) == 1 and requests[0].startswith("HEAD / ")
-    why = f"the Hugging Face Hub ({endpoint}) does not answer"
+    reason = f"the Hugging Face Hub ({endpoint}) does not answer"
     for model in ("Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-14B-Instruct-AWQ"):
-        line = next(each for each in result.stdout.splitlines() if f"{model} has not been fetched before" in each)
-        assert why in line and "its size is not known, and so not what it needs of the memory" in line
+        line = next(line for line in result.stdout.splitlines() if f"{model} has not been fetched before" in line)
+        assert reason in line and "its size is not known, and so not what it needs of the memory" in line
 
 
 def test_a_hub_that_fails_is_asked_once(endpoint_is):

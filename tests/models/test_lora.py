@@ -48,7 +48,7 @@ def step(model: PeftModel, seed: int = 0) -> None:
     """One optimizer step on a few tokens, and a shake, as an untrained B of zeros leaves A without gradient."""
     torch.manual_seed(seed)
     ids = torch.randint(0, 90, (2, 12))
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.05)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.05)
     for _ in range(2):
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
@@ -83,18 +83,18 @@ def loaded(*overrides: str) -> TrainRLConfig:
 
 
 def test_defaults_are_those_that_users_know() -> None:
-    known = LoraConfig(False, 16, 32, "all-linear", 0.01, "none")
-    assert loaded().teacher_model.lora == known and loaded().teacher_model.adapter is None
+    defaults = LoraConfig(False, 16, 32, "all-linear", 0.01, "none")
+    assert loaded().teacher_model.lora == defaults and loaded().teacher_model.adapter is None
     sft = load(TrainSFTConfig, "train_sft", [], check_train_sft).model.lora
-    assert sft == replace(known, rank=256, alpha=512)
+    assert sft == replace(defaults, rank=256, alpha=512)
     enabled = loaded("teacher_model.lora={enable: true, target_modules: [q_proj, v_proj]}").teacher_model.adapter
-    assert enabled == replace(known, enable=True, target_modules=["q_proj", "v_proj"])
+    assert enabled == replace(defaults, enable=True, target_modules=["q_proj", "v_proj"])
 
 
 def test_every_option_reaches_peft() -> None:
-    made = peft_config(LoraConfig(True, 4, 12, ["q_proj"], 0.25, "lora_only"))
-    assert (made.r, made.lora_alpha, made.target_modules, made.lora_dropout) == (4, 12, {"q_proj"}, 0.25)
-    assert made.bias == "lora_only" and made.task_type == "CAUSAL_LM"
+    config = peft_config(LoraConfig(True, 4, 12, ["q_proj"], 0.25, "lora_only"))
+    assert (config.r, config.lora_alpha, config.target_modules, config.lora_dropout) == (4, 12, {"q_proj"}, 0.25)
+    assert config.bias == "lora_only" and config.task_type == "CAUSAL_LM"
 
 
 @pytest.mark.parametrize("schema", ["train_rl", "train_sft"])
@@ -160,8 +160,8 @@ def test_an_adapters_shape_by_hand(tmp_path: Path) -> None:
     assert shape.modules == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
     assert shape.parameters == 2 * 4 * sum(a + b for a, b in attention + mlp)
     assert shape.inputs == 2 * sum(a for a, _ in attention + mlp)
-    only = adapter_shape("key", str(tmp_path), LoraConfig(rank=4, target_modules=["q_proj"]))
-    assert (only.modules, only.parameters, only.inputs) == (("q_proj",), 2 * 4 * 64, 2 * 32)
+    one_module = adapter_shape("key", str(tmp_path), LoraConfig(rank=4, target_modules=["q_proj"]))
+    assert (one_module.modules, one_module.parameters, one_module.inputs) == (("q_proj",), 2 * 4 * 64, 2 * 32)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_the_merged_models_logits_are_those_of_base_and_adapter(kind: str, bias:
     assert not any(notes[name] for name in ("missing_keys", "unexpected_keys"))
     ids = torch.randint(0, 90, (3, 16))
     with torch.no_grad():
-        wanted, found, before = (each.eval()(ids).logits for each in (model, merged, base))
-    assert torch.allclose(found, wanted, atol=1e-5)
-    assert not torch.allclose(found, before, atol=1e-2), "the adapter learned nothing"
+        expected, actual, base_logits = (network.eval()(ids).logits for network in (model, merged, base))
+    assert torch.allclose(actual, expected, atol=1e-5)
+    assert not torch.allclose(actual, base_logits, atol=1e-2), "the adapter learned nothing"
 
 
 def test_what_is_published_is_the_adapter_alone(tmp_path: Path) -> None:
@@ -206,16 +206,16 @@ def test_what_is_published_is_the_adapter_alone(tmp_path: Path) -> None:
     folder = publish(model, tmp_path / "policy" / "v000001", 1)
     assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "adapter_config.json", MARKER}
     parameters = adapter_shape("key", str(tmp_path / "base"), LoraConfig(**LORA)).parameters
-    written = load_file(folder / "adapter_model.safetensors")
-    assert sum(each.numel() for each in written.values()) == parameters
+    tensors = load_file(folder / "adapter_model.safetensors")
+    assert sum(tensor.numel() for tensor in tensors.values()) == parameters
     assert weight_bytes(model, only_trained=True) == 4 * parameters < weight_bytes(model) / 2
     assert 4 * parameters < (folder / "adapter_model.safetensors").stat().st_size < 4 * parameters + 10_000
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["inference_mode"] is True
     assert config["target_modules"] == sorted(config["target_modules"]) and len(config["target_modules"]) > 6
-    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder)
+    reloaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder)
     ids = list(range(10, 30))
-    assert torch.equal(scores(again, ids[:5], ids[5:]), scores(model, ids[:5], ids[5:]))
+    assert torch.equal(scores(reloaded, ids[:5], ids[5:]), scores(model, ids[:5], ids[5:]))
 
 
 def test_adapters_are_equal_if_their_weights_and_their_scale_are(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_adapters_are_equal_if_their_weights_and_their_scale_are(tmp_path: Path)
 def test_an_adapter_is_float32_beside_weights_of_any_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     model_from_folder("tied", tmp_path)
     model = adapted(tmp_path, LoraConfig(**LORA), dtype)
-    assert {each.dtype for each in model.parameters() if each.requires_grad} == {torch.float32}
-    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {dtype}
+    assert {parameter.dtype for parameter in model.parameters() if parameter.requires_grad} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad} == {dtype}
 
 
 # What does not fit --------------------------------------------------------------------------------------------------
@@ -324,8 +324,8 @@ def test_what_is_scored_is_scored_without_dropout_and_what_is_learned_with_it(wo
     trainer = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"), lora)
     step(trainer.model)
     micro, *_ = trainer.batch()
-    how = ([range(len(micro.mask_BT))], trainer.accelerator, trainer.padding)
-    first, second = (log_probs_of_batch(trainer.model, micro, *how).logps_BT for _ in range(2))
+    arguments = ([range(len(micro.mask_BT))], trainer.accelerator, trainer.padding)
+    first, second = (log_probs_of_batch(trainer.model, micro, *arguments).logps_BT for _ in range(2))
     assert torch.equal(first, second) and torch.allclose(first, micro.old_logps_BT, atol=1e-6)
 
     def learned() -> torch.Tensor:
@@ -357,13 +357,13 @@ def test_an_engine_answers_with_the_adapter_that_was_published_last(
     base = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
     assert torch.allclose(scores(base, PROMPT, answer.ids), torch.tensor(answer.logprobs), atol=on_this_machine(1e-3))
     for count, version in enumerate((1, 2, 2), start=1):
-        before = copy.deepcopy(model)
+        model_before = copy.deepcopy(model)
         step(model, seed=count)
         answer = ask(publish(model, tmp_path / f"v{version}", version), version)
         assert (answer.version, answer.adapters, answer.refused) == (version, [count], None)
         differences = scores(model, PROMPT, answer.ids) - torch.tensor(answer.logprobs)
         assert differences.abs().max() < 0.02 and differences.abs().mean() < 0.002
-        for other in (before, base):
+        for other in (model_before, base):
             assert (scores(other, PROMPT, answer.ids) - torch.tensor(answer.logprobs)).abs().mean() > 0.02
 
 
@@ -379,15 +379,15 @@ def test_the_adapter_of_each_module_reaches_the_engine_alone(
     cases = [(name, modules) for name in names for modules in ("all-linear", [name])]
     for version, (name, modules) in enumerate(cases, start=10):
         model = adapted(world / "blank", LoraConfig(target_modules=modules, **LORA))
-        own = [each for key, each in model.named_parameters() if f".{name}.lora_" in key]
-        assert len(own) == 2 * base.config.num_hidden_layers
-        for parameter in own:
+        parameters = [parameter for key, parameter in model.named_parameters() if f".{name}.lora_" in key]
+        assert len(parameters) == 2 * base.config.num_hidden_layers
+        for parameter in parameters:
             parameter.data.normal_(std=0.7)
         answer = ask(publish(model, tmp_path / f"v{version}", version), version)
         assert (answer.version, answer.refused) == (version, None)
-        said = torch.tensor(answer.logprobs)
-        assert (scores(model, PROMPT, answer.ids) - said).abs().max() < on_this_machine(1e-3), (name, modules)
-        assert (scores(base, PROMPT, answer.ids) - said).abs().mean() > 0.02, (name, modules)
+        logprobs = torch.tensor(answer.logprobs)
+        assert (scores(model, PROMPT, answer.ids) - logprobs).abs().max() < on_this_machine(1e-3), (name, modules)
+        assert (scores(base, PROMPT, answer.ids) - logprobs).abs().mean() > 0.02, (name, modules)
 
 
 @pytest.mark.gpu
@@ -396,15 +396,13 @@ def test_an_adapter_that_does_not_fit_leaves_the_one_before(
 ) -> None:
     model = adapted(world / "blank", LoraConfig(**LORA))
     step(model)
-    good = ask(publish(model, tmp_path / "v5", 5), 5)
-    tensors = publish(model, tmp_path / "v6", 6)
-    edit(tensors, target_modules=["nonsense"], use_dora=True)
-    refused = ask(tensors, 6)
-    assert "vLLM did not take the adapter in" in refused.refused and "DoRA" in refused.refused
-    assert (refused.version, refused.adapters) == (5, good.adapters)
-    assert torch.allclose(
-        scores(model, PROMPT, refused.ids), torch.tensor(refused.logprobs), atol=on_this_machine(1e-3)
-    )
+    accepted = ask(publish(model, tmp_path / "v5", 5), 5)
+    folder = publish(model, tmp_path / "v6", 6)
+    edit(folder, target_modules=["nonsense"], use_dora=True)
+    answer = ask(folder, 6)
+    assert "vLLM did not take the adapter in" in answer.refused and "DoRA" in answer.refused
+    assert (answer.version, answer.adapters) == (5, accepted.adapters)
+    assert torch.allclose(scores(model, PROMPT, answer.ids), torch.tensor(answer.logprobs), atol=on_this_machine(1e-3))
     assert "holds whole weights" in ask(publish_whole(world, tmp_path / "v7"), 7).refused
 
 

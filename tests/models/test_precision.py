@@ -49,7 +49,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
         arguments, defaults, _ = _validate_launch_command(launch_command_parser().parse_args([*flags, "train_rl.py"]))
         arguments.deepspeed_fields_from_accelerate_config = ",".join([*defaults.deepspeed_config, "mixed_precision"])
         _, environment = prepare_deepspeed_cmd_env(arguments)
-        for name in [each for each in os.environ if each.startswith("ACCELERATE_")]:
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             monkeypatch.delenv(name)
         for name, value in environment.items():
             if name.startswith("ACCELERATE_"):
@@ -78,19 +78,19 @@ def test_every_configuration_trains_in_its_precision_under_every_launch(
         shlex.split(line) for line in capsys.readouterr().out.splitlines() if " classroom_rl.launch.train" in line
     )
     by_launcher = trainer[trainer.index("classroom_rl.launch.accelerate_launch") + 1 : trainer.index("--module")]
-    wanted = PRECISIONS[config.train.dtype]
-    assert by_launcher == ["--config_file", file, "--mixed_precision", wanted]
+    precision = PRECISIONS[config.train.dtype]
+    assert by_launcher == ["--config_file", file, "--mixed_precision", precision]
     for flags in (by_launcher, ["--config_file", file]):  # the second as typed by a user
         accelerated(flags)
         check_precision(config.train.dtype, os.environ)
         options = options_of(config)
-        assert (options.bf16, options.fp16) == (wanted == "bf16", wanted == "fp16")
+        assert (options.bf16, options.fp16) == (precision == "bf16", precision == "fp16")
         assert options.optim == config.train.optimizer
         plugin = DeepSpeedPlugin()  # what transformers makes of it:
-        told = "bf16" if options.bf16 else "fp16" if options.fp16 else os.environ["ACCELERATE_MIXED_PRECISION"]
-        plugin.set_mixed_precision(told)
+        effective = "bf16" if options.bf16 else "fp16" if options.fp16 else os.environ["ACCELERATE_MIXED_PRECISION"]
+        plugin.set_mixed_precision(effective)
         enabled = {block: plugin.deepspeed_config[block]["enabled"] for block in ("bf16", "fp16")}
-        assert enabled == {"bf16": wanted == "bf16", "fp16": wanted == "fp16"}
+        assert enabled == {"bf16": precision == "bf16", "fp16": precision == "fp16"}
         assert plugin.zero_stage == (3 if "zero3" in launched else 2)
 
 
@@ -119,8 +119,8 @@ def test_a_contradiction_of_precisions_is_refused_before_anything_is_loaded(
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_accelerates_no_fits_every_dtype(dtype):
-    for told in (None, "no", PRECISIONS[dtype]):
-        check_precision(dtype, {} if told is None else {"ACCELERATE_MIXED_PRECISION": told})
+    for precision in (None, "no", PRECISIONS[dtype]):
+        check_precision(dtype, {} if precision is None else {"ACCELERATE_MIXED_PRECISION": precision})
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_weights_are_loaded_in_the_type_that_they_are_kept_in(
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(with_deepspeed).lower())
     assert weights_dtype(dtype, has_adapter) == loaded_in
     policy = policy_of(world, f"train.dtype={dtype}", f"teacher_model.lora.enable={has_adapter}")
-    own = policy.model.get_base_model() if has_adapter else policy.model
-    assert own.dtype == getattr(torch, loaded_in) and (policy.reference is None) == has_adapter
+    base_model = policy.model.get_base_model() if has_adapter else policy.model
+    assert base_model.dtype == getattr(torch, loaded_in) and (policy.reference is None) == has_adapter
     if policy.reference is not None:
         assert policy.reference.dtype == getattr(torch, loaded_in)
 
@@ -180,11 +180,11 @@ def policy_of(world: Path, *overrides: str) -> Policy:
 @pytest.mark.parametrize(("device", "found"), [("meta", "meta"), (None, "cpu")])
 def test_policy_and_reference_go_to_their_device_as_they_are_read(device, found, world, monkeypatch):
     """The device `meta` takes no memory; a model that was loaded to the host first would."""
-    asked = None if device is None else torch.device(device)
-    monkeypatch.setattr("classroom_rl.trainer.model_loading.device_for_weights", lambda: asked)
+    target_device = None if device is None else torch.device(device)
+    monkeypatch.setattr("classroom_rl.trainer.model_loading.device_for_weights", lambda: target_device)
     policy = policy_of(world)
     for model in (policy.model, policy.reference):
-        assert {each.device.type for each in model.parameters()} == {found}
+        assert {parameter.device.type for parameter in model.parameters()} == {found}
 
 
 @pytest.mark.parametrize(

@@ -241,12 +241,15 @@ def trained_tokenizer(world: Path, tmp_path: Path) -> Path:
 
 
 def test_a_trained_model_s_tokenizer_is_written_in_the_words_of_version_4(trained_tokenizer: Path) -> None:
-    written = json.loads((trained_tokenizer / "tokenizer_config.json").read_text())
-    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert written["additional_special_tokens"] and not {"extra_special_tokens", "backend"} & written.keys()
-    again = AutoTokenizer.from_pretrained(trained_tokenizer)
-    first = AutoTokenizer.from_pretrained(trained_tokenizer.parent / "base")
-    assert again.get_vocab() == first.get_vocab() and again.all_special_ids == first.all_special_ids
+    tokenizer_config = json.loads((trained_tokenizer / "tokenizer_config.json").read_text())
+    assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (
+        tokenizer_config["additional_special_tokens"]
+        and not {"extra_special_tokens", "backend"} & tokenizer_config.keys()
+    )
+    reloaded = AutoTokenizer.from_pretrained(trained_tokenizer)
+    original = AutoTokenizer.from_pretrained(trained_tokenizer.parent / "base")
+    assert reloaded.get_vocab() == original.get_vocab() and reloaded.all_special_ids == original.all_special_ids
 
 
 @pytest.mark.full
@@ -259,10 +262,10 @@ def test_a_trained_model_s_tokenizer_loads_in_transformers_4(trained_tokenizer: 
     ):
         subprocess.run(command, check=True, timeout=500)
     command = [python, "-c", _IN_VERSION_4, trained_tokenizer]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
     tokenizer = AutoTokenizer.from_pretrained(trained_tokenizer)
-    version, ids, *special = json.loads(done.stdout)
+    version, ids, *special = json.loads(result.stdout)
     assert version.startswith("4.57") and ids == encode_chat(tokenizer, [{"role": "user", "content": "Where is Ann?"}])
     assert special == [tokenizer.eos_token_id, tokenizer.pad_token_id, sorted(tokenizer.all_special_ids)]
 
@@ -313,24 +316,24 @@ def test_a_prompt_that_goes_as_the_user_s_is_told_about(model: Path, monkeypatch
 
     monkeypatch.setattr("classroom_rl.server.open_models._start_engines", no_engines)
     config = configured(model, model)
-    own = (model / "chat_template.jinja").read_text(encoding="utf-8")
-    for template, told in ((own, False), (NO_SYSTEM, True)):
+    own_template = (model / "chat_template.jinja").read_text(encoding="utf-8")
+    for template, is_logged in ((own_template, False), (NO_SYSTEM, True)):
         caplog.clear()
         write("chat_template.jinja", template)(model)
         with caplog.at_level("INFO"), pytest.raises(EngineFailure):
             open_roles(config, {}, model).send(None)
-        assert ("the prompt goes as the user's" in caplog.text) == told
+        assert ("the prompt goes as the user's" in caplog.text) == is_logged
 
 
 def test_vllm_reads_safetensors_only_and_runs_no_code_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+    engine_arguments = {}
 
     def from_engine_args(arguments: object, **_: object) -> None:
-        asked.update(vars(arguments))
+        engine_arguments.update(vars(arguments))
 
     monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", from_engine_args)
     classroom_rl.engines.vllm.engine.load_engine(ModelConfig("some/model"), seed=1, sleep_mode=False, runner="generate")
-    assert (asked["load_format"], asked["trust_remote_code"]) == ("safetensors", False)
+    assert (engine_arguments["load_format"], engine_arguments["trust_remote_code"]) == ("safetensors", False)
 
 
 # The longest context ------------------------------------------------------------------------------------------------
@@ -382,11 +385,11 @@ def by_vllm(model: Path, length: int) -> int:
     from vllm.transformers_utils.config import get_config
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
-    found = get_config(str(model), trust_remote_code=False)
+    config = get_config(str(model), trust_remote_code=False)
     shape = SimpleNamespace(
-        derived_max_model_len_and_key=ModelArchConfigConvertorBase(found, found).derive_max_model_len_and_key()
+        derived_max_model_len_and_key=ModelArchConfigConvertorBase(config, config).derive_max_model_len_and_key()
     )
-    return _get_and_verify_max_len(found, shape, None, length, disable_sliding_window=False, sliding_window=None)
+    return _get_and_verify_max_len(config, shape, None, length, disable_sliding_window=False, sliding_window=None)
 
 
 @pytest.mark.parametrize("case", CASES)

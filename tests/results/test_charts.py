@@ -40,5 +40,5 @@ def test_stacked_areas_stand_on_each_other():
     middle = HEIGHT - 34 - (chart.bottom - chart.top) / 4
     assert f"{middle:g}" in chart.paths[0][2] and f"{middle:g}" in chart.paths[1][2]
     assert chart.hovers[0][2] == "step 1\nlow: 1\nhigh: 3"
-    twice = line_chart("x", [Series("a", "a", [(1, 0.5)], faint=True), Series("a", "a", [(1, 0.7)])])
-    assert [strip[2] for strip in twice.hovers] == ["step 1\na: 0.5"]
+    overlaid = line_chart("x", [Series("a", "a", [(1, 0.5)], faint=True), Series("a", "a", [(1, 0.7)])])
+    assert [strip[2] for strip in overlaid.hovers] == ["step 1\na: 0.5"]

@@ -74,9 +74,9 @@ DECISIONS = st.builds(
 @given(st.lists(DECISIONS, max_size=12), st.binary(max_size=40).filter(lambda cut: b"\n" not in cut), TEXTS)
 def test_the_last_line_about_a_correction_wins_and_a_cut_one_is_no_line(tmp_path_factory, decisions, cut, text) -> None:
     folder = tmp_path_factory.mktemp("run")
-    for each in decisions:
-        append_decision(folder, each)
-    expected = {each.place: each for each in decisions}
+    for entry in decisions:
+        append_decision(folder, entry)
+    expected = {entry.place: entry for entry in decisions}
     assert read_decisions(folder) == expected
     with (folder / DECISIONS_NAME).open("ab") as file:
         file.write(cut)
@@ -91,7 +91,7 @@ def test_a_cut_line_longer_than_a_block_is_dropped_too(tmp_path: Path) -> None:
     with (tmp_path / DECISIONS_NAME).open("ab") as file:
         file.write(b"x" * 10_000)
     append_decision(tmp_path, decision("reject", turn=4))
-    assert [each.decision for each in read_decisions(tmp_path).values()] == ["accept", "reject"]
+    assert [entry.decision for entry in read_decisions(tmp_path).values()] == ["accept", "reject"]
 
 
 def test_a_line_that_is_no_decision_is_named(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_on_a_full_disk_nothing_is_written(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     append_decision(tmp_path, decision("reject"))
-    assert [each.decision for each in read_decisions(tmp_path).values()] == ["reject"]
+    assert [entry.decision for entry in read_decisions(tmp_path).values()] == ["reject"]
 
 
 def test_several_may_write_at_once(tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_several_may_write_at_once(tmp_path: Path) -> None:
             append_decision(tmp_path, decision("edit", turn=turn, text="word " * 2000))
 
     writers = [threading.Thread(target=write, args=(turn,)) for turn in range(4)]
-    for each in writers:
-        each.start()
-    for each in writers:
-        each.join()
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
     assert len(read_decisions(tmp_path)) == 4
     assert len((tmp_path / DECISIONS_NAME).read_text().splitlines()) == 80
 
@@ -162,15 +162,15 @@ def test_several_may_write_at_once(tmp_path: Path) -> None:
 
 
 def test_precision_is_what_was_accepted_or_edited_of_what_was_decided() -> None:
-    made = [decision(), decision("edit"), decision("reject"), decision("reject", message_was_fine=True)]
-    found = precision_by_category([*made, decision(category="off_topic")])
-    assert list(found) == ["leak", "off_topic"]
-    leak = found["leak"]
+    decisions = [decision(), decision("edit"), decision("reject"), decision("reject", message_was_fine=True)]
+    precisions = precision_by_category([*decisions, decision(category="off_topic")])
+    assert list(precisions) == ["leak", "off_topic"]
+    leak = precisions["leak"]
     assert (leak.decided, leak.accepted, leak.edited, leak.rejected, leak.fine) == (4, 1, 1, 2, 1)
     assert leak.precision == 0.5 and (leak.low, leak.high) == (None, None), "of four, no interval is worth printing"
     nothing = precision_of("leak", [])
     assert (nothing.precision, nothing.low, nothing.high) == (None, None, None)
-    leak = precision_of("leak", made * 2)
+    leak = precision_of("leak", decisions * 2)
     assert (leak.low, leak.high) == pytest.approx((0.16, 0.84), abs=0.01)
 
 
@@ -203,9 +203,9 @@ class Words:
 
 def test_corrections_come_back_as_they_were(tmp_path: Path):
     path = tmp_path / "corrections.parquet"
-    both = [ONE, replace(ONE, conversation="r-0002", draft_ids=[], draft_logprobs=[])]
-    write_corrections(path, both, "abc")
-    assert read_corrections(path) == (both, "abc")
+    corrections = [ONE, replace(ONE, conversation="r-0002", draft_ids=[], draft_logprobs=[])]
+    write_corrections(path, corrections, "abc")
+    assert read_corrections(path) == (corrections, "abc")
     assert [file.name for file in tmp_path.iterdir()] == ["corrections.parquet"]
     write_corrections(path, [], "def")
     assert read_corrections(path) == ([], "def"), "an empty file still names its tokenizer"
@@ -235,9 +235,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_fingerprint_is_that_of_the_sorted_vocabulary():
-    wanted = hashlib.sha256(b'[["a", 1], ["b", 0]]').hexdigest()
-    assert tokenizer_fingerprint(Words(b=0, a=1)) == tokenizer_fingerprint(Words(a=1, b=0)) == wanted
-    assert len({tokenizer_fingerprint(each) for each in (Words(a=0), Words(a=1), Words(b=0), Words(é=0))}) == 4
+    expected = hashlib.sha256(b'[["a", 1], ["b", 0]]').hexdigest()
+    assert tokenizer_fingerprint(Words(b=0, a=1)) == tokenizer_fingerprint(Words(a=1, b=0)) == expected
+    assert len({tokenizer_fingerprint(words) for words in (Words(a=0), Words(a=1), Words(b=0), Words(é=0))}) == 4
 
 
 def test_other_files_are_refused(tmp_path: Path):

@@ -42,8 +42,8 @@ def test_a_tutor_s_prompt_goes_with_its_model_and_its_run(tmp_path: Path) -> Non
     overrides = [f"generation.teacher_prompt_path={prompt}", f"logging.save_dir={tmp_path / 'run'}"]
     config = training(*overrides)
     card = card_of(tmp_path, config, "some/base", {})
-    kept = [tmp_path / TEACHER_PROMPT_NAME, record_run(config, "train_rl") / "config" / TEACHER_PROMPT_NAME]
-    assert {path.read_text(encoding="utf-8") for path in kept} == {prompt.read_text(encoding="utf-8")}
+    paths = [tmp_path / TEACHER_PROMPT_NAME, record_run(config, "train_rl") / "config" / TEACHER_PROMPT_NAME]
+    assert {path.read_text(encoding="utf-8") for path in paths} == {prompt.read_text(encoding="utf-8")}
     assert "````\nTeach {{ problem }}.\n```\nAsk.\n```\n````" in card.text
     shipped = training("--config-name=quickstart")
     assert "{{ problem }}" in card_of(tmp_path, shipped, "some/base", {}).text.split("## Configuration")[0]
@@ -188,7 +188,7 @@ def test_a_release_has_its_card_and_is_pushed_if_that_is_wanted(tmp_path: Path, 
     )
     release(tmp_path, config, "some/base", "sft", {"step": 3, "loss": 1.5, "eval_loss": 2.5})
     card = ModelCard.load(tmp_path / "README.md")
-    assert [(each.metric_name, each.metric_value) for each in card.data.eval_results] == [
+    assert [(result.metric_name, result.metric_value) for result in card.data.eval_results] == [
         ("eval_loss", 2.5),
         ("loss", 1.5),
     ]

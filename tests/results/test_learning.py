@@ -76,8 +76,8 @@ def test_a_run_that_learned_is_told_from_two_that_did_not() -> None:
 
 def test_the_same_three_without_a_held_out_measurement() -> None:
     """The trainer knows only this much at its end."""
-    good, still, shuffled = (conclude(replace(each, held_out={})) for each in (GOOD, STILL, SHUFFLED))
-    assert [each.verdict for each in (good, still, shuffled)] == [LEARNED, NO_EVIDENCE, NO_EVIDENCE]
+    good, still, shuffled = (conclude(replace(evidence, held_out={})) for evidence in (GOOD, STILL, SHUFFLED))
+    assert [learning.verdict for learning in (good, still, shuffled)] == [LEARNED, NO_EVIDENCE, NO_EVIDENCE]
     assert good.reasons[0] == "The reward was not measured on held-out lessons before and after."
     assert describe_learning(good).startswith("Did the tutor learn? Learned in training.\n")
     assert describe_learning(conclude(GOOD)).startswith("Did the tutor learn? Learned.\n")
@@ -106,8 +106,8 @@ def test_a_supervised_measurement_decides_nothing() -> None:
 
 def test_a_rise_that_random_weights_would_bring_is_no_evidence() -> None:
     """A rise as measured in a training on shuffled rewards, and the smallest rise that counts."""
-    wandered = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))
-    learning = conclude(replace(SHUFFLED, held_out={}, training=wandered))
+    trend = Trend(6, 0.097, 0.105, estimate(0.008, 0.001, 0.014, 48))
+    learning = conclude(replace(SHUFFLED, held_out={}, training=trend))
     assert learning.verdict == NO_EVIDENCE
     assert learning.reasons[2] == (
         "A rise of less than 0.02 is no evidence: weights pushed about at random bring as much."
@@ -168,11 +168,11 @@ EASY, HARD = side(*[0.9] * 7, 0.8), side(*[0.1] * 7, 0.2, names="stuvwxyz")
 def test_problems_that_differ_show_no_learning_unless_chance_dealt_them_out() -> None:
     """Harder problems first, by the same tutor: 100 % of such runs used to have learned."""
     hard_first = outcomes(HARD, EASY)
-    for curriculum, why in ((None, "Fewer than 6 were played on both sides"), (True, "A curriculum chose them")):
+    for curriculum, reason in ((None, "Fewer than 6 were played on both sides"), (True, "A curriculum chose them")):
         trend = trend_of(hard_first, curriculum)
-        assert why in trend.decides_not
+        assert reason in trend.decides_not
         learning = conclude(replace(GOOD, held_out={}, training=trend))
-        assert learning.verdict == NO_EVIDENCE and why in learning.reasons[1]
+        assert learning.verdict == NO_EVIDENCE and reason in learning.reasons[1]
     dealt = trend_of(hard_first, curriculum=False)
     assert conclude(replace(GOOD, held_out={}, training=dealt)).verdict == LEARNED
     # Of the 12,870 ways to deal out 16 problems, 2 are as far apart.
@@ -198,8 +198,8 @@ def test_problems_on_both_sides_are_compared_with_themselves() -> None:
 
 def test_problems_in_part_on_both_sides_change_sides_with_themselves() -> None:
     """Four problems on both sides have changed by nothing; of four others it is chance which came first."""
-    both = side(*[0.5] * 4)
-    trend = trend_of(outcomes(both | {"x": [0.0], "y": [0.0]}, both | {"v": [1.0], "w": [1.0]}), curriculum=False)
+    common = side(*[0.5] * 4)
+    trend = trend_of(outcomes(common | {"x": [0.0], "y": [0.0]}, common | {"v": [1.0], "w": [1.0]}), curriculum=False)
     assert trend.change["mean"] == pytest.approx(1 / 3) and trend.change["p"] == pytest.approx(1 / 3, abs=0.02)
 
 

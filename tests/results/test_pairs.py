@@ -57,7 +57,7 @@ def reviewed(draft: AuxSample | None, correction: AuxSample | None, price: float
     valid = Review(price == 0, "" if price == 0 else "leak", price, correction=None if price == 0 else RIGHT)
     drafts = (Draft("eggs", 1, wrong),) if draft is not None else ()
     changed = replace(record.turns[2], review=valid, drafts=drafts, **more)
-    branches = [each for each in (draft, correction) if each is not None]
+    branches = [sample for sample in (draft, correction) if sample is not None]
     return record.model_copy(update={"turns": [*record.turns[:2], changed], "branches": branches})
 
 
@@ -70,7 +70,9 @@ THOUGHTS = said("and")
 
 def made(records: Sequence[Trajectory], decisions=(), least_margin: float = 0.1):
     """The pairs, and what was left out."""
-    maker = PairMaker({each.place: each for each in decisions}, lambda text: list(said(text)), text, least_margin)
+    maker = PairMaker(
+        {decision.place: decision for decision in decisions}, lambda text: list(said(text)), text, least_margin
+    )
     return list(maker.of_step(records)), dict(maker.left_out)
 
 
@@ -122,8 +124,8 @@ def test_a_reward_that_the_supervisor_helped_to_earn_makes_no_pair():
     group = [talk(index, ["eggs", f"{index}"], reward) for index, reward in enumerate((0.5, 0.1, 0.9, 1.0))]
     replaced = replace(group[2].turns[2], replaced=True)
     group[2] = group[2].model_copy(update={"turns": [*group[2].turns[:2], replaced]})
-    behind = AuxSample("policy", 2, START, said("3"), (-1.0,) * len(said("3")), hint_ids=said("Again!"))
-    group[3] = group[3].model_copy(update={"branches": [behind]})
+    critiqued = AuxSample("policy", 2, START, said("3"), (-1.0,) * len(said("3")), hint_ids=said("Again!"))
+    group[3] = group[3].model_copy(update={"branches": [critiqued]})
     (pair,), left_out = made(group)
     assert (pair.chosen_conversation, pair.rejected_conversation) == ("eggs-0-0", "eggs-0-1")
     assert left_out["group", "conversations with messages of the supervisor, or behind a critique"] == 2
@@ -203,12 +205,12 @@ def decided(decision: str, draft: int = -1, **more) -> CorrectionDecision:
 )
 def test_drafts_and_corrections(record, decisions, wanted, why):
     pairs, left_out = made([record], decisions)
-    found = [(pair.source, learned(pair.chosen_ids, pair.chosen_mask), learned(pair.rejected_ids, pair.rejected_mask),
-              pair.margin) for pair in pairs]  # fmt: skip
-    assert found == [(source, f"{good}<|im_end|>", f"{bad}<|im_end|>", margin) for source, good, bad, margin in wanted]
-    assert {what for source, what in left_out if source in ("draft", "desk")} == ({why} if why else set())
+    rows = [(pair.source, learned(pair.chosen_ids, pair.chosen_mask), learned(pair.rejected_ids, pair.rejected_mask),
+             pair.margin) for pair in pairs]  # fmt: skip
+    assert rows == [(source, f"{good}<|im_end|>", f"{bad}<|im_end|>", margin) for source, good, bad, margin in wanted]
+    assert {reason for source, reason in left_out if source in ("draft", "desk")} == ({why} if why else set())
     context = text(record.prompt_ids) + "She cooked eggs.<|im_end|>" + STUDENT
-    has_thoughts = any(each.hint_ids == THOUGHTS for each in record.branches)
+    has_thoughts = any(sample.hint_ids == THOUGHTS for sample in record.branches)
     for pair in pairs:
         assert text(pair.prompt_ids) == context + text(THOUGHTS) * has_thoughts
         assert (pair.level, pair.turn) == ("message", 2)
@@ -216,9 +218,9 @@ def test_drafts_and_corrections(record, decisions, wanted, why):
 
 def test_a_message_that_was_written_behind_a_critique_is_taken_in_its_conversation():
     record = reviewed(DRAFT, None)
-    behind = AuxSample("policy", 2, START, said("No more."), (-1.0,) * len(said("No more.")), said("Again!"))
+    critiqued = AuxSample("policy", 2, START, said("No more."), (-1.0,) * len(said("No more.")), said("Again!"))
     turns = [*record.turns[:2], replace(record.turns[2], span=None)]
-    (pair,), _ = made([record.model_copy(update={"turns": turns, "branches": [DRAFT, behind]})])
+    (pair,), _ = made([record.model_copy(update={"turns": turns, "branches": [DRAFT, critiqued]})])
     assert learned(pair.chosen_ids, pair.chosen_mask) == "No more.<|im_end|>"
     assert text(pair.prompt_ids).endswith(STUDENT)
 
@@ -227,12 +229,12 @@ def test_messages_with_scores_are_pairs_where_all_before_them_is_equal():
     texts = [["eggs", "a"], ["eggs", "b"], ["and", "c"], ["eggs", "d"]]
     scores = [[1.0, 0.2], [0.7, 0.9], [0.0, 1.0], [None, 0.5]]
     group = [
-        talk(index, said_here, 0.5).model_copy(update={"turn_rewards": {"judge": values}})
-        for index, (said_here, values) in enumerate(zip(texts, scores, strict=True))
+        talk(index, messages, 0.5).model_copy(update={"turn_rewards": {"judge": values}})
+        for index, (messages, values) in enumerate(zip(texts, scores, strict=True))
     ]
     pairs, left_out = made(group)
-    found = [(text(pair.chosen_ids), text(pair.rejected_ids), pair.margin, pair.turn) for pair in pairs]
-    assert found == [
+    rows = [(text(pair.chosen_ids), text(pair.rejected_ids), pair.margin, pair.turn) for pair in pairs]
+    assert rows == [
         ("eggs<|im_end|>", "and<|im_end|>", pytest.approx(1.0), 0),
         ("b<|im_end|>", "a<|im_end|>", pytest.approx(0.7), 2),
     ]
@@ -292,13 +294,13 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_program_writes_a_file_that_reads_as_the_pairs(run: Path, capsys):
     assert main([str(run), "--tokenizer", str(run / "tokenizer")]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[:3] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
         f"3 pairs on 1 problems are in {run / 'pairs.parquet'}:",
         "  desk: 1 of messages",
         "  group: 2 of conversations",
     ]
-    assert "  group: 1 conversations whose prompt no other one of their group has" in told
+    assert "  group: 1 conversations whose prompt no other one of their group has" in lines
     pairs, fingerprint = read_pairs(run / "pairs.parquet")
     assert [(pair.source, pair.step) for pair in pairs] == [("group", 0), ("group", 1), ("desk", 0)]
     assert all(pair.chosen == text(pair.chosen_ids) and pair.prompt == text(pair.prompt_ids) for pair in pairs)

@@ -19,7 +19,7 @@ REWARD, VALID, CATEGORIES, CROSS_ENTROPY, CHANGES = SUPERVISION_PANELS
 
 def run_of(*more: dict) -> RunData:
     """A run with a line of metrics for each argument; the reward of step n is n / 10."""
-    lines = [step_line(step, step / 10, **each) for step, each in enumerate(more, start=1)]
+    lines = [step_line(step, step / 10, **extra) for step, extra in enumerate(more, start=1)]
     return RunData(Path("run"), lines=lines)
 
 

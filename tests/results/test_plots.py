@@ -63,7 +63,7 @@ def drawn(run: Path, panel: plots.Panel) -> dict[str, list[tuple[float, float]]]
     """The points of each line with a label that a panel draws."""
     axes = Figure().subplots()
     assert panel(axes, load_run(run))
-    lines = {each.get_label(): each.get_xydata().tolist() for each in axes.get_lines()}
+    lines = {curve.get_label(): curve.get_xydata().tolist() for curve in axes.get_lines()}
     return {name: [tuple(point) for point in points] for name, points in lines.items() if not name.startswith("_")}
 
 
@@ -137,8 +137,8 @@ def test_images_reach_wandb(small_run: Path, tmp_path: Path, monkeypatch: pytest
         state = SimpleNamespace(is_world_process_zero=True, global_step=40)
         log.on_save(TrainingArguments(report_to=["wandb"]), state, None)
         folder = Path(tracked.dir)
-    found = sorted(path.name.rsplit("_", 2)[0] for path in (folder / "media" / "images" / "plots").glob("*.png"))
-    assert found == ["mismatch", "reward"]
+    names = sorted(path.name.rsplit("_", 2)[0] for path in (folder / "media" / "images" / "plots").glob("*.png"))
+    assert names == ["mismatch", "reward"]
 
 
 def test_images_reach_trackio(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

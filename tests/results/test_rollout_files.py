@@ -38,6 +38,6 @@ def test_rollouts_of_all_steps_are_one_table(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     table = load_dataset("parquet", data_dir=str(tmp_path / "rollouts"), split="train", cache_dir=cache)
     assert len(table) == 3 * 2 * 2 and sorted(table.unique("step")) == [0, 1, 2]
-    assert sorted(each for each in table["reward"] if each is not None) == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
+    assert sorted(reward for reward in table["reward"] if reward is not None) == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
     assert table["reward"].count(None) == 6 and table[0]["completion_ids"] == [3]
     assert json.loads(table[0]["verdicts"])[0]["scores"]["forward_progression_score"] == 0.5

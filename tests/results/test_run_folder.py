@@ -71,8 +71,8 @@ def test_the_page_shows_them(folder: Path) -> None:
     assert list(sets.steps) == [0, 1] and list(sets.evaluations) == ["before"]
     page = reader.page(ListQuery(where="step-1"))
     assert page.total == 4 and None not in page.columns["reward"]
-    shown = reader.conversation("step-1", page.columns["id"][0])
-    assert [turn.role for turn in shown.turns[:2]] == ["teacher", "student"] and shown.verdicts
+    conversation = reader.conversation("step-1", page.columns["id"][0])
+    assert [turn.role for turn in conversation.turns[:2]] == ["teacher", "student"] and conversation.verdicts
     assert reader.page(ListQuery(where="eval-before")).total == 12
     assert reader.page(ListQuery(where="now")).total == 0, "all that the journal holds is in files"
 
@@ -87,8 +87,15 @@ def test_the_report_is_written(folder: Path) -> None:
 
 def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
     assert configured(folder).environment == "classroom" and configured(folder).generation.max_turns == 5
-    then = ["--config-name", "quickstart", f"logging.save_dir={folder}", "logging.save_steps=1", *BATCHES, *OF_THEN]
-    longer = training(*then, "train.max_steps=5")
+    overrides = [
+        "--config-name",
+        "quickstart",
+        f"logging.save_dir={folder}",
+        "logging.save_steps=1",
+        *BATCHES,
+        *OF_THEN,
+    ]
+    longer = training(*overrides, "train.max_steps=5")
     assert check_resume(folder, longer) == [
         "train.max_steps changes from 2 to 5 after step 2",
         "judge_model.vllm.gpu_memory_utilization changes from 0.5 to null after step 2",  # a default since then
@@ -96,7 +103,7 @@ def test_its_configuration_loads_and_goes_on(folder: Path) -> None:
         unknown(folder / "checkpoints/checkpoint-2"),
     ]
     with pytest.raises(ConfigError, match="train.num_samples_per_problem was 2 and is 4 now"):
-        check_resume(folder, training(*then, "train.num_samples_per_problem=4"))
+        check_resume(folder, training(*overrides, "train.num_samples_per_problem=4"))
 
 
 class Resumed:
@@ -117,7 +124,7 @@ class Resumed:
     def play(self) -> list[ConversationRecord]:
         journal, weights = Journal(self.folder), reward_weights(self.config)
         environment = environment_of(self.config).open_with(self.config, self.roles, journal, weights)
-        problems = [self.begun["problems"][place] for place in self.begun["problem_of"]]
+        problems = [self.begun["problems"][index] for index in self.begun["problem_of"]]
         request = SampleRequest(
             problems=[text for text, _ in problems],
             answers=[answer for _, answer in problems],
@@ -139,11 +146,11 @@ def batches_in(folder: Path) -> list[int]:
 
 
 def test_a_batch_that_it_finished_is_not_played_again(folder: Path, tokenizer) -> None:
-    wanted = read_records(folder / "rollouts/step_000001-0.parquet")
+    expected = read_records(folder / "rollouts/step_000001-0.parquet")
     resumed = Resumed(folder, tokenizer, 10**6)
-    found = resumed.play()
+    replayed = resumed.play()
     assert not resumed.teacher.calls and not resumed.student.calls
-    for record, old in zip(found, wanted, strict=True):
+    for record, old in zip(replayed, expected, strict=True):
         assert record.model_dump(exclude={"logprobs"}) == old.model_dump(exclude={"logprobs"})
         assert record.logprobs == pytest.approx(old.logprobs)
 
@@ -153,15 +160,15 @@ def test_a_batch_that_it_left_half_played_goes_on(folder: Path, tokenizer, lines
     """The server of then was killed so many lines into its last batch: what was said stays said."""
     resumed = Resumed(folder, tokenizer, batches_in(folder)[-1] + 1 + lines)
     events = list(read_journal(folder / JOURNAL_NAME))[-lines:]
-    said = [event for event in events if event["event"] == "turn"]
-    found = {record.id: record for record in resumed.play()}
-    assert said and len(found) == 4
-    for event in said:
-        turns = TypeAdapter(list[dict]).dump_python([turn.__dict__ for turn in found[event["conversation"]].turns])
+    turn_events = [event for event in events if event["event"] == "turn"]
+    records = {record.id: record for record in resumed.play()}
+    assert turn_events and len(records) == 4
+    for event in turn_events:
+        turns = TypeAdapter(list[dict]).dump_python([turn.__dict__ for turn in records[event["conversation"]].turns])
         assert event["turn"]["text"] in [turn["text"] for turn in turns]
-    teacher = sum(turn.role == "teacher" for record in found.values() for turn in record.turns)
-    kept = sum(event["turn"]["role"] == "teacher" for event in said)
-    assert len(resumed.teacher.calls) == teacher - kept
+    teacher = sum(turn.role == "teacher" for record in records.values() for turn in record.turns)
+    restored = sum(event["turn"]["role"] == "teacher" for event in turn_events)
+    assert len(resumed.teacher.calls) == teacher - restored
 
 
 @pytest.mark.parametrize(("version", "counts"), [(24, True), (16, False), (None, False)])

@@ -47,13 +47,13 @@ def test_conversations_without_a_verdict_are_left_out_and_counted():
         record_of("two", [], [scored(0, 0, 0)], 2, reward=0.0, rejected=True),
         record_of("two", [], [scored(1, 0, 0)], 3, reward=0.4),
     ]
-    found = summarise(records)
+    summary = summarise(records)
     assert [sorted(values) for values in rewards_by_lesson(records).values()] == [[0.8], [0.0, 0.4]]
-    assert found["reward"]["mean"] == pytest.approx(0.4) and found["reward"]["n"] == 3
-    assert found["without_verdict"] == {"share": 0.25, "n": 4}
-    assert found["rejected"] == {"share": pytest.approx(1 / 3), "n": 3}
-    assert found["lessons"] == 2 and found["conversations"] == 4
-    assert "error_turns" not in found, "no rule can find errors in problems that are no quickstart lessons"
+    assert summary["reward"]["mean"] == pytest.approx(0.4) and summary["reward"]["n"] == 3
+    assert summary["without_verdict"] == {"share": 0.25, "n": 4}
+    assert summary["rejected"] == {"share": pytest.approx(1 / 3), "n": 3}
+    assert summary["lessons"] == 2 and summary["conversations"] == 4
+    assert "error_turns" not in summary, "no rule can find errors in problems that are no quickstart lessons"
 
 
 def test_scores_are_averaged_over_valid_attempts_first():
@@ -102,9 +102,13 @@ def test_an_error_turn_is_one_whose_text_holds_an_error_whoever_was_asked_for_it
         student(reply_to(1), "correct_student"),
     ]  # the last message has no reply
     exchanges = read_exchanges(record_of(TEXT, turns))
-    assert [(each.student_turn, each.teacher_turn) for each in exchanges] == [(1, 2), (3, 4), (5, 6)]
-    assert [[slip.kind for slip in each.errors] for each in exchanges] == [["tense"], [], ["preposition"]]
-    assert [(each.scaffolded, each.corrected) for each in exchanges] == [(True, False), (False, True), (False, False)]
+    assert [(exchange.student_turn, exchange.teacher_turn) for exchange in exchanges] == [(1, 2), (3, 4), (5, 6)]
+    assert [[slip.kind for slip in exchange.errors] for exchange in exchanges] == [["tense"], [], ["preposition"]]
+    assert [(exchange.scaffolded, exchange.corrected) for exchange in exchanges] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
     assert react(exchanges) == {
         "error_turns": {"scaffolded": 0.5, "n": 2},
         "clean_turns": {"falsely_corrected": 1.0, "n": 1},
@@ -115,7 +119,7 @@ def test_an_error_turn_is_one_whose_text_holds_an_error_whoever_was_asked_for_it
 def test_thoughts_hold_no_errors():
     thought = f"<think>{reply_to(0, 'tense')}</think>{reply_to(0)}"
     turns = [teacher(LESSONS[0].questions[0].text), student(thought, "correct_student"), teacher("Good!")]
-    assert [each.errors for each in read_exchanges(record_of(TEXT, turns))] == [()]
+    assert [exchange.errors for exchange in read_exchanges(record_of(TEXT, turns))] == [()]
 
 
 def test_sides_that_do_not_occur_have_no_share():
@@ -157,21 +161,21 @@ def test_holm():
 
 
 def test_differences_are_of_lesson_means_over_common_lessons():
-    found = differences({"base": {"a": [0.0, 1.0], "b": [0.5]}, "new": {"a": [1.0], "b": [0.75], "c": [9.0]}})
-    assert [(each.tutor, each.against, each.lessons) for each in found] == [("new", "base", 2)]
+    results = differences({"base": {"a": [0.0, 1.0], "b": [0.5]}, "new": {"a": [1.0], "b": [0.75], "c": [9.0]}})
+    assert [(result.tutor, result.against, result.lessons) for result in results] == [("new", "base", 2)]
     # a: 1 − 0.5, b: 0.75 − 0.5.
-    assert found[0].mean == 0.375 and found[0].ci95 is None, "two lessons are too few for an interval"
-    assert found[0].p == found[0].p_holm == 0.5  # ++ and −− of four
+    assert results[0].mean == 0.375 and results[0].ci95 is None, "two lessons are too few for an interval"
+    assert results[0].p == results[0].p_holm == 0.5  # ++ and −− of four
 
 
 def test_every_pair_is_compared_once_and_corrected_together():
     ones, zeros = {str(i): [1.0] for i in range(5)}, {str(i): [0.0] for i in range(5)}
-    found = differences({"base": zeros, "x": ones, "y": ones})
-    assert [(each.tutor, each.against) for each in found] == [("x", "base"), ("y", "base"), ("y", "x")]
-    assert [each.p for each in found] == [2 / 32, 2 / 32, 1.0]
-    assert [each.p_holm for each in found] == [3 * 2 / 32, 3 * 2 / 32, 1.0]
+    results = differences({"base": zeros, "x": ones, "y": ones})
+    assert [(result.tutor, result.against) for result in results] == [("x", "base"), ("y", "base"), ("y", "x")]
+    assert [result.p for result in results] == [2 / 32, 2 / 32, 1.0]
+    assert [result.p_holm for result in results] == [3 * 2 / 32, 3 * 2 / 32, 1.0]
 
 
 def test_a_figure_that_one_tutor_lacks_has_no_difference():
-    (found,) = differences({"base": {"a": [1.0]}, "x": {}})
-    assert (found.mean, found.ci95, found.p, found.p_holm, found.lessons) == (None, None, None, None, 0)
+    (result,) = differences({"base": {"a": [1.0]}, "x": {}})
+    assert (result.mean, result.ci95, result.p, result.p_holm, result.lessons) == (None, None, None, None, 0)

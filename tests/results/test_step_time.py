@@ -33,12 +33,12 @@ def line(rollout: float, publish: float, train: float, judging: float = 0.0) -> 
 
 
 def test_shares_are_of_the_last_steps_without_the_first_one():
-    again = {"seconds/train": 2.0}  # a second step on the same batch
-    shares = time_shares([line(500, 100, 100), line(4, 1, 3, judging=3), again])
+    repeated = {"seconds/train": 2.0}  # a second step on the same batch
+    shares = time_shares([line(500, 100, 100), line(4, 1, 3, judging=3), repeated])
     assert shares == {"play": 0.1, "judging": 0.3, "publish": 0.1, "train": 0.5}
     assert time_shares([line(3, 0, 1)])["play"] == 0.75, "the first step counts if there is no other"
-    many = [line(1, 0, 0)] * 60 + [line(0, 0, 1)] * 50
-    assert time_shares(many)["train"] == 1.0
+    lines = [line(1, 0, 0)] * 60 + [line(0, 0, 1)] * 50
+    assert time_shares(lines)["train"] == 1.0
     assert time_shares([]) == {} == time_shares([{"step": 1, "loss": 0.5}])
 
 
@@ -130,27 +130,27 @@ def test_a_trainer_that_waits_for_a_batch_begun_ahead_needs_more_engines():
 
 def test_weights_for_servers_elsewhere_stay_on_disk():
     shares = {"play": 0.5, "judging": 0.0, "publish": 0.4, "train": 0.1}
-    elsewhere = "generation.server_urls=[http://10.0.0.2:8005]"
+    remote_servers = "generation.server_urls=[http://10.0.0.2:8005]"
     assert advise(shares, configured("maths_small"), "split").overrides == ("train.publish_through=memory",)
-    assert advise(shares, configured("maths_small", elsewhere), "split") is None
+    assert advise(shares, configured("maths_small", remote_servers), "split") is None
     assert advise(shares, configured("maths_small", "train.publish_through=memory"), "split") is None
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_advised_is_new_and_accepted(name):
     """For each shipped configuration, and where any phase takes most of the time."""
-    config, given = configured(name), set()
+    config, overrides = configured(name), set()
     for placement in ("cpu", "shared", "split"):
         for largest in PHASES:
             for second in PHASES:
                 shares = dict.fromkeys(PHASES, 0.05) | {second: 0.35} | {largest: 0.5}
                 advice = advise(shares, config, placement)
-                given |= set(advice.overrides) if advice is not None else set()
-    for override in given:
+                overrides |= set(advice.overrides) if advice is not None else set()
+    for override in overrides:
         key, _, value = override.partition("=")
         assert str(look_up(config, *key.split("."))) != value
         assert str(look_up(configured(name, override), *key.split("."))) == value
-    assert given
+    assert overrides
 
 
 def test_a_run_folder_says_where_its_trainer_ran(tmp_path: Path):

@@ -57,7 +57,7 @@ def test_the_first_batches_against_the_last(tmp_path: Path):
     last = {"a": [(1.0, said(FINE, FINE))], "b": [(0.6, said(FINE, FINE, LEAK, FINE)), (None, said())]}
     summary = summary_of(run_of(tmp_path, [first, between, last]))  # 3 batches: one on each side
     assert summary.batches == 1
-    assert {name: each.over for name, each in summary.figures.items()} == dict.fromkeys(
+    assert {name: figure.over for name, figure in summary.figures.items()} == dict.fromkeys(
         ("reward", "valid", "process_reward"), "lessons"
     )
     reward, valid, process = summary.figures.values()
@@ -71,9 +71,9 @@ def test_the_first_batches_against_the_last(tmp_path: Path):
 
 
 def test_rejected_drafts_count_as_messages_and_a_replaced_one_once(tmp_path: Path):
-    again = Turn("teacher", "…", review=FINE, drafts=(Draft("…", 3, LEAK), Draft("…", 3, SILENT)))
+    retried = Turn("teacher", "…", review=FINE, drafts=(Draft("…", 3, LEAK), Draft("…", 3, SILENT)))
     replaced = Turn("teacher", "…", review=LEAK, drafts=(Draft("…", 3, LEAK),), replaced=True)
-    batch = {"a": [(0.0, [again, Turn("student", "…")])], "b": [(0.0, [replaced])]}
+    batch = {"a": [(0.0, [retried, Turn("student", "…")])], "b": [(0.0, [replaced])]}
     summary = summary_of(run_of(tmp_path, [batch, batch]))
     assert summary.figures["valid"].first["mean"] == pytest.approx(1 / 3), "valid: 1; leaks: 2"
     assert summary.figures["process_reward"].first["mean"] == -1.0, "of what was paid: 0 and −2"

@@ -27,19 +27,19 @@ def records_in(path: Path) -> Iterator[Record]:
     """What an offline run of W&B wrote down, up to where it was killed: LevelDB's log format, chunks of at most a block
     that each begin with a checksum, a length, and whether they are whole (1), a first (2), middle (3) or last one (4).
     """
-    data, place, whole = path.read_bytes(), _FILE_HEADER, b""
-    while place + _CHUNK_HEADER <= len(data):
-        if (left := _BLOCK - place % _BLOCK) < _CHUNK_HEADER:
-            place += left
+    data, position, payload = path.read_bytes(), _FILE_HEADER, b""
+    while position + _CHUNK_HEADER <= len(data):
+        if (left := _BLOCK - position % _BLOCK) < _CHUNK_HEADER:
+            position += left
             continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        place += _CHUNK_HEADER
-        if kind == 0 or place + length > len(data):
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        position += _CHUNK_HEADER
+        if kind == 0 or position + length > len(data):
             return
-        whole, place = whole + data[place : place + length], place + length
+        payload, position = payload + data[position : position + length], position + length
         if kind in (1, 4):
-            yield Record.FromString(whole)
-            whole = b""
+            yield Record.FromString(payload)
+            payload = b""
 
 
 def tracked_losses(run: Path) -> list[tuple[int, float]]:
@@ -75,8 +75,8 @@ def test_the_curves_of_a_resumed_training_go_back_to_the_checkpoint_and_on_in_th
 ) -> None:
     """A step that is made again has the same place on the curve's axis. Offline, W&B has not written down what it holds
     in its buffer when it is killed."""
-    own = ["logging.report_to=[wandb]", "logging.save_steps=2", "train.max_steps=4"]
-    overrides, _ = overrides_of(tmp_path / "run", world, *own)
+    settings = ["logging.report_to=[wandb]", "logging.save_steps=2", "train.max_steps=4"]
+    overrides, _ = overrides_of(tmp_path / "run", world, *settings)
     command = [sys.executable, "train_rl.py", *overrides]
     environment = {**os.environ, "WANDB_MODE": "offline"}
     for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR"):
@@ -97,11 +97,11 @@ def test_the_curves_of_a_resumed_training_go_back_to_the_checkpoint_and_on_in_th
         finally:
             trainer.send_signal(end)
             trainer.wait()
-        again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert again.returncode == 0, again.stderr[-4000:]
+        resumed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
     first, second = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
     run_id = (tmp_path / "run" / "run_id").read_text()
-    assert [each.name.endswith(f"-{run_id}") for each in (first, second)] == [True, True]
+    assert [folder.name.endswith(f"-{run_id}") for folder in (first, second)] == [True, True]
     before, after = tracked_losses(first), tracked_losses(second)
     assert [step for step, _ in after] == [3, 4]
     if end == signal.SIGINT:

@@ -343,14 +343,14 @@ def test_spaces_at_beginnings_are_where_the_tokenizer_puts_them(kind, system, ex
     messages = as_messages(system, exchanges)
     if kind[1] == "inst":
         messages[0]["role"] = "user"
-    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = encode_chat(tokenizer, [messages[0]])
     for teacher, student in exchanges:
         opening, taught = ("[/INST]", f" {teacher}") if kind[1] == "inst" else ("\n", teacher)
         ids += tokenizer.encode(opening + taught)[len(tokenizer.encode(opening)) :]  # as the model would go on
         ids += [frame.turn_end_id, *frame.reply(student)]
     assert encode_further_markup(tokenizer, "<think>\n") == tokenizer.encode("[INST]<think>\n")[1:]
-    assert ids == tokenizer.encode(whole, add_special_tokens=False)
+    assert ids == tokenizer.encode(rendered, add_special_tokens=False)
 
 
 def test_a_marker_that_swallows_white_space_does_so_in_a_frame():
@@ -388,10 +388,10 @@ def test_variables_of_a_template_are_set_for_every_prompt():
             "assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}[quiet {{ level }}]{% endif %}",
         )
     )
-    said = [{"role": "user", "content": "Hello"}]
-    before = encode_chat(quiet, said)
+    messages = [{"role": "user", "content": "Hello"}]
+    before = encode_chat(quiet, messages)
     with pytest.raises(ConfigError, match="sets enable_thinkin, levels, which"):
         set_variables(quiet, {"levels": 1, "enable_thinkin": False})
     set_variables(quiet, {"enable_thinking": False, "level": 'a "b"'})
-    assert quiet.decode(encode_chat(quiet, said)) == quiet.decode(before) + '[quiet a "b"]'
+    assert quiet.decode(encode_chat(quiet, messages)) == quiet.decode(before) + '[quiet a "b"]'
     assert quiet.decode(ReplyFrame(quiet).reply("x")).endswith('[quiet a "b"]')

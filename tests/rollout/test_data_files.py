@@ -263,8 +263,8 @@ def test_a_template_writes_the_text_that_the_file_holds(tmp_path: Path, suffix: 
 
 @pytest.mark.parametrize("written", ["1.000", "7", "1e5"])
 def test_a_template_writes_a_number_as_it_is_written_and_can_count_with_it(tmp_path: Path, written: str) -> None:
-    shown = filled_in(tmp_path, "p.jsonl", answered(written, "jsonl"), "{{ answer }}, {{ answer > 0.5 }}")
-    assert shown == f"{written}, True"
+    rendered = filled_in(tmp_path, "p.jsonl", answered(written, "jsonl"), "{{ answer }}, {{ answer > 0.5 }}")
+    assert rendered == f"{written}, True"
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_messages_are_learned_as_they_are_written(tmp_path: Path, suffix: str, s
 
 
 def test_messages_that_are_no_text_are_refused_with_their_row(tmp_path: Path) -> None:
-    moment = datetime.date(1945, 5, 8)
-    messages = [{"role": "user", "content": moment}, {"role": "assistant", "content": moment}]
+    date = datetime.date(1945, 5, 8)
+    messages = [{"role": "user", "content": date}, {"role": "assistant", "content": date}]
     pq.write_table(pa.table({"messages": [messages]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match="row 1, column messages holds a date or time, 1945-05-08"):
         read_conversations([ConversationSource(name_or_path=str(tmp_path / "c.parquet"))])
@@ -307,10 +307,11 @@ def test_messages_that_are_no_text_are_refused_with_their_row(tmp_path: Path) ->
 
 def test_fields_beside_the_messages_may_be_of_several_types_but_not_too_large(tmp_path: Path) -> None:
     def learned(extra: str) -> list:
-        said = [
-            f'{{"role": "{role}", "content": "a", "id": {each}}}' for role, each in (("user", 1), ("assistant", extra))
+        messages = [
+            f'{{"role": "{role}", "content": "a", "id": {value}}}'
+            for role, value in (("user", 1), ("assistant", extra))
         ]
-        (tmp_path / "c.jsonl").write_text(f'{{"messages": [{", ".join(said)}]}}')
+        (tmp_path / "c.jsonl").write_text(f'{{"messages": [{", ".join(messages)}]}}')
         overrides = [
             f"dataset.train_datasets=[{{name_or_path: {tmp_path / 'c.jsonl'}}}]",
             f"logging.save_dir={tmp_path}",
@@ -326,8 +327,8 @@ def test_fields_beside_the_messages_may_be_of_several_types_but_not_too_large(tm
 def test_an_empty_field_is_no_material_for_a_post_test(tmp_path: Path) -> None:
     """In a CSV file a row without siblings or steps has an empty field."""
     path = tmp_path / "kin.csv"
-    kin = '"[{""problem"": ""3 + 4?"", ""answer"": ""7""}]"'
-    path.write_text(f"problem,answer,kin,parts\n1 + 1?,2,,\n2 + 2?,4,{kin},\n")
+    siblings = '"[{""problem"": ""3 + 4?"", ""answer"": ""7""}]"'
+    path.write_text(f"problem,answer,kin,parts\n1 + 1?,2,,\n2 + 2?,4,{siblings},\n")
     source = DatasetSource(str(path), sibling_problems_column="kin", steps_column="parts")
     problems = {problem.text: problem for problem in load_problems([source], -1, None)}
     assert [len(problems[text].material.siblings) for text in ("1 + 1?", "2 + 2?")] == [0, 1]

@@ -64,8 +64,8 @@ def test_an_id_is_a_hash_of_the_content(source):
 @given(st.text(), st.text(), st.integers(0, 9))
 def test_ids_are_equal_exactly_for_equal_content(text, answer, moved):
     """Text and answer do not run into each other."""
-    whole = text + answer
-    other = (whole[:moved], whole[moved:])
+    joined = text + answer
+    other = (joined[:moved], joined[moved:])
     assert (Problem.of(*other).id == Problem.of(text, answer).id) == (other == (text, answer))
 
 
@@ -77,7 +77,7 @@ def test_a_seed_shuffles_and_the_same_seed_shuffles_alike(source):
     plain = load_problems([source])
     shuffled = load_problems([source], seed=1)
     assert shuffled != plain
-    assert sorted(p.id for p in shuffled) == sorted(p.id for p in plain)
+    assert sorted(problem.id for problem in shuffled) == sorted(problem.id for problem in plain)
     assert load_problems([source], seed=1) == shuffled
     assert load_problems([source], seed=2) != shuffled
 
@@ -90,10 +90,10 @@ def test_the_order_survives_a_restart_with_another_hash_seed(source):
         "print(','.join(problem.id for problem in load_problems([source], limit=5, seed=3)))"
     )
     source.ratio = 0.5
-    here = ",".join(problem.id for problem in load_problems([source], limit=5, seed=3))
+    expected = ",".join(problem.id for problem in load_problems([source], limit=5, seed=3))
     command, environment = [sys.executable, "-c", script, source.name_or_path], os.environ | {"PYTHONHASHSEED": "5"}
-    there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == here
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == expected
 
 
 @pytest.mark.parametrize(("limit", "count"), [(-1, 20), (5, 5), (100, 20)])
@@ -201,9 +201,9 @@ def plans_in(path: str, **options) -> DatasetSource:
 
 
 def test_a_template_makes_problems_of_rows_whatever_file_they_are_in(tmp_path, jsonl):
-    wanted = [Problem.of(RENDERED), Problem.of(RENDERED.replace("tea", "coffee").replace("A1", "B1"))]
+    expected = [Problem.of(RENDERED), Problem.of(RENDERED.replace("tea", "coffee").replace("A1", "B1"))]
     for path in (jsonl(PLANS, "p.jsonl"), *in_all_formats(tmp_path, PLANS)):
-        assert load_problems([plans_in(path)]) == wanted, path
+        assert load_problems([plans_in(path)]) == expected, path
 
 
 def test_columns_of_another_name_are_mapped(jsonl):

@@ -69,11 +69,11 @@ def test_a_game_goes_on_until_the_number_is_found(tokenizer, tmp_path: Path) -> 
 @pytest.mark.parametrize(("tokens", "said"), [(1, "35"), (2, "3<|im_end|>5<|im_end|>")])
 def test_what_is_trained_on_is_what_the_policy_sampled(tokenizer, tmp_path: Path, tokens: int, said: str) -> None:
     record = Game(tokenizer, tmp_path, halving, f"generation.max_tokens_per_turn={tokens}").play()[0]
-    sampled = [i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
+    sampled = [token for token, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
     assert tokenizer.decode(sampled) == said, "an end that was put in is not trained on"
     assert len(record.completion_ids) == len(record.mask) == len(record.logprobs)
-    whole = tokenizer.decode(record.prompt_ids + record.completion_ids)
-    assert "Guess a number from 0 to 7: odd" in whole and "user\nHigher.<|im_end|>" in whole
+    transcript = tokenizer.decode(record.prompt_ids + record.completion_ids)
+    assert "Guess a number from 0 to 7: odd" in transcript and "user\nHigher.<|im_end|>" in transcript
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_a_policy_calls_tools_whose_results_are_context(tokenizer, tmp_path: Pat
     assert [turn.text for turn in record.turns] == ["apple", "No.", "Let me see.\n\nIt is pear."]
     [call] = record.turns[2].tool_calls
     assert call.name == "secret" and call.result == "pear" and record.rewards == {"said": 1.0}
-    sampled = [i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
-    said = f"apple<|im_end|>Let me see.{CALL}<|im_end|>It is pear.<|im_end|>"
-    assert tokenizer.decode(sampled) == said and "<tool_response>" in tokenizer.decode(record.completion_ids)
+    sampled = [token for token, bit in zip(record.completion_ids, record.mask, strict=True) if bit]
+    expected = f"apple<|im_end|>Let me see.{CALL}<|im_end|>It is pear.<|im_end|>"
+    assert tokenizer.decode(sampled) == expected and "<tool_response>" in tokenizer.decode(record.completion_ids)
     assert sum(record.mask) == sum(turn.tokens for turn in record.turns)
     assert "Tells the secret word" in tokenizer.decode(record.prompt_ids)
     assert record.turn_rewards == {"calls": [0.0, 1.0]}
@@ -132,30 +132,30 @@ def test_a_policy_calls_tools_whose_results_are_context(tokenizer, tmp_path: Pat
 
 
 def test_rewards_may_be_functions_of_ones_own(tokenizer, tmp_path: Path) -> None:
-    own, wrong = "tests.support.word_game", "tests.support.own_rewards"
-    rewards = [f"train.reward_weights={{said: 1, {own}:quickness: 2}}"]
-    turns = [f"train.turn_credit.rewards={{{own}:words_of_messages: 1.0}}"]
+    module, wrong_module = "tests.support.word_game", "tests.support.own_rewards"
+    rewards = [f"train.reward_weights={{said: 1, {module}:quickness: 2}}"]
+    turns = [f"train.turn_credit.rewards={{{module}:words_of_messages: 1.0}}"]
     request = SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0)
     [record] = Game(tokenizer, tmp_path, asks_for_the_word, *WORDS[:-1], *rewards, *turns).play(request)
-    assert record.rewards == {"said": 1.0, f"{own}:quickness": 0.5} and record.reward == 2.0
-    assert record.turn_rewards == {f"{own}:words_of_messages": [1.0, 6.0]}
+    assert record.rewards == {"said": 1.0, f"{module}:quickness": 0.5} and record.reward == 2.0
+    assert record.turn_rewards == {f"{module}:words_of_messages": [1.0, 6.0]}
     for name, message in (("silent", "returned 'short' for r-0000"), ("broken", "failed on r-0000")):
         with pytest.raises(DataError, match=message):
-            given = f"train.reward_weights={{{wrong}:{name}: 1}}"
-            Game(tokenizer, tmp_path / name, asks_for_the_word, *WORDS, given).play(request)
+            override = f"train.reward_weights={{{wrong_module}:{name}: 1}}"
+            Game(tokenizer, tmp_path / name, asks_for_the_word, *WORDS, override).play(request)
 
 
 def test_after_a_kill_the_tools_are_not_called_again(tokenizer, tmp_path: Path) -> None:
     game = Game(tokenizer, tmp_path, asks_for_the_word, *WORDS)
     request = SampleRequest(problems=["Which?"], answers=["pear"], request_id="r", seed=1, step=0)
-    wanted = game.play(request)
+    expected = game.play(request)
     lines = (tmp_path / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
         (tmp_path / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
-        [again], [before] = game.play(request), wanted
+        [replayed], [before] = game.play(request), expected
         tokens = {name: getattr(before, name) for name in ("completion_ids", "mask", "logprobs", "turn_rewards")}
-        assert {name: getattr(again, name) for name in tokens} == tokens
-        assert len(again.turns[2].tool_calls) == 1
+        assert {name: getattr(replayed, name) for name in tokens} == tokens
+        assert len(replayed.turns[2].tool_calls) == 1
     game.engine.calls.clear()
     game.play(request)
     assert not game.engine.calls
@@ -176,24 +176,24 @@ def test_an_environment_of_one_file_can_be_trained(algorithm: str) -> None:
 
 def test_whatever_line_a_kill_leaves_nothing_is_said_twice(tokenizer, tmp_path: Path) -> None:
     game = Game(tokenizer, tmp_path)
-    wanted, asked = game.play(), len(game.engine.calls)
+    expected, calls = game.play(), len(game.engine.calls)
     lines = (tmp_path / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines) + 1):
         (tmp_path / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
         turns = [event["turn"] for event in map(json.loads, lines[:count]) if event["event"] == "turn"]
-        known = sum(turn["role"] == "teacher" for turn in turns)
+        journaled = sum(turn["role"] == "teacher" for turn in turns)
         game.engine.calls.clear()
-        assert game.play() == wanted
-        assert len(game.engine.calls) == asked - known
-    assert game.play(REQUEST.model_copy(update={"request_id": "another"}))[0].turns == wanted[0].turns
+        assert game.play() == expected
+        assert len(game.engine.calls) == calls - journaled
+    assert game.play(REQUEST.model_copy(update={"request_id": "another"}))[0].turns == expected[0].turns
 
 
 def test_a_game_that_is_played_again_has_no_reward_until_it_ends(tokenizer, tmp_path: Path) -> None:
     """After a change of the configuration a request is played anew under the same ids."""
-    known = []
+    seen_rewards = []
 
     def look(prompt: str) -> str:
-        known.append(dict(runner.rewards))
+        seen_rewards.append(dict(runner.rewards))
         return halving(prompt)
 
     Game(tokenizer, tmp_path).play()
@@ -201,7 +201,7 @@ def test_a_game_that_is_played_again_has_no_reward_until_it_ends(tokenizer, tmp_
     runner = service.runner
     runner.rewards |= {f"{REQUEST.request_id}-0000": {"found": 9.0}, "another": {"found": 1.0}}
     odd, _ = asyncio.run(service.sample(REQUEST)).conversations
-    assert odd.id == f"{REQUEST.request_id}-0000" and known[0] == {"another": {"found": 1.0}}
+    assert odd.id == f"{REQUEST.request_id}-0000" and seen_rewards[0] == {"another": {"found": 1.0}}
     assert runner.rewards[odd.id] == odd.rewards
 
 
@@ -233,7 +233,7 @@ def test_the_guide_shows_the_game_as_it_is(name: str) -> None:
 
 def test_former_names_forward_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="Dialogue is called DialogueEpisode now"):
-        former = dialogue.Dialogue
-    assert former is dialogue.DialogueEpisode
+        alias = dialogue.Dialogue
+    assert alias is dialogue.DialogueEpisode
     with pytest.warns(FutureWarning, match="said is called messages now"):
-        assert former("r", Problem.of("p"), turns=[Turn("teacher", "Hi."), Turn("program", "No.")]).said == ["Hi."]
+        assert alias("r", Problem.of("p"), turns=[Turn("teacher", "Hi."), Turn("program", "No.")]).said == ["Hi."]

@@ -44,7 +44,7 @@ def test_only_an_embedded_judge_gets_the_facts() -> None:
         async def judge(self, *given):
             return given
 
-    asked = ("rule", [TEACHER], "problem", 0)
+    arguments = ("rule", [TEACHER], "problem", 0)
     facts = ConversationFacts(max_turns=3)
-    assert asyncio.run(ask_judge(Embedded(), *asked, facts)) == (*asked, facts)
-    assert asyncio.run(ask_judge(Model(), *asked, facts)) == asked
+    assert asyncio.run(ask_judge(Embedded(), *arguments, facts)) == (*arguments, facts)
+    assert asyncio.run(ask_judge(Model(), *arguments, facts)) == arguments

@@ -64,9 +64,9 @@ def test_a_package_brings_its_routes_and_its_view(run: Path) -> None:
 
     http = client_of(run, 7)
     assert http.get("/api/board").json() == {"moves": 7}
-    shown = http.get("/api/run").json()
-    assert shown["game"] and shown["chat"]["on"] and shown["personas"] == ["white", "black"]
-    assert ["board", "8"] in shown["facts"] and "handicap" not in dict(shown["facts"])
+    payload = http.get("/api/run").json()
+    assert payload["game"] and payload["chat"]["on"] and payload["personas"] == ["white", "black"]
+    assert ["board", "8"] in payload["facts"] and "handicap" not in dict(payload["facts"])
     refused = client_of(run, None).get("/api/board")
     assert refused.status_code == 422 and "no model is loaded" in refused.json()["detail"]
 

@@ -42,26 +42,26 @@ def test_a_cut_message_is_closed_before_the_next_prompt(tiny_tokenizer) -> None:
     (rollout,) = play(engine, ["Go."], always, max_steps=2, history="with_thinking", max_tokens=3)
     first, second = rollout.steps
     assert first.finish_reason == "length" and first.cut and len(first.ids) == 3
-    glue = second.prompt_ids[len(first.prompt_ids) + 3 :]
-    assert glue == (engine.frame.turn_end_id, *engine.frame.reply("question 1"))
+    added_ids = second.prompt_ids[len(first.prompt_ids) + 3 :]
+    assert added_ids == (engine.frame.turn_end_id, *engine.frame.reply("question 1"))
 
 
 @pytest.mark.parametrize("history", ["with_thinking", "without_thinking"])
 def test_a_step_holds_its_calls_and_their_results_are_not_trained_on(history: str, tiny_tokenizer) -> None:
     engine = ScriptedEngine(tiny_tokenizer, asks_the_calculator)
     options = {"max_steps": 2, "history": history, "max_tokens": 200, "tools": [calculator]}
-    done = play(engine, ["What is 6*7?"], always, **options)
-    for step in done[0].steps:
+    rollouts = play(engine, ["What is 6*7?"], always, **options)
+    for step in rollouts[0].steps:
         (call,) = step.tool_calls
         assert (call.name, call.arguments, call.result, call.error) == ("calculator", {"expression": "6*7"}, "42", None)
         assert step.content == "Let me see. It is 42."
-        given = [token for token, bit in zip(step.ids, step.mask, strict=True) if not bit]
-        assert "42" in tiny_tokenizer.decode(given) and "6*7" not in tiny_tokenizer.decode(given)
+        given_ids = [token for token, bit in zip(step.ids, step.mask, strict=True) if not bit]
+        assert "42" in tiny_tokenizer.decode(given_ids) and "6*7" not in tiny_tokenizer.decode(given_ids)
         assert step.tokens == sum(step.mask) < len(step.ids)
         assert all(logprob == 0 for logprob, bit in zip(step.logprobs, step.mask, strict=True) if not bit)
-    sampled = [token for row in done.rows() for token, bit in zip(row.completion_ids, row.mask, strict=True) if bit]
+    sampled = [token for row in rollouts.rows() for token, bit in zip(row.completion_ids, row.mask, strict=True) if bit]
     assert sampled == [token for _, _, answer in engine.calls for token in answer.ids]
-    assert "calculator" in tiny_tokenizer.decode(done[0].steps[0].prompt_ids), "the prompt lists the tools"
+    assert "calculator" in tiny_tokenizer.decode(rollouts[0].steps[0].prompt_ids), "the prompt lists the tools"
 
 
 def test_a_model_without_tokens_calls_tools_in_words() -> None:

@@ -45,8 +45,8 @@ def test_student_s_t_is_that_of_the_tables(freedom: int, t: float) -> None:
 def test_values_that_lie_evenly_have_student_s_interval_if_no_bound_is_known() -> None:
     values = [11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0]
     low, high = mean_with_ci(by_lesson(values))["ci95"]
-    reach = student_t(6) * np.std(values, ddof=1) / math.sqrt(7)
-    assert low <= 14 - reach + 1e-9 and high >= 14 + reach - 1e-9 and high - low < 2.5 * reach
+    half_width = student_t(6) * np.std(values, ddof=1) / math.sqrt(7)
+    assert low <= 14 - half_width + 1e-9 and high >= 14 + half_width - 1e-9 and high - low < 2.5 * half_width
 
 
 def test_fewer_than_six_lessons_have_no_interval() -> None:
@@ -101,11 +101,11 @@ def test_an_estimate_without_an_interval_is_printed_with_its_n() -> None:
 
 
 def test_other_figures_have_the_wider_ends_of_bootstrap_and_jackknife() -> None:
-    without_each = [0.5 + 0.01 * (-1) ** index for index in range(10)]
+    leave_one_out = [0.5 + 0.01 * (-1) ** index for index in range(10)]
     spread = math.sqrt(9 / 10 * 10 * 0.01**2)
-    interval = interval_of_statistic(0.5, [0.48] * 50 + [0.9] * 50, without_each, LEAST_FOR_CORRELATIONS)
+    interval = interval_of_statistic(0.5, [0.48] * 50 + [0.9] * 50, leave_one_out, LEAST_FOR_CORRELATIONS)
     assert interval == pytest.approx([0.5 - student_t(9) * spread, 0.9])
-    assert interval_of_statistic(0.5, [0.4, 0.6], without_each) is None, "a kappa of ten lessons"
+    assert interval_of_statistic(0.5, [0.4, 0.6], leave_one_out) is None, "a kappa of ten lessons"
 
 
 # Coverage ------------------------------------------------------------------------------------------------------------
@@ -120,15 +120,15 @@ FEWEST = 0.93 - 2 * math.sqrt(0.93 * 0.07 / SIMULATIONS)
 def test_an_interval_that_is_printed_covers(family: str, lessons: int, quick: None) -> None:
     values = family in VALUES
     draw, mean = (VALUES if values else DIFFERENCES)[family]
-    held, printed, _ = coverage(draw, mean, (0.0, 1.0) if values else (-1.0, 1.0), _chosen, lessons, SIMULATIONS)
-    assert printed == 1 and held >= FEWEST
+    covered, printed, _ = coverage(draw, mean, (0.0, 1.0) if values else (-1.0, 1.0), _chosen, lessons, SIMULATIONS)
+    assert printed == 1 and covered >= FEWEST
 
 
 @pytest.mark.parametrize("lessons", [6, 30])
 @pytest.mark.parametrize("family", VALUES)
 def test_without_bounds_an_interval_covers_where_there_is_one(family: str, lessons: int, quick: None) -> None:
-    held, printed, _ = coverage(*VALUES[family], (0.0, 1.0), _without_bounds, lessons, SIMULATIONS)
-    assert printed < 0.3 or held >= FEWEST
+    covered, printed, _ = coverage(*VALUES[family], (0.0, 1.0), _without_bounds, lessons, SIMULATIONS)
+    assert printed < 0.3 or covered >= FEWEST
 
 
 @pytest.mark.parametrize("lessons", [2, 3, 5])

@@ -25,18 +25,18 @@ def test_prompts_come_as_text_problems_entries_and_messages() -> None:
         {"role": "user", "content": "c"},
     ]
     prompts = ["text", Problem.of("2 + 2?", "4"), {"prompt": "entry", "level": 3}, conversation]
-    done = play(ScriptedChat(echo), prompts, copies=2, system="All.")
-    assert [(rollout.id, rollout.prompt_index, rollout.copy) for rollout in done[:3]] == [
+    rollouts = play(ScriptedChat(echo), prompts, copies=2, system="All.")
+    assert [(rollout.id, rollout.prompt_index, rollout.copy) for rollout in rollouts[:3]] == [
         ("0-0", 0, 0),
         ("0-1", 0, 1),
         ("1-0", 1, 0),
     ]
-    assert [rollout.first_prompt for rollout in done[::2]] == ["text", "2 + 2?", "entry", "c"]
-    assert done[2].meta["answer"] == "4" and done[4].meta == {"level": 3}
-    assert [rollout.opening[0]["content"] for rollout in done[::2]] == ["All.", "All.", "All.", "Own."]
-    assert list(done[6].steps[0].messages) == conversation
-    done[4].meta["level"] = 4
-    assert done[5].meta == {"level": 3}, "copies share nothing"
+    assert [rollout.first_prompt for rollout in rollouts[::2]] == ["text", "2 + 2?", "entry", "c"]
+    assert rollouts[2].meta["answer"] == "4" and rollouts[4].meta == {"level": 3}
+    assert [rollout.opening[0]["content"] for rollout in rollouts[::2]] == ["All.", "All.", "All.", "Own."]
+    assert list(rollouts[6].steps[0].messages) == conversation
+    rollouts[4].meta["level"] = 4
+    assert rollouts[5].meta == {"level": 3}, "copies share nothing"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_every_step_is_kept() -> None:
 
 
 def seeds(prompts, seed: int) -> list[list[int]]:
-    done = play(ScriptedChat(echo), prompts, always, copies=2, max_steps=2, seed=seed)
-    return [[step.seed for step in rollout.steps] for rollout in done]
+    rollouts = play(ScriptedChat(echo), prompts, always, copies=2, max_steps=2, seed=seed)
+    return [[step.seed for step in rollout.steps] for rollout in rollouts]
 
 
 def test_seeds_depend_on_seed_prompt_copy_and_step_and_nothing_else() -> None:

@@ -56,8 +56,8 @@ def test_a_request_and_the_room_decide_how_a_message_is_sampled(engine, greedy, 
 
 def test_a_message_without_its_end_token_is_closed_and_one_with_it_is_not(engine) -> None:
     end = (engine.frame.turn_end_id,)
-    whole, cut = draft_of(engine, play_of()), draft_of(engine, play_of(), room=3, hint_ids=[9], opened="<think>\n")
-    assert whole.turn.ended and whole.ids[-1:] == end and whole.given == ()
+    complete, cut = draft_of(engine, play_of()), draft_of(engine, play_of(), room=3, hint_ids=[9], opened="<think>\n")
+    assert complete.turn.ended and complete.ids[-1:] == end and complete.given == ()
     assert not cut.turn.ended and len(cut.ids) == 3 and cut.given == end
     assert engine.calls[1][0] == [1, 2, 3, 9] and cut.hint_ids == (9,) and cut.turn.text.startswith("<think>\n")
 

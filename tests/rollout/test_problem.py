@@ -18,8 +18,8 @@ WITH, WITHOUT = Problem.of("p", "1", KIN), Problem.of("q", "1")
 
 def test_each_conversation_gets_the_material_of_its_problem() -> None:
     request = SampleRequest(**BODY, post_test_material=[KIN, KIN, PostTestMaterial()])
-    sent = SampleRequest.model_validate_json(request.model_dump_json())
-    first, second, third = sent.all_problems()
+    received = SampleRequest.model_validate_json(request.model_dump_json())
+    first, second, third = received.all_problems()
     assert first is second and first.material == KIN and third.material == PostTestMaterial()
     assert [problem.material for problem in SampleRequest(**BODY).all_problems()] == [PostTestMaterial()] * 3
     assert first.id == WITH.id == Problem.of("p", "1").id
@@ -49,7 +49,7 @@ def test_a_request_with_material_that_does_not_fit_is_refused(material: list, wo
 def test_a_training_sends_it_with_its_batches(problems: list[Problem], sent: list | None, tmp_path: Path) -> None:
     trainer = player(tmp_path, SimpleNamespace(play=None), 2, problems=problems)
     process = SimpleNamespace(process_index=0, num_processes=1)
-    request = trainer._request([each.id for each in problems], PolicyVersion("run", 0), 0, 0, process)
+    request = trainer._request([problem.id for problem in problems], PolicyVersion("run", 0), 0, 0, process)
     assert request.post_test_material == sent == material_of(problems)
 
 

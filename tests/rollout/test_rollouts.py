@@ -112,16 +112,16 @@ def test_no_more_rollouts_than_allowed_are_in_play() -> None:
         now -= 1
         return "yes"
 
-    done = play(ScriptedChat(answers), [f"p{n}" for n in range(12)], concurrency=3)
-    assert (most, len(done)) == (3, 12)
-    assert [rollout.first_prompt for rollout in done] == [f"p{n}" for n in range(12)]
+    rollouts = play(ScriptedChat(answers), [f"p{n}" for n in range(12)], concurrency=3)
+    assert (most, len(rollouts)) == (3, 12)
+    assert [rollout.first_prompt for rollout in rollouts] == [f"p{n}" for n in range(12)]
 
 
 def test_the_progress_bar_shows_rollouts_and_steps(capsys) -> None:
     runner = Rollouts(ScriptedChat(echo), max_steps=2)
     asyncio.run(runner.run(["a", "b"], next_prompt=always))
-    shown = capsys.readouterr().err
-    assert "2/2" in shown and "4 steps" in shown
+    output = capsys.readouterr().err
+    assert "2/2" in output and "4 steps" in output
 
 
 # Replay --------------------------------------------------------------------------------------------------------------
@@ -132,15 +132,15 @@ def replayed(engine: ScriptedChat, recorded: RolloutSet, **functions) -> Rollout
 
 
 def test_a_replay_asks_the_same_questions_with_the_same_seeds_and_settings() -> None:
-    engine, again = ScriptedChat(echo), ScriptedChat(echo)
+    engine, replay_engine = ScriptedChat(echo), ScriptedChat(echo)
     options = {"max_steps": 4, "history": "with_thinking", "temperature": 0.5, "max_tokens": 9}
 
     def stop(rollout, last) -> str | bool:
         return rollout.prompt_index == 1 and last.index == 1 and "enough"
 
-    done = play(engine, ["a", "b"], always, stop, lambda rollout: 2.0, **options)
-    repeated = replayed(again, done)
-    assert sorted(map(str, again.calls)) == sorted(map(str, engine.calls))
+    rollouts = play(engine, ["a", "b"], always, stop, lambda rollout: 2.0, **options)
+    repeated = replayed(replay_engine, rollouts)
+    assert sorted(map(str, replay_engine.calls)) == sorted(map(str, engine.calls))
 
     def as_played(rollouts: RolloutSet) -> list:
         """The rollouts without times and rewards."""
@@ -149,15 +149,17 @@ def test_a_replay_asks_the_same_questions_with_the_same_seeds_and_settings() -> 
             for rollout in rollouts
         ]
 
-    assert as_played(repeated) == as_played(done) and [rollout.reward for rollout in repeated] == [None, None]
+    assert as_played(repeated) == as_played(rollouts) and [rollout.reward for rollout in repeated] == [None, None]
 
 
 def test_a_replay_with_functions_is_played_by_them() -> None:
-    done = play(ScriptedChat(echo), ["a"], always, max_steps=5)
-    done[0].notes["old"] = 1
-    (again,) = replayed(ScriptedChat(echo), done, next_prompt=lambda rollout, step: "other" if step < 2 else None)
-    assert [step.prompt for step in again.steps] == ["a", "other"]
-    assert again.end == End("terminated", "no next prompt") and again.notes == {}
+    rollouts = play(ScriptedChat(echo), ["a"], always, max_steps=5)
+    rollouts[0].notes["old"] = 1
+    (repeated,) = replayed(
+        ScriptedChat(echo), rollouts, next_prompt=lambda rollout, step: "other" if step < 2 else None
+    )
+    assert [step.prompt for step in repeated.steps] == ["a", "other"]
+    assert repeated.end == End("terminated", "no next prompt") and repeated.notes == {}
 
 
 def test_a_replay_leaves_rollouts_without_steps_as_they_are() -> None:

@@ -16,8 +16,8 @@ from tests.support.scripted_engine import ScriptedEngine
 
 def test_with_thoughts_a_rollout_is_one_row_of_what_was_sampled(tiny_tokenizer) -> None:
     engine = ScriptedEngine(tiny_tokenizer, lambda prompt: f"<think>so {prompt.count('user')}</think>Number 7.")
-    done = play(engine, ["Say a number."], always, max_steps=3, history="with_thinking")
-    (rollout,), (row,) = done, done.rows()
+    rollouts = play(engine, ["Say a number."], always, max_steps=3, history="with_thinking")
+    (rollout,), (row,) = rollouts, rollouts.rows()
     assert row.prompt_ids == list(rollout.steps[0].prompt_ids)
     assert row.prompt_ids + row.completion_ids == [*rollout.steps[-1].prompt_ids, *rollout.steps[-1].ids]
     sampled = [index for index, bit in enumerate(row.mask) if bit]
@@ -31,16 +31,16 @@ def test_with_thoughts_a_rollout_is_one_row_of_what_was_sampled(tiny_tokenizer) 
 
 def test_without_thoughts_each_step_is_a_row_with_a_prompt_of_its_own(tiny_tokenizer) -> None:
     engine = ScriptedEngine(tiny_tokenizer, lambda prompt: "<think>secret</think>Number 7.")
-    done = play(engine, ["Say a number."], always, reward=lambda rollout: [0.25, None], copies=2, max_steps=2)
-    rows = done.rows()
+    rollouts = play(engine, ["Say a number."], always, reward=lambda rollout: [0.25, None], copies=2, max_steps=2)
+    rows = rollouts.rows()
     assert [(row.conversation_id, row.message, row.reward) for row in rows] == [
         ("0-0", 0, 0.25),
         ("0-0", 1, None),
         ("0-1", 0, 0.25),
         ("0-1", 1, None),
     ]
-    seen = tiny_tokenizer.decode(rows[1].prompt_ids)
-    assert "Number 7." in seen and "secret" not in seen
+    prompt = tiny_tokenizer.decode(rows[1].prompt_ids)
+    assert "Number 7." in prompt and "secret" not in prompt
     assert all(row.mask == [1] * len(row.completion_ids) and not any(row.target) for row in rows)
 
 

@@ -42,9 +42,9 @@ def test_a_batch_lets_others_go_on_between_its_conversations(room, generation):
             sampled = 0
             await asyncio.sleep(0)
             between.append(sampled)
-        whole = await batch
-        assert json.loads(whole) == json.loads((await service.sample(request)).model_dump_json())
-        assert whole == (await service.sample(request)).model_dump_json().encode()
+        encoded = await batch
+        assert json.loads(encoded) == json.loads((await service.sample(request)).model_dump_json())
+        assert encoded == (await service.sample(request)).model_dump_json().encode()
 
     run(play())
     assert sum(between) == 900 and max(between) <= 16

@@ -77,11 +77,11 @@ class Watched:
 
 
 def test_a_phase_waits_for_the_slowest_of_all_requests() -> None:
-    whole = [State.TEACHER_TURN, State.STUDENT_TURN, State.TEACHER_TURN, State.JUDGE_TURN, State.GENERATE_SOLUTION]
+    states = [State.TEACHER_TURN, State.STUDENT_TURN, State.TEACHER_TURN, State.JUDGE_TURN, State.GENERATE_SOLUTION]
 
     async def scenario() -> Watched:
         watched = Watched()
-        await asyncio.gather(watched.request(whole, whole[2:]), watched.request(whole * 1), watched.request(whole))
+        await asyncio.gather(watched.request(states, states[2:]), watched.request(states * 1), watched.request(states))
         await settle(watched)
         return watched
 
@@ -230,18 +230,18 @@ def test_without_phases_conversations_do_different_things_at_a_time(tokenizer, t
 
 def test_a_batch_that_was_stopped_in_any_phase_goes_on_there(tokenizer, tmp_path, maths) -> None:
     """The journal is cut at every line, and taken up under either schedule."""
-    whole = scripted(Room(tokenizer, tmp_path / "whole"))
-    wanted = untimed(asyncio.run(whole.open(maths).sample(REQUEST)))
-    lines = (whole.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+    uncut = scripted(Room(tokenizer, tmp_path / "whole"))
+    expected = untimed(asyncio.run(uncut.open(maths).sample(REQUEST)))
+    lines = (uncut.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
     for count in range(len(lines)):
         room = scripted(Room(tokenizer, tmp_path / f"cut{count}"))
         room.folder.mkdir()
         (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
         schedule = "concurrent" if count % 3 == 0 else "phased"
         answer = asyncio.run(room.open(replace(maths, schedule=schedule)).sample(REQUEST))
-        assert untimed(answer) == wanted, count
-        happened = [json.loads(line)["event"] for line in (room.folder / JOURNAL_NAME).read_bytes().splitlines()]
-        assert len(happened) - happened.count("batch") == len(lines) - 1, "nothing was done twice"
+        assert untimed(answer) == expected, count
+        events = [json.loads(line)["event"] for line in (room.folder / JOURNAL_NAME).read_bytes().splitlines()]
+        assert len(events) - events.count("batch") == len(lines) - 1, "nothing was done twice"
 
 
 def test_a_request_that_fails_leaves_the_others_and_the_clock_alone(tokenizer, tmp_path, maths) -> None:
@@ -261,8 +261,8 @@ def test_a_request_that_fails_leaves_the_others_and_the_clock_alone(tokenizer, t
         requests = [REQUEST.model_copy(update={"request_id": name}) for name in ("a", "b", "c")]
         outcomes = await asyncio.gather(*map(service.sample, requests), return_exceptions=True)
         assert sum(isinstance(outcome, ProviderFailure) for outcome in outcomes) == 1
-        again = await asyncio.gather(*map(service.sample, requests))
-        assert all(record.reward is not None for response in again for record in response.conversations)
+        retried = await asyncio.gather(*map(service.sample, requests))
+        assert all(record.reward is not None for response in retried for record in response.conversations)
 
     run(asyncio.wait_for(scenario(), 60))
 
@@ -299,8 +299,8 @@ def three_engines() -> tuple[EngineSleep, dict[str, Sleeper], list[str]]:
 
 
 def drain(events: list[str]) -> list[str]:
-    found, events[:] = list(events), []
-    return found
+    drained, events[:] = list(events), []
+    return drained
 
 
 def test_engines_sleep_before_others_wake() -> None:
@@ -382,7 +382,7 @@ def test_a_loan_that_fails_wakes_what_was_awake() -> None:
 
 async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]) -> list[tuple[int, int]]:
     """Each of `count` coroutines goes through the gate `rounds` times. Returns (coroutine, pass) in order."""
-    gate, loop, now, seen = YieldGate(per_pass), asyncio.get_running_loop(), 0, []
+    gate, loop, now, passes = YieldGate(per_pass), asyncio.get_running_loop(), 0, []
 
     def count_passes() -> None:
         nonlocal now
@@ -392,7 +392,7 @@ async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]
     async def walk(name: int) -> None:
         for _ in range(rounds):
             await gate.go_through()
-            seen.append((name, now))
+            passes.append((name, now))
 
     loop.call_soon(count_passes)
     tasks = [asyncio.create_task(walk(name)) for name in range(count)]
@@ -400,22 +400,22 @@ async def go_through(count: int, per_pass: int, rounds: int, cancelled: set[int]
     for name in cancelled & set(range(count)):
         tasks[name].cancel()
     await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-    return seen
+    return passes
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 4), st.sets(st.integers(0, 59), max_size=20))
 def test_everybody_goes_through_and_few_at_a_time(count, per_pass, rounds, cancelled):
-    seen = run(go_through(count, per_pass, rounds, cancelled))
-    times = Counter(name for name, _ in seen)
+    passes = run(go_through(count, per_pass, rounds, cancelled))
+    times = Counter(name for name, _ in passes)
     assert all(times[name] == rounds for name in range(count) if name not in cancelled)
-    assert all(many <= 2 * per_pass for many in Counter(now for _, now in seen).values())
+    assert all(number <= 2 * per_pass for number in Counter(now for _, now in passes).values())
 
 
 @given(st.integers(1, 60), st.integers(1, 9))
 def test_who_comes_first_goes_first(count, per_pass):
-    seen = run(go_through(count, per_pass, 1, set()))
-    assert [name for name, _ in seen] == list(range(count))
-    assert seen[-1][1] - seen[0][1] >= (count - 1) // per_pass - 1
+    passes = run(go_through(count, per_pass, 1, set()))
+    assert [name for name, _ in passes] == list(range(count))
+    assert passes[-1][1] - passes[0][1] >= (count - 1) // per_pass - 1
 
 
 def test_it_works_again_after_a_rest():

@@ -26,8 +26,8 @@ def test_a_summary_counts_what_is_there() -> None:
     assert (summary.cut["share"], summary.cut["n"]) == (1 / 8, 1)
     assert summary.thoughts == {"closed": 8} and summary.seconds["mean"] == pytest.approx(0.2)
     assert summary.ends["terminated"] == {"share": 0.75, "ci95": None, "n": 3}
-    many = RolloutSet([made(0, 1.0, 1), made(1, 0.0, 1), made(2, 0.5, 2), cut] * 3).summary().ends["terminated"]
-    assert many["n"] == 9 and many["ci95"] is None, "twelve rollouts on four prompts"
+    repeated = RolloutSet([made(0, 1.0, 1), made(1, 0.0, 1), made(2, 0.5, 2), cut] * 3).summary().ends["terminated"]
+    assert repeated["n"] == 9 and repeated["ci95"] is None, "twelve rollouts on four prompts"
     apart = RolloutSet([made(number, 1.0, 1) for number in range(12)]).summary().ends["terminated"]
     assert apart["ci95"] == pytest.approx([0.77, 1.0], abs=0.04), "twelve of twelve prompts"
     text = str(summary)
@@ -67,7 +67,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 def test_plots_count_steps_from_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
-    drawn, plot = [], Axes.plot
-    monkeypatch.setattr(Axes, "plot", lambda axes, x, *rest, **more: drawn.append([*x]) or plot(axes, x, *rest, **more))
+    steps, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda axes, x, *rest, **more: steps.append([*x]) or plot(axes, x, *rest, **more))
     RolloutSet([made(0, length=3)]).plot(tmp_path)
-    assert drawn == [[0, 1, 2]]
+    assert steps == [[0, 1, 2]]

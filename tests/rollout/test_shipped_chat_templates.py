@@ -95,13 +95,13 @@ def test_a_dialogue_has_the_ids_that_the_template_gives_it(name):
         {"role": "assistant", "content": SECOND},
         user(LAST),
     ]
-    whole = rendered(tokenizer, opened + dialogue)
+    expected = rendered(tokenizer, opened + dialogue)
     if difference := of(IN_HISTORY, name):
         for text in (FIRST, SECOND):
-            assert difference[0] + text in whole
-            whole = whole.replace(difference[0] + text, difference[1] + text)
-    assert tokenizer.decode(buffer.ids) == whole
-    assert buffer.ids == tokenizer.encode(whole, add_special_tokens=False)
+            assert difference[0] + text in expected
+            expected = expected.replace(difference[0] + text, difference[1] + text)
+    assert tokenizer.decode(buffer.ids) == expected
+    assert buffer.ids == tokenizer.encode(expected, add_special_tokens=False)
     first_end = buffer.completion_ids[buffer.mask.index(0) - 1]
     assert first_end == frame.turn_end_id and first_end in tokenizer.added_tokens_decoder
 

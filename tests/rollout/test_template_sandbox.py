@@ -101,8 +101,8 @@ def test_a_template_without_a_mistake_is_not_held_up(template):
 {% for c in conversation %}{{ loop.index }}/{{ loop.length }} {{ named(c.role) ~ ": " ~ c.content }}{% endfor %}
 {{ 2 ** 3 * 4 }} {{ "%s, %5.2f" % (problem, 1) }} {{ "{}: {:,}".format(problem, 2000000) }} {{ "-" * 3 }}
 {{ range(9999) | list | length }} {{ [1, 2] + [3] }} {{ 3000000 | int }}"""
-    shown = render(template(text), problem="p", conversation=LESSON)
-    assert shown == "1/1 TEACHER: Hi.32 p,  1.00 p: 2,000,000 ---\n9999 [1, 2, 3] 3000000"
+    rendered = render(template(text), problem="p", conversation=LESSON)
+    assert rendered == "1/1 TEACHER: Hi.32 p,  1.00 p: 2,000,000 ---\n9999 [1, 2, 3] 3000000"
 
 
 NAMES = ["problem", "conversation", "nosuch", "c", "i", "it", "it.x", "loop", "none", "[1, 'a']", "'a%s{}'", "7", "-1"]

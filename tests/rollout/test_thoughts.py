@@ -46,8 +46,8 @@ def test_a_thought_that_was_never_closed_is_no_answer(text: str, opened: bool) -
 @given(PIECES)
 def test_the_state_is_cut_exactly_if_a_tag_stays_open(text: str) -> None:
     depth = 0
-    for piece in text.replace("</think>", "\0").replace("<think>", "\1"):
-        depth = 0 if piece == "\0" else 1 if piece == "\1" else depth
+    for character in text.replace("</think>", "\0").replace("<think>", "\1"):
+        depth = 0 if character == "\0" else 1 if character == "\1" else depth
     assert (split_message(text).state == CUT) == bool(depth)
 
 
@@ -57,14 +57,14 @@ PARTS = st.lists(st.tuples(st.booleans(), st.text(alphabet="ab \n", max_size=4))
 @given(parts=PARTS, opened_in_prompt=st.none() | st.text("xy"), left_open=st.none() | st.text("xy"))
 def test_what_is_said_is_heard_and_what_is_thought_is_not(parts, opened_in_prompt, left_open):
     text = "".join(f"<think>{words}</think>" if is_thought else words for is_thought, words in parts)
-    said = "".join(words for is_thought, words in parts if not is_thought)
+    expected = "".join(words for is_thought, words in parts if not is_thought)
     before = "" if opened_in_prompt is None else f"{opened_in_prompt}</think>"
     after = "" if left_open is None else f"<think>{left_open}"
-    assert visible_text(before + text + after) == said.strip()
+    assert visible_text(before + text + after) == expected.strip()
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", "x"])))
 def test_no_tag_is_ever_heard(parts):
-    heard = visible_text("".join(parts))
-    assert "<think>" not in heard
-    assert "</think>" not in heard
+    visible = visible_text("".join(parts))
+    assert "<think>" not in visible
+    assert "</think>" not in visible

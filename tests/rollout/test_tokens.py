@@ -113,8 +113,8 @@ async def play(
         service = service_of(config, run_folder, teacher, engine, max_tokens=16)
         records = (await service.sample(request)).conversations
         longest = max((prompt for prompt, _ in teacher.calls), key=len)
-        spoken = await engine.chat([{"role": "user", "content": "Say hello."}], Sampling(1.0, max_tokens=16))
-        return records, teacher.calls, await not_cached(engine, longest), spoken
+        chat_answer = await engine.chat([{"role": "user", "content": "Say hello."}], Sampling(1.0, max_tokens=16))
+        return records, teacher.calls, await not_cached(engine, longest), chat_answer
     finally:
         engine.shutdown()
 
@@ -124,9 +124,9 @@ async def play(
 def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_path: Path) -> None:
     folder = thoughtful_model(world / "blank", tmp_path / "model")
     request = request_for(lessons, "tokens", groups=4, size=6)
-    records, calls, read_again, spoken = asyncio.run(play(folder, tmp_path / "run", request))
+    records, calls, read_again, chat_answer = asyncio.run(play(folder, tmp_path / "run", request))
     assert read_again <= 32, "old turns would be read again at each turn"
-    assert spoken.tokens > 0 and spoken.logprobs == (), "what nobody trains on costs no log-probs"
+    assert chat_answer.tokens > 0 and chat_answer.logprobs == (), "what nobody trains on costs no log-probs"
 
     by_prompt = {(tuple(prompt), completion.ids): completion for prompt, completion in calls}
     turns = 0
@@ -140,25 +140,33 @@ def test_tokens_are_those_of_the_engine(world: Path, lessons: list[str], tmp_pat
             assert record.logprobs[first:last] == list(completion.logprobs)
             assert record.mask[first:last] == [1] * (last - first)
             turns += 1
-        sampled = {i for t in record.turns if t.span for i in range(*t.span)}
+        sampled = {i for turn in record.turns if turn.span for i in range(*turn.span)}
         assert [i for i, bit in enumerate(record.mask) if bit] == sorted(sampled)
         assert all(record.logprobs[i] == 0.0 for i, bit in enumerate(record.mask) if not bit)
     assert turns == len(calls)
 
-    thoughts = [t.text for r in records for t in r.turns if t.role == "teacher" and "<think>" in t.text]
+    thoughts = [
+        turn.text for record in records for turn in record.turns if turn.role == "teacher" and "<think>" in turn.text
+    ]
     assert len(thoughts) >= 5
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    kept = [r for r in records if any("</think>" in t.text for t in r.turns[:-1] if t.role == "teacher")]
-    assert kept and all("</think>" in tokenizer.decode(record.completion_ids) for record in kept)
-    cut = [t for r in records for t in r.turns if t.role == "teacher" and not t.ended]
-    assert cut and all(t.tokens == 16 for t in cut)
+    thoughtful = [
+        record
+        for record in records
+        if any("</think>" in turn.text for turn in record.turns[:-1] if turn.role == "teacher")
+    ]
+    assert thoughtful and all("</think>" in tokenizer.decode(record.completion_ids) for record in thoughtful)
+    cut = [turn for record in records for turn in record.turns if turn.role == "teacher" and not turn.ended]
+    assert cut and all(turn.tokens == 16 for turn in cut)
 
     class Response:
         conversations = records
 
     differences = logprob_differences(folder, Response)
     assert differences.abs().max() < 0.02 and differences.abs().mean() < 0.002
-    entropy = -sum(x for r in records for x, bit in zip(r.logprobs, r.mask, strict=True) if bit) / len(differences)
+    entropy = -sum(
+        logprob for record in records for logprob, bit in zip(record.logprobs, record.mask, strict=True) if bit
+    ) / len(differences)
     assert entropy > 1.0, "certain tokens would agree whatever was wrong"
 
 
@@ -171,9 +179,9 @@ def test_thoughts_are_hidden_from_the_student(world: Path, lessons: list[str], t
     config = load(TrainRLConfig, "train_rl", ["generation.max_turns=5"])
     service = service_of(config, tmp_path, teacher, student, max_tokens=48)
     record = asyncio.run(service.sample(request_for(lessons, "hidden", groups=1, size=1))).conversations[0]
-    heard = [tokenizer.decode(prompt) for prompt, _, _ in student.calls]
-    assert len(heard) == 2 and "Say hello." in heard[0] and "Now go." in heard[1]
-    assert not any("secret" in prompt for prompt in heard)
+    prompts = [tokenizer.decode(prompt) for prompt, _, _ in student.calls]
+    assert len(prompts) == 2 and "Say hello." in prompts[0] and "Now go." in prompts[1]
+    assert not any("secret" in prompt for prompt in prompts)
     assert "secret plan" in tokenizer.decode(teacher.calls[1][0])
     assert [visible_text(turn.text) for turn in record.turns] == ["Say hello.", "Hello.", "Now go.", "Hello.", "Fine."]
     assert "secret" not in json.dumps(record.model_dump()["verdicts"])
@@ -208,19 +216,19 @@ def test_unequal_lengths_are_refused_and_leave_the_buffer_alone(ids, logprobs):
 @given(prompt=IDS, pieces=PIECES)
 def test_ids_mask_and_logprobs_stay_the_same_length_whatever_is_appended(prompt, pieces):
     buffer = TokenBuffer(prompt)
-    wanted_ids, wanted_mask = [], []
+    expected_ids, expected_mask = [], []
     for sampled, ids in pieces:
         if sampled:
             start, end = buffer.append_sampled(ids, [-float(i + 1) for i in ids])
             assert buffer.completion_ids[start:end] == ids
         else:
             buffer.append_given(ids)
-        wanted_ids += ids
-        wanted_mask += [int(sampled)] * len(ids)
-    assert buffer.ids == prompt + wanted_ids
-    assert buffer.mask == wanted_mask
-    assert buffer.logprobs == [-float(i + 1) * m for i, m in zip(wanted_ids, wanted_mask, strict=True)]
-    assert len(buffer) == len(prompt) + len(wanted_ids)
+        expected_ids += ids
+        expected_mask += [int(sampled)] * len(ids)
+    assert buffer.ids == prompt + expected_ids
+    assert buffer.mask == expected_mask
+    assert buffer.logprobs == [-float(i + 1) * m for i, m in zip(expected_ids, expected_mask, strict=True)]
+    assert len(buffer) == len(prompt) + len(expected_ids)
 
 
 def test_the_buffer_keeps_no_hold_of_the_lists_it_was_given():

@@ -44,7 +44,7 @@ _OF_A_MODEL_THAT_RUNS = (
 
 def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on():
     """A new key of the schema has to be put into one of these places."""
-    everything = training(
+    config = training(
         "--config-name=7b",
         "supervisor_model.model_name_or_path=rules",
         "generation.teacher_tools=[calculator]",
@@ -58,17 +58,19 @@ def test_every_key_is_compared_or_named_as_one_that_no_conversation_depends_on()
             for key in ("extra", "chat_template_kwargs")
         ),
     )
-    everything.generation.trained_role = "student"  # which has not all of these
-    compared = {key.removeprefix("the content of ") for key in conversation_keys(everything)}
-    servers_own = {f"generation.{item.name}" for item in fields(ServerConfig)}
+    config.generation.trained_role = "student"  # which has not all of these
+    compared = {key.removeprefix("the content of ") for key in conversation_keys(config)}
+    servers_own = {f"generation.{field.name}" for field in fields(ServerConfig)}
     for key in keys_of(TrainRLConfig):
         if key == "train.turn_credit.rewards":  # the one key of `train` that says what a server computes
             assert key in compared
             continue
-        named = key.partition(".")[0] in _OF_THE_TRAINER or key in servers_own | _OF_NO_CONVERSATION
-        named = named or (key.partition(".")[0].endswith("_model") and key.rpartition(".")[2] in _OF_A_MODEL_THAT_RUNS)
-        is_compared = any(each == key or each.startswith(f"{key}.") for each in compared)
-        assert named != is_compared, f"{key} is {'in both places' if named else 'compared by nobody'}"
+        is_named = key.partition(".")[0] in _OF_THE_TRAINER or key in servers_own | _OF_NO_CONVERSATION
+        is_named = is_named or (
+            key.partition(".")[0].endswith("_model") and key.rpartition(".")[2] in _OF_A_MODEL_THAT_RUNS
+        )
+        is_compared = any(compared_key == key or compared_key.startswith(f"{key}.") for compared_key in compared)
+        assert is_named != is_compared, f"{key} is {'in both places' if is_named else 'compared by nobody'}"
 
 
 @dataclass
@@ -93,8 +95,8 @@ def playing(room: Room, generation: GenerationConfig, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def server(room: Room, generation: GenerationConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Playing]:
-    with playing(room, generation, monkeypatch, free_port()) as found:
-        yield found
+    with playing(room, generation, monkeypatch, free_port()) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -157,12 +159,12 @@ def test_what_says_only_how_fast_and_where_may_differ(server: Playing):
 
 def test_a_template_that_was_changed_since_the_server_read_it_is_named(server: Playing):
     path = Path(server.config.generation.teacher_prompt_path)
-    before = path.read_text()
+    original = path.read_text()
     assert server.connect()
-    path.write_text(f"{before}\nBe brief.")
+    path.write_text(f"{original}\nBe brief.")
     with pytest.raises(ConfigError, match=rf'"{path}" has changed since the server read it\. Start the server again'):
         server.connect()
-    path.write_text(before)
+    path.write_text(original)
     assert server.connect()
 
 
@@ -218,7 +220,8 @@ def test_a_server_that_does_not_say_what_it_plays_is_taken(server: Playing):
 )
 def test_a_path_may_be_spelled_in_another_way(there: list[str], here: list[str]) -> None:
     theirs, ours = (
-        conversation_keys(training(*(each.format(cwd=Path.cwd()) for each in side))) for side in (there, here)
+        conversation_keys(training(*(override.format(cwd=Path.cwd()) for override in overrides)))
+        for overrides in (there, here)
     )
     assert digest_of(theirs) == digest_of(ours)
     refuse_other_play(theirs, ours, "http://server")

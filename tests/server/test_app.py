@@ -108,22 +108,22 @@ async def test_a_resumed_trainer_gets_conversations_of_the_weights_that_it_publi
         room.judge = HaltingJudge(halt)
     service = room.open(generation)
     await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-    before = asyncio.create_task(service.sample(REQUEST))
-    await (before if when == "finished" else halt.reached.wait())
+    task = asyncio.create_task(service.sample(REQUEST))
+    await (task if when == "finished" else halt.reached.wait())
     await resume(room, service)
-    after = await asyncio.wait_for(service.sample(REQUEST), 60)
+    response = await asyncio.wait_for(service.sample(REQUEST), 60)
     halt.go.set()
     if when != "finished":
         with pytest.raises(PolicyMismatch, match="ther weights were loaded"):
-            await before
+            await task
     calls = len(room.teacher.calls)
-    assert await service.sample(REQUEST) == after and len(room.teacher.calls) == calls
-    said = {turn.text for record in after.conversations for turn in record.turns if turn.role == "teacher"}
-    assert said == {"Say goodbye."}
-    assert [service.record(record.id) for record in after.conversations] == after.conversations
+    assert await service.sample(REQUEST) == response and len(room.teacher.calls) == calls
+    texts = {turn.text for record in response.conversations for turn in record.turns if turn.role == "teacher"}
+    assert texts == {"Say goodbye."}
+    assert [service.record(record.id) for record in response.conversations] == response.conversations
     events = list(read_journal(room.folder / JOURNAL_NAME))
-    begun = max(place for place, event in enumerate(events) if event["event"] == "batch")
-    since = [event["event"] for event in events[begun:]]
+    last_batch = max(index for index, event in enumerate(events) if event["event"] == "batch")
+    since = [event["event"] for event in events[last_batch:]]
     assert (since.count("turn"), since.count("verdict"), since.count("conversation")) == (10, 2, 2)
 
 
@@ -144,25 +144,25 @@ async def test_conversations_do_not_go_on_with_other_weights_of_the_same_name(ro
 async def test_the_same_weights_published_again_change_nothing(room: Room, generation: GenerationConfig) -> None:
     service = room.open(generation)
     await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-    before = await service.sample(REQUEST)
+    response = await service.sample(REQUEST)
     await service.load_policy(publish(room, 1.0), POLICY, 5.0)
-    said = len(room.teacher.calls)
-    assert await service.sample(REQUEST) == before and len(room.teacher.calls) == said
+    call_count = len(room.teacher.calls)
+    assert await service.sample(REQUEST) == response and len(room.teacher.calls) == call_count
 
 
 def test_weights_conversations_and_checks_of_the_judge_over_http(room: Room, app: Callable[..., FastAPI]) -> None:
-    asked = []
-    room.judge = ScriptedJudge(lambda rule, conversation, _: asked.append(conversation) or json.dumps(SCORES))
+    judged = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: judged.append(conversation) or json.dumps(SCORES))
     with TestClient(app(), base_url="http://127.0.0.1:8005") as http:
 
         def step(content: float) -> tuple[str, int]:
             weights = {"run_id": "run", "version": 2, "path": str(publish(room, content))}
             assert http.post("/load_weights", json=weights).status_code == 200
             record = http.post("/sample_conversations", json=BODY).json()["conversations"][0]
-            asked.clear()
+            judged.clear()
             check = {"request_id": "check", "step": 2, "conversations": [record["id"]]}
             assert http.post("/check_judge", json=check).json()["canaries"]
-            return record["turns"][0]["text"], len(asked)
+            return record["turns"][0]["text"], len(judged)
 
         first, canaries = step(1.0)
         assert canaries > 0 and step(1.0) == (first, 0)
@@ -250,9 +250,9 @@ def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(a
     port = free_port()
     with serving(app(port=port), port):
         request = REQUEST.model_copy(update={"run_id": None, "policy_version": None})
-        played = client.sample_conversations(request, port).conversations
-        ids = [record.id for record in played]
-        assert client.get_pedagogical_reward(ids, port) == [record.rewards["pedagogical"] for record in played]
+        conversations = client.sample_conversations(request, port).conversations
+        ids = [record.id for record in conversations]
+        assert client.get_pedagogical_reward(ids, port) == [record.rewards["pedagogical"] for record in conversations]
         assert client.get_reward("length", ids, port) == [0.0, 0.0]
 
 
@@ -260,9 +260,9 @@ def test_functions_under_the_name_src_vllm_client_talk_to_the_server_on_a_port(a
 def collections(monkeypatch):
     """The generations that are collected, in order."""
     monkeypatch.setattr(garbage, "_SECONDS_BETWEEN_CHECKS", 0)
-    made: list[int] = []
-    monkeypatch.setattr(garbage.gc, "collect", made.append)
-    yield made
+    collected: list[int] = []
+    monkeypatch.setattr(garbage.gc, "collect", collected.append)
+    yield collected
     gc.unfreeze()
 
 
@@ -277,14 +277,14 @@ def test_it_collects_once_after_each_time_of_playing_and_never_in_it(collections
     async def play() -> list[list[int]]:
         service = SimpleNamespace(running=[], runner=SimpleNamespace(finished=0))
         task = asyncio.create_task(garbage.collect_at_rest(service))
-        found = []
+        snapshots = []
         for running, finished in (([], 0), (["a"], 3), (["a"], 3), ([], 9), ([], 9), (["b"], 12), ([], 14), ([], 20)):
             service.running, service.runner.finished = running, finished
             await _look(5)
-            found.append(list(collections))
+            snapshots.append(list(collections))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return found
+        return snapshots
 
     full, short = 2, 1
     begun, once, twice = [full], [full, short], [full, short, short]
@@ -297,10 +297,10 @@ def test_python_starts_none_meanwhile_and_may_again_afterwards(collections):
             garbage.collect_at_rest(SimpleNamespace(running=["a"], runner=SimpleNamespace(finished=0)))
         )
         await _look(3)
-        found = gc.get_threshold()
+        thresholds = gc.get_threshold()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return found
+        return thresholds
 
     before = gc.get_threshold()
     now = asyncio.run(during())
@@ -328,9 +328,9 @@ def test_a_server_that_cannot_start_ends_with_the_message_alone(tmp_path: Path) 
 
 
 def outside(room: Room, published: Path) -> str:
-    elsewhere = room.folder.parent / "elsewhere"
-    write_policy(elsewhere, PolicyVersion("run", 1), save_model)
-    return str(elsewhere)
+    folder = room.folder.parent / "elsewhere"
+    write_policy(folder, PolicyVersion("run", 1), save_model)
+    return str(folder)
 
 
 def linked_folder(room: Room, published: Path) -> str:
@@ -361,11 +361,11 @@ def linked_file(room: Room, published: Path) -> str:
 def test_weights_come_from_inside_the_run_folder_only(
     http: TestClient, room: Room, published: Path, path, said
 ) -> None:
-    loaded = room.teacher.policy
+    policy_before = room.teacher.policy
     body = {"run_id": "run", "version": 1, "path": path(room, published)}
     answer = http.post("/load_weights", json=body)
     assert answer.status_code == 422 and said in answer.json()["detail"]
-    assert room.teacher.policy == loaded
+    assert room.teacher.policy == policy_before
 
 
 def test_weights_that_nobody_would_send_are_refused(http: TestClient) -> None:

@@ -55,10 +55,10 @@ def test_a_token_is_compared_in_constant_time_only(app: Callable[..., FastAPI], 
         return False
 
     with TestClient(app(), base_url=HERE) as client:
-        right = {"Authorization": f"Bearer {TOKEN}"}
-        assert client.get("/health", headers=right).status_code == 200
+        authorized = {"Authorization": f"Bearer {TOKEN}"}
+        assert client.get("/health", headers=authorized).status_code == 200
         monkeypatch.setattr(classroom_rl.server.middleware.hmac, "compare_digest", refuse)
-        for headers in (right, {}, {"Authorization": "Bearer x"}):
+        for headers in (authorized, {}, {"Authorization": "Bearer x"}):
             assert client.get("/health", headers=headers).status_code == 401
     expected = f"Bearer {TOKEN}".encode()
     assert compared == [(expected, expected), (b"", expected), (b"Bearer x", expected)]
@@ -78,9 +78,9 @@ FOREIGN_PAGES = ["http://evil.example", "https://evil.example:8005", "null", "ht
 
 def every_route(application: FastAPI) -> list[tuple[str, str]]:
     """Those of the server, of a mounted application, and some that are not there."""
-    known = [(method, route.path) for route in application.routes for method in getattr(route, "methods", ())]
+    real_routes = [(method, route.path) for route in application.routes for method in getattr(route, "methods", ())]
     others = [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/no/such/route"), ("OPTIONS", "/sleep")]
-    return [*known, *others]
+    return [*real_routes, *others]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,19 @@ def every_route(application: FastAPI) -> list[tuple[str, str]]:
 def test_no_route_answers_under_a_foreign_name_or_for_a_foreign_page(app, room: Room, published: Path, headers) -> None:
     application = app()
     application.mount("/v1", answers_everything)
-    known = every_route(application)
-    assert {("POST", "/load_weights"), ("POST", "/wake_up"), ("POST", "/api/corrections/decision")} <= set(known)
-    assert ("GET", "/") in known
-    loaded = room.teacher.policy
+    all_routes = every_route(application)
+    assert {("POST", "/load_weights"), ("POST", "/wake_up"), ("POST", "/api/corrections/decision")} <= set(all_routes)
+    assert ("GET", "/") in all_routes
+    policy_before = room.teacher.policy
     with TestClient(application, base_url=HERE, raise_server_exceptions=False) as client:
-        for method, path in known:
+        for method, path in all_routes:
             answer = client.request(method, path, headers=headers)
             assert answer.status_code == 403, (method, path)
             assert method == "HEAD" or next(iter(headers.values())) in answer.json()["detail"]
         weights = {"run_id": "run", "version": 1, "path": str(published)}
         assert client.post("/load_weights", json=weights, headers=headers).status_code == 403
-        assert room.teacher.policy == loaded and not room.teacher.calls
-        for method, path in known:
+        assert room.teacher.policy == policy_before and not room.teacher.calls
+        for method, path in all_routes:
             assert client.request(method, path).status_code != 403, (method, path)
 
 
@@ -162,14 +162,14 @@ def test_a_request_with_no_name_or_with_two_is_refused(hosts: list[str]) -> None
 
 
 def status_for(headers: list[tuple[bytes, bytes]]) -> int:
-    sent = []
+    messages = []
 
     async def send(message: dict) -> None:
-        sent.append(message)
+        messages.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/sleep", "headers": headers}
     asyncio.run(HostCheck(answers_everything)(scope, None, send))
-    return sent[0]["status"]
+    return messages[0]["status"]
 
 
 # The token -----------------------------------------------------------------------------------------------------
@@ -183,18 +183,18 @@ def routes(application: FastAPI) -> list[tuple[str, str]]:
 def test_no_route_answers_without_the_token(app: Callable[..., FastAPI], monkeypatch, host: str) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     application = app(host)
-    known = [(method, path) for method, path in routes(application) if path not in ("/", "/viewer/{name}")]
-    assert {("GET", "/health"), ("POST", "/load_weights"), ("GET", "/metrics")} <= set(known)
-    assert ("POST", "/api/corrections/decision") in known
-    given = [{}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "Bearer "}]
+    guarded_routes = [(method, path) for method, path in routes(application) if path not in ("/", "/viewer/{name}")]
+    assert {("GET", "/health"), ("POST", "/load_weights"), ("GET", "/metrics")} <= set(guarded_routes)
+    assert ("POST", "/api/corrections/decision") in guarded_routes
+    wrong_headers = [{}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "Bearer "}]
     with TestClient(application, raise_server_exceptions=False) as client:
-        for method, path in (*known, ("GET", "/no/such/route"), ("POST", "/health")):
-            for headers in given:
+        for method, path in (*guarded_routes, ("GET", "/no/such/route"), ("POST", "/health")):
+            for headers in wrong_headers:
                 answer = client.request(method, path, headers=headers)
                 assert answer.status_code == 401, (method, path, headers)
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
-            right = client.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
-            assert right.status_code != 401, (method, path)
+            authorized = client.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+            assert authorized.status_code != 401, (method, path)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "my-machine"])
@@ -226,9 +226,9 @@ def test_the_token_is_written_nowhere(app, room: Room, monkeypatch, caplog, capf
     with TestClient(app("0.0.0.0"), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
         assert client.post("/sample_conversations", json=BODY).status_code == 200
         assert client.post("/load_weights", json={"run_id": "r", "version": 0, "path": "/"}).status_code == 422
-        said = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
+        output = client.get("/health").text + client.get("/metrics").text + client.get("/openapi.json").text
     classroom_rl.server.app.record_run(training(f"logging.save_dir='{room.folder}'"), "vllm_server")
     files = [path for path in room.folder.rglob("*") if path.is_file()]
     assert len(files) >= 3
-    said += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)
-    assert TOKEN not in said
+    output += caplog.text + "".join(capfd.readouterr()) + "".join(path.read_text() for path in files)
+    assert TOKEN not in output

@@ -53,11 +53,11 @@ def test_a_server_at_work_is_told_from_one_that_is_not_there() -> None:
     """One socket takes the request and never answers, as during a long batch; then nobody listens there."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        asked = ClassroomClient(f"http://127.0.0.1:{port}")
+        client = ClassroomClient(f"http://127.0.0.1:{port}")
         with pytest.raises(DeadlineExceeded, match="took the request and has no answer to it yet"):
-            asked._request("GET", "/health", timeout_s=0.2)
+            client._request("GET", "/health", timeout_s=0.2)
     with pytest.raises(DeadlineExceeded, match="does not answer"):
-        asked._request("GET", "/health", timeout_s=0.2)
+        client._request("GET", "/health", timeout_s=0.2)
 
 
 def test_server_that_is_not_there_is_named_with_the_command_that_starts_one(tmp_path: Path) -> None:
@@ -159,17 +159,17 @@ Kept = Callable[..., KeptServer]
 
 @pytest.fixture
 def keep_server(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    kept: list[KeptServer] = []
+    servers: list[KeptServer] = []
 
     def keep(*overrides: str) -> KeptServer:
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
         config = training(*arguments, *overrides)
-        kept.append(KeptServer(config, tokenizer, monkeypatch))
-        return kept[-1]
+        servers.append(KeptServer(config, tokenizer, monkeypatch))
+        return servers[-1]
 
     yield keep
-    for each in kept:
-        each.close()
+    for server in servers:
+        server.close()
 
 
 LOADED = ["teacher: loaded", "student: loaded"]
@@ -182,14 +182,14 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
     came with the rollout."""
     from classroom_rl.trainer import run
 
-    kept = keep_server("generation.colocate=true", "train.max_steps=2")
-    kept.client.wait_until_up(60)
-    events = kept.events
+    server = keep_server("generation.colocate=true", "train.max_steps=2")
+    server.client.wait_until_up(60)
+    events = server.events
 
     class Steps(run.GRPOMetricsCallback):
         def on_optimizer_step(self, arguments, state, *others, **named):
             if state.global_step == 0:
-                kept.kill()
+                server.kill()
             events.append("step")
 
     lost = []
@@ -197,7 +197,7 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
 
     def loss_without_the_server(self, *arguments):
         if self.state.global_step == 1 and not lost:
-            lost.append(kept.kill())
+            lost.append(server.kill())
         return loss_of(self, *arguments)
 
     monkeypatch.setattr(run, "GRPOMetricsCallback", Steps)
@@ -205,33 +205,33 @@ def test_a_server_that_dies_under_a_stepping_trainer_comes_back_when_the_trainer
     monkeypatch.setattr(
         "classroom_rl.trainer.servers.clear_device_cache", lambda garbage_collection: events.append(ROOM)
     )
-    run.train(kept.config)
+    run.train(server.config)
     load_policy = "teacher: load_policy, awake: kv_cache, weights"
-    again = [*LOADED, load_policy]
+    loaded_again = [*LOADED, load_policy]
     assert in_order(events) == [
         *(*LOADED, *ASLEEP, ROOM),
         *("teacher: wake weights", "teacher: load_policy, awake: weights", "teacher: wake kv_cache"),
         *(ROOM, "student: wake all", "turns", *ASLEEP, "the server dies", "step"),
-        *(ROOM, *again, ROOM, "turns", *ASLEEP, "the server dies", "step"),
-        *(ROOM, *again, ROOM),
+        *(ROOM, *loaded_again, ROOM, "turns", *ASLEEP, "the server dies", "step"),
+        *(ROOM, *loaded_again, ROOM),
     ]
-    assert len(kept.ended) == 2 and kept.client.health().policy.version == 2
-    assert not (Path(kept.config.logging.save_dir) / "gpu_lease.json").exists()
+    assert len(server.ended) == 2 and server.client.health().policy.version == 2
+    assert not (Path(server.config.logging.save_dir) / "gpu_lease.json").exists()
 
 
 def test_a_server_that_is_started_beside_a_stepping_trainer_waits_and_loads_when_that_dies(
     keep_server, tmp_path, trainer, monkeypatch
 ):
     GpuLease(tmp_path).take([id_of(trainer)])
-    looks, holders = [], GpuLease.holders
-    monkeypatch.setattr(GpuLease, "holders", lambda self: (looks.append(1), holders(self))[1])
+    checks, holders = [], GpuLease.holders
+    monkeypatch.setattr(GpuLease, "holders", lambda self: (checks.append(1), holders(self))[1])
     lock = claim("train_rl", tmp_path)
-    kept = keep_server()
-    wait_until(lambda: len(looks) > 5)
-    assert kept.events == []
+    server = keep_server()
+    wait_until(lambda: len(checks) > 5)
+    assert server.events == []
     trainer.kill()
-    kept.client.wait_until_up(60)
-    assert kept.events == LOADED
+    server.client.wait_until_up(60)
+    assert server.events == LOADED
     lock.close()
 
 
@@ -245,19 +245,19 @@ def publish(folder: Path, world: Path, version: int) -> Path:
 def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_from_them(
     keep_server, world, tmp_path, asleep, monkeypatch
 ):
-    kept = keep_server()
-    kept.client.wait_until_up(60)
-    kept.client.load_weights(PolicyVersion("run", 1), publish(tmp_path, world, 1))
+    server = keep_server()
+    server.client.wait_until_up(60)
+    server.client.load_weights(PolicyVersion("run", 1), publish(tmp_path, world, 1))
     half = publish(tmp_path, world, 2)
     if asleep:
-        kept.client.sleep([this_process()])
-    teacher = kept.engines[0]
+        server.client.sleep([this_process()])
+    teacher = server.engines[0]
     rpc = teacher.collective_rpc
 
     async def fail_half_way(method: str, args: tuple = ()) -> list:
         if method != "load_policy":
             return await rpc(method, args)
-        kept.events.append("half of the weights are loaded")
+        server.events.append("half of the weights are loaded")
         raise Exception("Call to collective_rpc method failed: CUDA error: out of memory")  # as vLLM has it
 
     monkeypatch.setattr(teacher, "collective_rpc", fail_half_way)
@@ -265,17 +265,17 @@ def test_weights_that_were_loaded_half_end_the_server_and_no_turn_is_sampled_fro
         "classroom_rl.server.client.time",
         SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None}),
     )
-    loaded = kept.client.load_weights(PolicyVersion("run", 2), half)
+    loaded = server.client.load_weights(PolicyVersion("run", 2), half)
     assert loaded.policy == PolicyVersion("run", 2), "the trainer asked again until a new server had loaded them whole"
-    assert len(kept.ended) == 1 and isinstance(kept.ended[0], EngineFailure)
-    message = str(kept.ended[0])
+    assert len(server.ended) == 1 and isinstance(server.ended[0], EngineFailure)
+    message = str(server.ended[0])
     assert "failed while it loaded policy run v2, and may hold parts of the old weights and of the new ones" in message
     assert "CUDA error: out of memory" in message and "Start it again with the same command" in message
-    after = kept.events[kept.events.index("half of the weights are loaded") + 1 :]
+    events_after = server.events[server.events.index("half of the weights are loaded") + 1 :]
     load_policy = "teacher: load_policy, awake: kv_cache, weights"
-    assert after == [*LOADED, load_policy, load_policy], "v1, as before, and then v2"
+    assert events_after == [*LOADED, load_policy, load_policy], "v1, as before, and then v2"
     journal = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert [each["policy"] for each in journal if each["event"] == "weights"] == ["run v1", "run v2"]
+    assert [event["policy"] for event in journal if event["event"] == "weights"] == ["run v1", "run v2"]
 
 
 async def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() -> None:
@@ -288,13 +288,13 @@ async def test_what_waits_at_the_gate_fails_when_the_weights_were_loaded_half() 
         async with gate.turn():
             pytest.fail("a turn was sampled")
 
-    waiting = asyncio.create_task(turn())
+    task = asyncio.create_task(turn())
     await asyncio.sleep(0)
     gate.close_for_good(EngineFailure("half loaded"))
     gate.open()  # as whoever closed it does in the end
-    for each in (waiting, turn(), gate.close(1.0)):
+    for awaitable in (task, turn(), gate.close(1.0)):
         with pytest.raises(EngineFailure, match="half loaded"):
-            await each
+            await awaitable
 
 
 @pytest.fixture
@@ -305,8 +305,8 @@ def guarded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 def test_programs_talk_to_each_other_with_the_token_and_not_without(guarded: str, monkeypatch) -> None:
     assert ClassroomClient(guarded).sample(SampleRequest(**BODY)).conversations[0].reward is not None
-    for wrong in (None, TOKEN + "x"):
-        monkeypatch.delenv(TOKEN_VARIABLE) if wrong is None else monkeypatch.setenv(TOKEN_VARIABLE, wrong)
+    for wrong_token in (None, TOKEN + "x"):
+        monkeypatch.delenv(TOKEN_VARIABLE) if wrong_token is None else monkeypatch.setenv(TOKEN_VARIABLE, wrong_token)
         with pytest.raises(AccessDenied, match="what the environment variable CLASSROOM_TOKEN holds"):
             ClassroomClient(guarded).wait_until_up(60)
 
@@ -329,9 +329,9 @@ def test_the_server_of_another_run_is_refused_with_both_folders(
     port = listening.rpartition(":")[2]
 
     def config(folder: Path) -> TrainRLConfig:
-        found = training(f"logging.save_dir={folder}")
-        found.generation = replace(generation, server_port=int(port))
-        return found
+        trainer_config = training(f"logging.save_dir={folder}")
+        trainer_config.generation = replace(generation, server_port=int(port))
+        return trainer_config
 
     assert connect(config(room.folder), AssignedServer(0, listening, True)).url == listening
     with pytest.raises(ConfigError) as caught:
@@ -351,37 +351,37 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     """A server that is killed while it sends an answer."""
     answer = b'{"rewards": [0.5]}'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
-    asked = []
+    received = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for sent in (answer[:5], answer):
+            for body in (answer[:5], answer):
                 connection, _ = listener.accept()
                 with connection:
-                    asked.append(connection.recv(65536))
-                    connection.sendall(head + f"{len(answer)}\r\n\r\n".encode() + sent)
+                    received.append(connection.recv(65536))
+                    connection.sendall(head + f"{len(answer)}\r\n\r\n".encode() + body)
 
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         client = ClassroomClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
         assert client.rewards("pedagogical", ["r-0"]) == [0.5]
         server.join(60)
-    assert len(asked) == 2
+    assert len(received) == 2
 
 
 def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(app, room: Room, caplog) -> None:
     caplog.set_level(logging.INFO, "classroom_rl.server.client")
-    told = threading.Event()
+    reported = threading.Event()
 
     class WaitingJudge(ScriptedJudge):
         async def judge(self, *asked) -> str:
-            await asyncio.to_thread(told.wait, 60)
+            await asyncio.to_thread(reported.wait, 60)
             return await super().judge(*asked)
 
     room.judge = WaitingJudge(lambda *_: json.dumps(SCORES))
     down = "no answer for 60 s, given up after 1800 s; the last failure: no connection: ConnectError('refused')"
     role = {"url": "http://api/v1", "ledger": Mock(spent_usd=0.0, usage=lambda _: Usage()), "drain": AsyncMock()}
-    caplog.handler.addFilter(lambda record: told.set() or True if "still waiting" in record.getMessage() else True)
+    caplog.handler.addFilter(lambda record: reported.set() or True if "still waiting" in record.getMessage() else True)
     port = free_port()
     application = app(port=port)
     with serving(application, port) as url:
@@ -393,8 +393,10 @@ def test_a_client_that_waits_says_which_api_gives_the_server_no_answer_and_why(a
         )
         roles.apis.clear()
     assert answer["conversations"][0]["reward"] is not None
-    said = next(record.getMessage() for record in caplog.records if "still waiting" in record.getMessage())
-    assert f"has no answer to it yet. The judge a judge (http://api/v1): {down}." in said and "a student" not in said
+    message = next(record.getMessage() for record in caplog.records if "still waiting" in record.getMessage())
+    assert (
+        f"has no answer to it yet. The judge a judge (http://api/v1): {down}." in message and "a student" not in message
+    )
 
 
 @pytest.mark.parametrize("answer", ["hello", '{"status": "up"}'])

@@ -85,8 +85,8 @@ class RecordingEngine:
         while self.held:
             await asyncio.sleep(0.01)
         assert self.awake == BOTH, "an engine was put to sleep under a turn"
-        said = json.dumps(SCORES) if self.name == "judge" else "Good ."
-        ids = [*self._tokenizer.encode(said), params.stop_token_ids[0]][: params.max_tokens]
+        reply = json.dumps(SCORES) if self.name == "judge" else "Good ."
+        ids = [*self._tokenizer.encode(reply), params.stop_token_ids[0]][: params.max_tokens]
         logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ids]
         end = {"finish_reason": "stop", "stop_reason": None}
         yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(token_ids=ids, logprobs=logprobs, **end)])
@@ -146,21 +146,21 @@ Opened = Callable[..., Classroom]
 @pytest.fixture
 def open_classroom(world: Path, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     """Opens a server with recording engines, by overrides of the quickstart's configuration."""
-    opened: list[Classroom] = []
+    classrooms: list[Classroom] = []
 
     def open_with(*overrides: str, roles: tuple[str, ...] = ("teacher", "student")) -> Classroom:
         events: list[str] = []
         engines = [RecordingEngine(name, tokenizer, events) for name in roles]
-        waiting = list(engines)
-        monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: waiting.pop(0))
+        pending = list(engines)
+        monkeypatch.setattr("classroom_rl.engines.vllm.engine.load_engine", lambda *_, runner: pending.pop(0))
         monkeypatch.setattr("classroom_rl.server.app.add_openai_routes", no_openai_routes)
         arguments = quickstart_overrides(tmp_path, world / "blank", world, free_port())
         config = training(*arguments, *overrides)
-        opened.append(Classroom(config, engines, events))
-        return opened[-1]
+        classrooms.append(Classroom(config, engines, events))
+        return classrooms[-1]
 
     yield open_with
-    for classroom in opened:
+    for classroom in classrooms:
         classroom.close()
 
 
@@ -311,8 +311,8 @@ def test_sleep_waits_for_turns_in_flight_and_gives_up_in_the_end(open_classroom)
     classroom = open_classroom("generation.load_weights_timeout_s=0.3")
     talk = held_talk(classroom)
     body = {"borrowers": [this_process().model_dump()]}
-    refused = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=120)
-    assert refused.status_code == 504 and "1 turns were still being sampled after 0.3 s" in refused.text
+    response = requests.post(f"{classroom.client.url}/sleep", json=body, timeout=120)
+    assert response.status_code == 504 and "1 turns were still being sampled after 0.3 s" in response.text
     assert not any(classroom.asleep())
     classroom.hold(False)
     talk.result(60)
@@ -425,8 +425,8 @@ def test_turns_with_a_server_that_cannot_sleep_are_refused():
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number():
-    own = this_process()
-    assert is_alive(own)
-    assert not is_alive(own.model_copy(update={"started": own.started - 60}))
-    assert not is_alive(own.model_copy(update={"pid": 2**22 + 1}))
+    process = this_process()
+    assert is_alive(process)
+    assert not is_alive(process.model_copy(update={"started": process.started - 60}))
+    assert not is_alive(process.model_copy(update={"pid": 2**22 + 1}))
     assert is_alive(ProcessId(host="another-machine", pid=2**22 + 1, started=0.0))

@@ -69,11 +69,11 @@ def test_an_unexpected_error_is_answered_as_json_and_its_traceback_logged(app, c
 
 
 def test_a_journal_that_was_deleted_is_told_with_what_to_do(http: TestClient, room: Room) -> None:
-    played = http.post("/sample_conversations", json=BODY).json()["conversations"][0]["id"]
+    conversation_id = http.post("/sample_conversations", json=BODY).json()["conversations"][0]["id"]
     (room.folder / "journal.jsonl").unlink()
     for answer in (
-        http.get(f"/conversations/{played}"),
-        http.post("/get_length_reward", json={"conversations": [played]}),
+        http.get(f"/conversations/{conversation_id}"),
+        http.post("/get_length_reward", json={"conversations": [conversation_id]}),
         http.post("/sample_conversations", json=BODY | {"request_id": "next"}),
     ):
         assert answer.status_code == 507
@@ -83,11 +83,11 @@ def test_a_journal_that_was_deleted_is_told_with_what_to_do(http: TestClient, ro
 
 
 def test_more_conversations_than_a_server_holds_are_422(http: TestClient, room: Room) -> None:
-    many = LARGEST_BATCH + 1
-    answer = http.post("/sample_conversations", json=BODY | {"problems": ["p"] * many, "answers": [""] * many})
+    size = LARGEST_BATCH + 1
+    answer = http.post("/sample_conversations", json=BODY | {"problems": ["p"] * size, "answers": [""] * size})
     assert (
         answer.status_code == 422
-        and f"asks for {many} conversations, but a server holds {LARGEST_BATCH}" in answer.text
+        and f"asks for {size} conversations, but a server holds {LARGEST_BATCH}" in answer.text
     )
     assert not room.teacher.calls and len(answer.text) < 500
 

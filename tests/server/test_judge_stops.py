@@ -89,9 +89,9 @@ def train(server: RunningServer, processes: int, steps: int) -> subprocess.Compl
 )
 def test_a_judge_that_turns_us_away_stops_the_run_before_any_weight_is_changed(judged, judge, refusal, words):
     judge.refuse = refusal
-    done = train(judged, processes=1, steps=2)
+    result = train(judged, processes=1, steps=2)
     judge.refuse = None
-    assert done.returncode != 0 and words in done.stderr, done.stderr[-3000:]
+    assert result.returncode != 0 and words in result.stderr, result.stderr[-3000:]
     assert not (judged.run_folder / "metrics.jsonl").exists()
     assert not list(judged.run_folder.glob("checkpoints/*")) and not (judged.run_folder / "model").exists()
     assert judged.client.health().policy.version == 0
@@ -127,11 +127,11 @@ def steps_logged(server: RunningServer) -> list[int]:
 def test_metrics_tell_what_judging_cost(judged, endpoint):
     text = requests.get(f"{judged.client.url}/metrics", timeout=60).text
     values = dict(re.findall(r"^(classroom_judge_\S+) (\S+)$", text, re.MULTILINE))
-    asked = Counter(call.behaviour for call in endpoint.calls)
-    assert float(values['classroom_judge_calls{model="judge",outcome="usable"}']) == asked["says"]
-    assert float(values['classroom_judge_calls{model="judge",outcome="503"}']) == asked["503"] > 0
+    counts = Counter(call.behaviour for call in endpoint.calls)
+    assert float(values['classroom_judge_calls{model="judge",outcome="usable"}']) == counts["says"]
+    assert float(values['classroom_judge_calls{model="judge",outcome="503"}']) == counts["503"] > 0
     assert float(values['classroom_judge_usd{state="spent"}']) == pytest.approx(endpoint.billed_usd)
-    assert float(values['classroom_judge_tokens{kind="prompt"}']) == sum(c.prompt_tokens for c in endpoint.calls)
+    assert float(values['classroom_judge_tokens{kind="prompt"}']) == sum(call.prompt_tokens for call in endpoint.calls)
 
 
 def test_ranks_add_up():

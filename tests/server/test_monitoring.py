@@ -76,17 +76,17 @@ def exported(http: TestClient, world: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_metric_of_the_dashboard_is_exported(exported: dict[str, set[str]]) -> None:
-    wanted = {name for query in queries() for name in names_in(query)}
-    assert len(wanted) >= 20, "the names were found in the queries"
-    assert wanted <= set(exported)
+    queried = {name for query in queries() for name in names_in(query)}
+    assert len(queried) >= 20, "the names were found in the queries"
+    assert queried <= set(exported)
 
 
 def test_the_dashboard_groups_by_labels_that_the_metrics_have(exported: dict[str, set[str]]) -> None:
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             of_metrics = set.union(*(exported[name] for name in names_in(target["expr"])))
-            shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            assert labels_in(target["expr"]) | shown <= of_metrics, panel["title"]
+            legend_labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert labels_in(target["expr"]) | legend_labels <= of_metrics, panel["title"]
 
 
 def test_names_are_found_in_queries() -> None:
@@ -98,8 +98,8 @@ def test_prometheus_scrapes_the_ports_that_are_named() -> None:
     text = (FOLDER / "prometheus.yml").read_text(encoding="utf-8")
     jobs = {job["job_name"]: job for job in yaml.safe_load(text)["scrape_configs"]}
     targets = {name: job["static_configs"][0]["targets"] for name, job in jobs.items()}
-    named = re.search(r"logging\.metrics_port=(\d+)", text)[0]
-    logging = load(TrainRLConfig, "train_rl", [named]).logging
+    override = re.search(r"logging\.metrics_port=(\d+)", text)[0]
+    logging = load(TrainRLConfig, "train_rl", [override]).logging
     assert targets == {
         "classroom-server": [f"127.0.0.1:{ServerConfig().server_port}"],
         "classroom-trainer": [f"{logging.metrics_host}:{logging.metrics_port}"],

@@ -65,8 +65,8 @@ def test_a_model_that_only_judges_needs_no_frame_of_replies(world: Path, tmp_pat
     models = {"teacher": world / "blank", "student": world / "blank", "judge": tmp_path / "oss"}
     for student, refusal in ((models["student"], "vllm.max_length is 8192"), (models["judge"], "student.*channel")):
         models["student"] = student  # the context is checked last, and too long for these models
-        named = [f"{role}_model.model_name_or_path={folder}" for role, folder in models.items()]
-        config = loaded("train_rl", "--config-name=7b", "judge_model.use_openrouter=false", *named)
+        overrides = [f"{role}_model.model_name_or_path={folder}" for role, folder in models.items()]
+        config = loaded("train_rl", "--config-name=7b", "judge_model.use_openrouter=false", *overrides)
         with pytest.raises(ConfigError, match=refusal):
             asyncio.run(open_roles(config, reward_weights(config), tmp_path))
 

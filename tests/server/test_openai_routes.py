@@ -46,7 +46,7 @@ def client(server: RunningServer) -> openai.OpenAI:
 
 def model_name(server: RunningServer) -> str:
     prefix = "teacher_model.model_name_or_path="
-    return next(each.removeprefix(prefix) for each in server.overrides if each.startswith(prefix))
+    return next(override.removeprefix(prefix) for override in server.overrides if override.startswith(prefix))
 
 
 def scored_chat(
@@ -63,7 +63,7 @@ def scored_chat(
     )
     body = json.loads(raw.text)
     choice = body["choices"][0]
-    logprobs = torch.tensor([each["logprob"] for each in choice["logprobs"]["content"]])
+    logprobs = torch.tensor([token["logprob"] for token in choice["logprobs"]["content"]])
     return raw.headers["x-policy-version"], logprobs, body["prompt_token_ids"], choice["token_ids"]
 
 
@@ -71,15 +71,15 @@ def difference(folder: Path, logprobs: torch.Tensor, prompt_ids: list[int], ids:
     """Largest difference of an answer's log-probs from those of transformers with the weights in `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        own = model(torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
-    return (own.gather(1, torch.tensor(ids)[:, None])[:, 0] - logprobs).abs().max().item()
+        all_logprobs = model(torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1 : -1].log_softmax(-1)
+    return (all_logprobs.gather(1, torch.tensor(ids)[:, None])[:, 0] - logprobs).abs().max().item()
 
 
 def test_models_are_the_teacher_and_its_configured_name(server: RunningServer, client: openai.OpenAI) -> None:
-    listed = client.models.with_raw_response.list()
-    assert [model.id for model in listed.parse()] == ["teacher", model_name(server)]
-    assert listed.headers["x-policy-version"] == str(server.client.health().policy)
-    assert listed.parse().data[0].max_model_len == 1024
+    response = client.models.with_raw_response.list()
+    assert [model.id for model in response.parse()] == ["teacher", model_name(server)]
+    assert response.headers["x-policy-version"] == str(server.client.health().policy)
+    assert response.parse().data[0].max_model_len == 1024
 
 
 def benchmark_of(server: RunningServer, name: str, path: str, folder: Path, *overrides: str) -> EvalConfig:
@@ -90,9 +90,9 @@ def benchmark_of(server: RunningServer, name: str, path: str, folder: Path, *ove
 
 def test_published_benchmarks_are_answered_by_the_servers_tutor(server: RunningServer, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "mathdial.jsonl", [mathdial_flat(number) for number in range(2)])
-    found = evaluate(benchmark_of(server, "mathdial", str(path), tmp_path / "mathdial"))
-    assert set(found["failures"]) <= {"empty"}, "random weights may say nothing; no request is refused"
-    assert found["turns"] == 6 and found["answered"] > 0 and found["policy"] == str(server.client.health().policy)
+    figures = evaluate(benchmark_of(server, "mathdial", str(path), tmp_path / "mathdial"))
+    assert set(figures["failures"]) <= {"empty"}, "random weights may say nothing; no request is refused"
+    assert figures["turns"] == 6 and figures["answered"] > 0 and figures["policy"] == str(server.client.health().policy)
     copies = ", ".join(f"{name}: {path}" for name, path in make_clone(tmp_path / "clone", rows=1).items())
     names = ("solution_correctness", "mistake_location", "mistake_correction", "scaffolding_generation")
     options = (f"benchmark.tasks=[{','.join(names)}]", "score_using_pedagogical_reward=false")
@@ -100,7 +100,7 @@ def test_published_benchmarks_are_answered_by_the_servers_tutor(server: RunningS
         more = (*options, f"benchmark.datasets={{{copies}}}", f"benchmark.is_chat={is_chat}")
         folder = tmp_path / f"tasks-{is_chat}"
         tasks = evaluate(benchmark_of(server, "mathtutorbench", str(tmp_path / "clone"), folder, *more))["tasks"]
-        assert [(each["asked"], each["answered"]) for each in tasks.values()] == [(2, 2), (2, 2), (1, 1), (1, 1)]
+        assert [(task["asked"], task["answered"]) for task in tasks.values()] == [(2, 2), (2, 2), (1, 1), (1, 1)]
 
 
 def test_a_chat_is_a_turn_of_the_teacher(
@@ -123,13 +123,13 @@ def test_both_names_and_streaming_give_the_same_answer(server: RunningServer, cl
     def ask(model: str, **more):
         return client.chat.completions.create(model=model, messages=SAY_HELLO, temperature=0, max_tokens=16, **more)
 
-    whole = ask("teacher")
-    assert whole.choices[0].message.content and whole.usage.completion_tokens <= 16
-    assert ask(model_name(server)).choices[0].message.content == whole.choices[0].message.content
+    answer = ask("teacher")
+    assert answer.choices[0].message.content and answer.usage.completion_tokens <= 16
+    assert ask(model_name(server)).choices[0].message.content == answer.choices[0].message.content
     chunks = list(ask("teacher", stream=True, stream_options={"include_usage": True}))
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert said == whole.choices[0].message.content and len(chunks) > 3
-    assert chunks[-1].usage == whole.usage
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == answer.choices[0].message.content and len(chunks) > 3
+    assert chunks[-1].usage == answer.usage
 
 
 def test_completions_continue_texts_and_score_them(client: openai.OpenAI) -> None:
@@ -139,35 +139,35 @@ def test_completions_continue_texts_and_score_them(client: openai.OpenAI) -> Non
         extra = {"return_token_ids": True}
         return client.completions.create(model="teacher", prompt=prompt, temperature=0, extra_body=extra, **more)
 
-    both = complete(["Say hello.", "Where is it?"], max_tokens=8, logprobs=1)
-    assert [each.index for each in both.choices] == [0, 1] and both.choices[0].text
+    answers = complete(["Say hello.", "Where is it?"], max_tokens=8, logprobs=1)
+    assert [choice.index for choice in answers.choices] == [0, 1] and answers.choices[0].text
     streamed = complete("Say hello.", max_tokens=8, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in streamed) == both.choices[0].text
-    said = both.choices[0].model_dump()
-    ids = said["prompt_token_ids"] + said["token_ids"]
-    given = complete(ids, max_tokens=1, logprobs=1, echo=True, seed=1234).choices[0].logprobs
-    assert len(given.token_logprobs) == len(ids) + 1 and given.token_logprobs[0] is None
-    scores = given.token_logprobs[len(said["prompt_token_ids"]) : -1]
-    assert scores == pytest.approx(said["logprobs"]["token_logprobs"], abs=1e-4)
-    assert scores == [max(top.values()) for top in given.top_logprobs[-len(scores) - 1 : -1]]
+    assert "".join(chunk.choices[0].text for chunk in streamed) == answers.choices[0].text
+    first_choice = answers.choices[0].model_dump()
+    ids = first_choice["prompt_token_ids"] + first_choice["token_ids"]
+    scored = complete(ids, max_tokens=1, logprobs=1, echo=True, seed=1234).choices[0].logprobs
+    assert len(scored.token_logprobs) == len(ids) + 1 and scored.token_logprobs[0] is None
+    scores = scored.token_logprobs[len(first_choice["prompt_token_ids"]) : -1]
+    assert scores == pytest.approx(first_choice["logprobs"]["token_logprobs"], abs=1e-4)
+    assert scores == [max(top.values()) for top in scored.top_logprobs[-len(scores) - 1 : -1]]
 
 
 def test_curl_chats_and_streams(server: RunningServer) -> None:
     def curl(body: dict) -> str:
         command = ["curl", "-sSN", "-i", f"{server.client.url}/v1/chat/completions", "-d", json.dumps(body)]
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, "-H", "Content-Type: application/json"], capture_output=True, text=True, timeout=600, check=True
         )
-        return done.stdout.replace("\r\n", "\n")
+        return result.stdout.replace("\r\n", "\n")
 
     body = {"model": "teacher", "messages": SAY_HELLO, "max_tokens": 12, "temperature": 0}
     head, answer = curl(body).split("\n\n", 1)
     assert head.startswith("HTTP/1.1 200") and "\nx-policy-version: " in head
-    said = json.loads(answer)["choices"][0]["message"]["content"]
+    text = json.loads(answer)["choices"][0]["message"]["content"]
     events = curl(body | {"stream": True}).split("\n\n", 1)[1].strip().split("\n\n")
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
-    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == said
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text
 
 
 def test_what_cannot_be_answered_is_refused_as_openai_does(server: RunningServer, client: openai.OpenAI) -> None:
@@ -240,13 +240,15 @@ def test_weights_are_published_while_guests_chat(
 ) -> None:
     """Every answer is wholly of the policy that it names, while conversations are played, too."""
     policies = [PolicyVersion("guests-test", version) for version in (1, 2, 3)]
-    folders = {str(each): publish_random_weights(server, world, each, each.version, shards=False) for each in policies}
+    folders = {
+        str(policy): publish_random_weights(server, world, policy, policy.version, shards=False) for policy in policies
+    }
     server.client.load_weights(policies[0], folders[str(policies[0])])
-    over = threading.Event()
+    stopped = threading.Event()
 
     def chat(seed: int) -> list[tuple]:
         answers = []
-        while not over.is_set():
+        while not stopped.is_set():
             answers.append(scored_chat(client, seed * 1000 + len(answers), max_tokens=100))
         return answers
 
@@ -259,7 +261,7 @@ def test_weights_are_published_while_guests_chat(
                 server.client.load_weights(policy, folders[str(policy)])
             server.client.sample(request_for(lessons, "beside-last"))
         finally:
-            over.set()
+            stopped.set()
     answers = [answer for guest in guests for answer in guest.result()]
     assert {answer[0] for answer in answers} == set(folders)
     for served_by, *answer in answers:
@@ -302,7 +304,7 @@ def guarded(app: Callable | FastAPI, gate: WeightsGate, longest_s: float) -> One
 
 async def post(app: Callable, reads: Callable[[dict], Awaitable[None]] | None = None, body=b"{}") -> list[dict]:
     """What a client gets that stays to the end; `reads` may keep the sender waiting."""
-    sent: list[dict] = []
+    messages: list[dict] = []
     requested = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> dict:
@@ -312,14 +314,14 @@ async def post(app: Callable, reads: Callable[[dict], Awaitable[None]] | None = 
         return message
 
     async def send(message: dict) -> None:
-        sent.append(message)
+        messages.append(message)
         if reads is not None:
             await reads(message)
 
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/chat", "app_root_path": "", "headers": headers}
     await app({**scope, "query_string": b"", "root_path": "/v1"}, receive, send)
-    return sent
+    return messages
 
 
 async def endless(ended: asyncio.Event) -> AsyncIterator[bytes]:
@@ -380,7 +382,7 @@ async def test_a_reader_that_stops_reading_does_not_keep_the_gate() -> None:
 
 async def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
     """A client that has gone away ends its request before the engine has heard of it."""
-    gate, told = WeightsGate(), asyncio.Event()
+    gate, engine_done = WeightsGate(), asyncio.Event()
 
     async def generate(prompt: str, _params: SimpleNamespace, lora_request: str) -> AsyncIterator[str]:
         assert lora_request == "the adapter"
@@ -390,7 +392,7 @@ async def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
                 await asyncio.sleep(0.01)
         finally:
             await asyncio.sleep(0.05)  # the message to the engine
-            told.set()
+            engine_done.set()
 
     async with gate.turn():
         teacher = SimpleNamespace(client=SimpleNamespace(generate=generate), gate=gate, adapter="the adapter")
@@ -400,5 +402,5 @@ async def test_the_gate_is_held_until_the_engine_has_let_go() -> None:
         closing = asyncio.create_task(outputs.aclose())
         await asyncio.sleep(0)
     async with gate.closed(5):
-        assert told.is_set()
+        assert engine_done.is_set()
     await closing

@@ -33,19 +33,21 @@ def play(world: Path, folder: Path, lessons: list[str], schedule: str) -> tuple[
             )
             for i in (0, 4)
         ]
-        records = [r for response in threads.map(running.client.sample, requests) for r in response.conversations]
+        records = [
+            record for response in threads.map(running.client.sample, requests) for record in response.conversations
+        ]
         roles = running.client.health().roles
-        assert {role: each.asleep for role, each in roles.items()} == {
+        assert {role: health.asleep for role, health in roles.items()} == {
             "teacher": False,
             "student": False,
             "judge": schedule == "phased",
         }
-        again = running.client.sample(requests[0].model_copy(update={"request_id": "later"}))
-        assert [record.state for record in again.conversations] == ["END"] * 4
+        later = running.client.sample(requests[0].model_copy(update={"request_id": "later"}))
+        assert [record.state for record in later.conversations] == ["END"] * 4
     events = [
-        e["event"]
-        for e in read_journal(folder / "run" / JOURNAL_NAME)
-        if not e.get("conversation", "").startswith("later")
+        event["event"]
+        for event in read_journal(folder / "run" / JOURNAL_NAME)
+        if not event.get("conversation", "").startswith("later")
     ]
     return records, [event for event in events if event in ("turn", "verdict", "rewards")]
 
@@ -54,7 +56,7 @@ def test_real_engines_take_turns_and_say_the_same(world: Path, tmp_path: Path, l
     phased, order = play(world, tmp_path / "phased", lessons, "phased")
     assert order == sorted(order, key=["turn", "verdict", "rewards"].index), "no verdict before the last turn"
     concurrent, _ = play(world, tmp_path / "concurrent", lessons, "concurrent")
-    said = [[turn.text for turn in record.turns] for record in phased]
-    assert said == [[turn.text for turn in record.turns] for record in concurrent]
+    texts = [[turn.text for turn in record.turns] for record in phased]
+    assert texts == [[turn.text for turn in record.turns] for record in concurrent]
     assert [record.prompt_ids for record in phased] == [record.prompt_ids for record in concurrent]
-    assert [v.raw for r in phased for v in r.verdicts] != [], "the judge was asked"
+    assert [verdict.raw for record in phased for verdict in record.verdicts] != [], "the judge was asked"

@@ -53,9 +53,9 @@ def events(folder: Path) -> list[dict]:
 def of(found: list[dict], event: str, request: SampleRequest) -> list[int]:
     """The places of a request's events of one kind."""
     return [
-        place
-        for place, each in enumerate(found)
-        if each["event"] == event and each["conversation"].startswith(request.request_id)
+        index
+        for index, entry in enumerate(found)
+        if entry["event"] == event and entry["conversation"].startswith(request.request_id)
     ]
 
 
@@ -75,16 +75,21 @@ async def test_the_next_batch_is_played_by_newer_weights_while_the_judge_reads(r
     halt = Halting()
     service, waiting = await begin(room, generation, halt)
     await service.play_as_json(NEXT)
-    again = asyncio.create_task(service.sample(BATCH))  # a client repeats its request while it waits
+    repeated = asyncio.create_task(service.sample(BATCH))  # a client repeats its request while it waits
     await asyncio.sleep(0.05)
     halt.go.set()
     first, second = await waiting, await service.sample(NEXT)
-    assert await again == first and service.running == []
+    assert await repeated == first and service.running == []
     assert (versions(first), versions(second)) == ({1}, {2})
     assert len(room.teacher.calls) == 4 * OWN_TURNS
-    found = events(room.folder)
-    newer = max(place for place, each in enumerate(found) if each["event"] == "weights")
-    assert max(of(found, "turn", BATCH)) < newer < min(of(found, "turn", NEXT)) < max(of(found, "verdict", BATCH))
+    journal = events(room.folder)
+    new_weights = max(index for index, event in enumerate(journal) if event["event"] == "weights")
+    assert (
+        max(of(journal, "turn", BATCH))
+        < new_weights
+        < min(of(journal, "turn", NEXT))
+        < max(of(journal, "verdict", BATCH))
+    )
 
 
 class SlowJudge(ScriptedJudge):
@@ -122,7 +127,7 @@ def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, genera
         room.student._halt = talk
         following = asyncio.create_task(service.sample(NEXT))
         await talk.reached.wait()
-        for task in (waiting, following, *(each.task for each in service._batches.values())):
+        for task in (waiting, following, *(open_batch.task for open_batch in service._batches.values())):
             task.cancel()
         await asyncio.sleep(0)
         service.journal.close()
@@ -140,9 +145,9 @@ def test_both_batches_go_on_after_a_server_ended_between_them(room: Room, genera
     second, first = run(afterwards())
     assert (versions(first), versions(second)) == ({1}, {2})
     assert all(record.reward is not None for record in first.conversations + second.conversations)
-    found = events(room.folder)
-    assert [len(of(found, "turn", each)) for each in (BATCH, NEXT)] == [2 * TURNS, 2 * TURNS]
-    assert [len(of(found, "verdict", each)) for each in (BATCH, NEXT)] == [2, 2]
+    journal = events(room.folder)
+    assert [len(of(journal, "turn", request)) for request in (BATCH, NEXT)] == [2 * TURNS, 2 * TURNS]
+    assert [len(of(journal, "verdict", request)) for request in (BATCH, NEXT)] == [2, 2]
 
 
 async def _at_once() -> None:
@@ -192,9 +197,9 @@ async def test_a_batch_with_messages_missing_is_not_finished_by_other_weights(ro
     await halt.reached.wait()
     await load(room, service, 2)
     halt.go.set()
-    for asked in (waiting, service.sample(BATCH), service.play_as_json(BATCH)):
+    for awaitable in (waiting, service.sample(BATCH), service.play_as_json(BATCH)):
         with pytest.raises(PolicyMismatch, match="asks for policy run v1, but run v2 is loaded"):
-            await asked
+            await awaitable
 
 
 @pytest.mark.parametrize("loaded", [((3, None),), ((1, 9.0), (2, None))], ids=["two versions later", "other weights"])
@@ -214,9 +219,9 @@ async def test_weights_that_are_loaded_twice_leave_those_before_them(room: Room,
     halt = Halting()
     service, waiting = await begin(room, generation, halt)
     await load(room, service, 2)
-    again = asyncio.create_task(service.sample(BATCH))
+    repeated = asyncio.create_task(service.sample(BATCH))
     halt.go.set()
-    assert await again == await waiting
+    assert await repeated == await waiting
 
 
 async def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room: Room, generation) -> None:
@@ -237,7 +242,7 @@ async def test_a_judge_that_fails_stops_its_batch_and_the_next_one_is_kept(room:
     await asyncio.gather(waiting, return_exceptions=True)
     service.journal.close()
     room.judge = ScriptedJudge(lambda *_: json.dumps(SCORES))
-    said = len(room.teacher.calls)
-    later = room.open(generation)
-    await load(room, later, 2)  # the resumed trainer's first weights
-    assert versions(await later.sample(NEXT)) == {2} and len(room.teacher.calls) == said
+    call_count = len(room.teacher.calls)
+    resumed = room.open(generation)
+    await load(room, resumed, 2)  # the resumed trainer's first weights
+    assert versions(await resumed.sample(NEXT)) == {2} and len(room.teacher.calls) == call_count

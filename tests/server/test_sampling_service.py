@@ -68,9 +68,9 @@ def logprob_differences(model_folder: Path, response: SampleResponse) -> torch.T
         ids = torch.tensor([record.prompt_ids + record.completion_ids])
         with torch.no_grad():
             logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-        own = logprobs.gather(1, ids[0, 1:, None])[len(record.prompt_ids) - 1 :, 0]
+        model_logprobs = logprobs.gather(1, ids[0, 1:, None])[len(record.prompt_ids) - 1 :, 0]
         mask = torch.tensor(record.mask).bool()
-        differences.append(own[mask] - torch.tensor(record.logprobs)[mask])
+        differences.append(model_logprobs[mask] - torch.tensor(record.logprobs)[mask])
     return torch.cat(differences)
 
 
@@ -90,7 +90,7 @@ def test_conversations_come_back_whole(server: RunningServer, lessons: list[str]
         assert record.verdicts[0].scores is not None and record.reward is not None
     longest = max(response.conversations[:3], key=lambda record: len(record.turns))
     for record in response.conversations[:3]:
-        assert [t.persona for t in record.turns] == [t.persona for t in longest.turns][: len(record.turns)]
+        assert [turn.persona for turn in record.turns] == [turn.persona for turn in longest.turns][: len(record.turns)]
     assert len({tuple(record.completion_ids) for record in response.conversations[:3]}) > 1
 
 
@@ -105,7 +105,7 @@ def test_same_request_is_not_run_twice(server: RunningServer, lessons: list[str]
     waited = requests.get(f"{server.client.url}/wait_batch", params={"request_id": "twice"}, timeout=60).json()
     answers.append(SampleResponse[ConversationRecord].model_validate(waited))
     assert all(answer == answers[0] for answer in answers)
-    batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
+    batches = [event for event in read_journal(server.run_folder / "journal.jsonl") if event["event"] == "batch"]
     assert sum(event["request"] == "twice" for event in batches) == 1
 
 
@@ -116,7 +116,7 @@ def test_request_taken_up_after_a_broken_connection(server: RunningServer, lesso
     connection.request("POST", "/sample_conversations", body, {"Content-Type": "application/json"})
     connection.close()
     assert len(server.client.sample(request).conversations) == 32
-    batches = [e for e in read_journal(server.run_folder / "journal.jsonl") if e["event"] == "batch"]
+    batches = [event for event in read_journal(server.run_folder / "journal.jsonl") if event["event"] == "batch"]
     assert sum(event["request"] == "broken" for event in batches) == 1
 
 
@@ -145,15 +145,17 @@ def test_journal_holds_every_turn_verdict_and_reward(server: RunningServer, less
     response = server.client.sample(request_for(lessons, "journal", groups=1, size=2))
     events = list(read_journal(server.run_folder / "journal.jsonl"))
     for record in response.conversations:
-        own = [event for event in events if event.get("conversation") == record.id]
-        assert [event["turn"]["text"] for event in own if event["event"] == "turn"] == [t.text for t in record.turns]
-        assert [event["event"] for event in own if event["event"] != "turn"] == [
+        own_events = [event for event in events if event.get("conversation") == record.id]
+        assert [event["turn"]["text"] for event in own_events if event["event"] == "turn"] == [
+            turn.text for turn in record.turns
+        ]
+        assert [event["event"] for event in own_events if event["event"] != "turn"] == [
             "verdict",
             "rewards",
             "conversation",
         ]
-        kept = requests.get(f"{server.client.url}/conversations/{record.id}", timeout=60).json()
-        assert kept == record.model_dump(mode="json")
+        answer = requests.get(f"{server.client.url}/conversations/{record.id}", timeout=60).json()
+        assert answer == record.model_dump(mode="json")
 
 
 def test_reward_routes(server: RunningServer, lessons: list[str]) -> None:
@@ -180,8 +182,8 @@ def test_metrics_for_prometheus(server: RunningServer, lessons: list[str]) -> No
     server.client.sample(request_for(lessons, "counted"))
     text = requests.get(f"{server.client.url}/metrics", timeout=60).text
     assert "classroom_finished_conversations" in text and "classroom_policy_version" in text
-    families = {each.name: each for each in text_string_to_metric_families(text)}
-    generated = {each.labels["role"]: each.value for each in families["vllm:generation_tokens"].samples}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    generated = {sample.labels["role"]: sample.value for sample in families["vllm:generation_tokens"].samples}
     assert generated.keys() == {"teacher", "student"} and min(generated.values()) > 0
     assert len(families) == text.count("# TYPE"), "no metric stands there twice"
 
@@ -204,7 +206,9 @@ def test_published_weights_are_loaded_in_place(
     assert differences.abs().max() < on_this_machine(1e-3)
     assert logprob_differences(world / "blank", response).abs().mean() > 0.05
     after = server.client.health()
-    assert {n: s.pids for n, s in after.roles.items()} == {n: s.pids for n, s in before.roles.items()}
+    assert {role: state.pids for role, state in after.roles.items()} == {
+        role: state.pids for role, state in before.roles.items()
+    }
     assert all(role.pids for role in after.roles.values())
     for other in (PolicyVersion(policy.run_id, 4), PolicyVersion("another-run", 3)):
         stale = request_for(lessons, f"stale-{seed}-{other.version}", run_id=other.run_id, policy_version=other.version)
@@ -216,7 +220,7 @@ def test_weights_in_shared_memory_are_loaded_and_not_looked_at_again(
     server: RunningServer, world: Path, lessons: list[str]
 ) -> None:
     """The file that an engine read is written over by a later version, which may not reach the engine by itself."""
-    shared, kept = open_shared_memory(server.run_folder), KeptFiles()
+    shared, kept_files = open_shared_memory(server.run_folder), KeptFiles()
     model = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
     torch.manual_seed(13)
 
@@ -224,13 +228,13 @@ def test_weights_in_shared_memory_are_loaded_and_not_looked_at_again(
         for parameter in model.parameters():
             parameter.data.add_(0.03 * torch.randn_like(parameter))
         folder = shared / policy_name(version)
-        save = lambda target: write_shards(gathered_weights(model, keep=True), target, kept=kept)  # noqa: E731
+        save = lambda target: write_shards(gathered_weights(model, keep=True), target, kept=kept_files)  # noqa: E731
         write_policy(folder, PolicyVersion("memory-test", version), save, over=oldest_policy(shared, 1))
         return folder
 
     def differences(version: int, request: str) -> torch.Tensor:
-        asked = request_for(lessons, request, groups=1, run_id="memory-test", policy_version=version)
-        return logprob_differences(reference, server.client.sample(asked)).abs()
+        sample_request = request_for(lessons, request, groups=1, run_id="memory-test", policy_version=version)
+        return logprob_differences(reference, server.client.sample(sample_request)).abs()
 
     reference = server.run_folder / "reference"
     try:
@@ -242,9 +246,9 @@ def test_weights_in_shared_memory_are_loaded_and_not_looked_at_again(
         shutil.copytree(world / "blank", reference)
         model.save_pretrained(reference)
         assert differences(3, "memory").max() < 1e-3
-        read = (folder / "model.safetensors").stat().st_ino
+        inode = (folder / "model.safetensors").stat().st_ino
         publish(4), publish(5)
-        assert (shared / policy_name(5) / "model.safetensors").stat().st_ino == read
+        assert (shared / policy_name(5) / "model.safetensors").stat().st_ino == inode
         assert differences(3, "memory-written-over").max() < 1e-3
     finally:
         shutil.rmtree(shared)
@@ -293,7 +297,7 @@ def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server
     def save_half(folder: Path) -> None:
         shutil.copytree(world / "blank", folder, dirs_exist_ok=True)
         weights = load_file(folder / "model.safetensors")
-        half = {name: each + 0.1 for name, each in weights.items() if "layers.2." not in name}
+        half = {name: tensor + 0.1 for name, tensor in weights.items() if "layers.2." not in name}
         save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
 
     write_policy(tmp_path / "half", PolicyVersion("run", 1), save_half)
@@ -312,9 +316,9 @@ def test_half_loaded_weights_are_never_sampled_and_engines_end_when_their_server
         stdout=subprocess.PIPE,
         text=True,
     )
-    pids, version, said = json.loads(next(line for line in server.stdout if line.startswith("[[")))
+    pids, version, answers = json.loads(next(line for line in server.stdout if line.startswith("[[")))
     assert version == PolicyVersion().version
-    loaded, generated, woken, health = said
+    loaded, generated, woken, health = answers
     for answer in (loaded, generated, health):
         assert answer.startswith("failed: ") and "may hold parts of the old weights" in answer
     assert "model.layers.2.mlp" in loaded and woken == "None"

@@ -52,10 +52,10 @@ def servers_of(urls: list[str] | None, processes: int) -> list[AssignedServer]:
 )
 def test_processes_are_dealt_out_in_order_and_one_speaks_for_each_server(servers, processes, places) -> None:
     urls = [f"http://127.0.0.1:{8005 + i}/" for i in range(servers)]
-    found = servers_of(urls, processes)
-    assert [each.index for each in found] == places
-    assert [each.url for each in found] == [f"http://127.0.0.1:{8005 + place}" for place in places]
-    assert [each.index for each in found if each.is_leader] == list(range(servers))
+    assigned = servers_of(urls, processes)
+    assert [server.index for server in assigned] == places
+    assert [server.url for server in assigned] == [f"http://127.0.0.1:{8005 + index}" for index in places]
+    assert [server.index for server in assigned if server.is_leader] == list(range(servers))
 
 
 def test_without_addresses_there_is_the_one_server() -> None:
@@ -66,7 +66,7 @@ def test_without_addresses_there_is_the_one_server() -> None:
 
 
 def test_with_more_servers_than_processes_the_first_process_leads_all(monkeypatch) -> None:
-    assert [(each.index, each.is_leader) for each in servers_of([*TWO, TWO[0]], 2)] == [(0, True), (0, False)]
+    assert [(server.index, server.is_leader) for server in servers_of([*TWO, TWO[0]], 2)] == [(0, True), (0, False)]
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="generation.server_urls is 10.0.0.2, which other machines can reach"):
         servers_of(["http://127.0.0.1:8005", "http://10.0.0.2:8005"], 1)
@@ -112,8 +112,8 @@ def test_a_server_elsewhere_needs_a_token(monkeypatch) -> None:
 
 def test_the_same_local_address_means_each_machines_own(monkeypatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    found = servers_of(["http://127.0.0.1:8005"] * 2, 4)
-    assert [(each.index, each.is_leader) for each in found] == [(0, True), (0, False), (1, True), (1, False)]
+    assigned = servers_of(["http://127.0.0.1:8005"] * 2, 4)
+    assert [(server.index, server.is_leader) for server in assigned] == [(0, True), (0, False), (1, True), (1, False)]
 
 
 @pytest.mark.parametrize(
@@ -197,30 +197,30 @@ def test_two_processes_train_with_a_server_each(world: Path, tmp_path: Path) -> 
             for i, port in enumerate(ports)
         ]
         sizes = ["train.number_of_problems_per_batch=3", "train.per_device_train_batch_size=2", "train.max_steps=2"]
-        done = launch("zero3_2CPU", [*servers[0].overrides, *sizes])
-        assert done.returncode == 0, done.stderr[-4000:]
-        found = [server.client.health() for server in servers]
-        assert [each.server_index for each in found] == [0, 1]
-        assert found[0].policy == found[1].policy and found[0].policy.version == 2
-        assert {each.run_folder for each in found} == {str(run_folder)}
+        result = launch("zero3_2CPU", [*servers[0].overrides, *sizes])
+        assert result.returncode == 0, result.stderr[-4000:]
+        healths = [server.client.health() for server in servers]
+        assert [server_health.server_index for server_health in healths] == [0, 1]
+        assert healths[0].policy == healths[1].policy and healths[0].policy.version == 2
+        assert {server_health.run_folder for server_health in healths} == {str(run_folder)}
     assert [line["step"] for line in metrics_of(run_folder)] == [1, 2]
     assert all(line["mismatch/mean_abs_logprob_diff"] < 0.002 for line in metrics_of(run_folder))
     journals = [list(read_journal(run_folder / part / JOURNAL_NAME)) for part in (".", "server1")]
     records = []
     for rank, journal in enumerate(journals):
         batches = [event["request"] for event in journal if event["event"] == "batch"]
-        assert [re.search(r"step(\d+)-rank(\d)of2", each).groups() for each in batches] == [
+        assert [re.search(r"step(\d+)-rank(\d)of2", request_id).groups() for request_id in batches] == [
             (f"{step:06d}", str(rank)) for step in (0, 1)
         ], "each process's conversations were played by its own server"
         versions = [event["version"]["version"] for event in journal if event["event"] == "weights"]
         assert versions == [0, 1, 2], "each version was published once to each server"
         records.append([event["record"] for event in journal if event["event"] == "conversation"])
     for step in (0, 1):
-        of_step = [[record for record in each if record["step"] == step] for each in records]
-        first, second = ({record["problem_id"] for record in each} for each in of_step)
+        of_step = [[record for record in server_records if record["step"] == step] for server_records in records]
+        first, second = ({record["problem_id"] for record in server_records} for server_records in of_step)
         shared = first & second
         assert len(first | second) == 3 and len(shared) == 1
-        group = [record for each in of_step for record in each if record["problem_id"] in shared]
+        group = [record for server_records in of_step for record in server_records if record["problem_id"] in shared]
         assert len(group) == 4 and len({(record["type"], record["student_name"]) for record in group}) == 1
         schedules = {tuple(turn["persona"] for turn in record["turns"])[:3] for record in group}
         assert len(schedules) == 1, "one schedule of errors for the group, whichever server played"

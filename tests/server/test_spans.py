@@ -67,8 +67,8 @@ def test_times_are_those_of_the_events(exporter: InMemorySpanExporter, taken: Co
     taken.take({"event": "rewards", "time": 110.0, "conversation": "r-0000", "rewards": {}})
     assert exporter.get_finished_spans() == ()
     taken.take({"event": "conversation", "time": 111.0, "conversation": "r-0000", "record": {"reward": None}})
-    found = [(span.name, span.start_time / 1e9, span.end_time / 1e9) for span in exporter.get_finished_spans()]
-    assert found == [
+    recorded = [(span.name, span.start_time / 1e9, span.end_time / 1e9) for span in exporter.get_finished_spans()]
+    assert recorded == [
         ("turn", 100, 102),
         ("turn", 102, 105),
         ("verdict", 105, 109),

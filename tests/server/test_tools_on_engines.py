@@ -40,17 +40,17 @@ def write_caller(blank: Path, folder: Path, tokenizer: PreTrainedTokenizerBase, 
     limits = ToolLimitsConfig()
     toolbox = built_in_toolbox(["calculator"], ToolLimits(limits.calls, limits.seconds, limits.characters))
     frame = ToolFrame(tokenizer, ReplyFrame(tokenizer), toolbox.schemas())
-    said = [*encode_text(tokenizer, CALL), frame.turn_end_id, *frame.results(["42"])]
-    said += [*encode_text(tokenizer, AFTER), frame.turn_end_id]
+    reply = [*encode_text(tokenizer, CALL), frame.turn_end_id, *frame.results(["42"])]
+    reply += [*encode_text(tokenizer, AFTER), frame.turn_end_id]
     rng, words = Random(1), " ".join(lessons).split()
     shutil.copytree(blank, folder)
     model = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(400):  # after whatever stands before it: prompts, and what students say
-        before = " ".join(rng.choices(words, k=rng.randrange(200)))
-        row = [*frame.encode_chat([{"role": rng.choice(["system", "user"]), "content": before}]), *said]
-        logits = model(torch.tensor([row])).logits[0, -len(said) - 1 : -1]
-        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(said))
+        context = " ".join(rng.choices(words, k=rng.randrange(200)))
+        row = [*frame.encode_chat([{"role": rng.choice(["system", "user"]), "content": context}]), *reply]
+        logits = model(torch.tensor([row])).logits[0, -len(reply) - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(reply))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,27 +84,27 @@ def test_what_is_trained_on_is_what_the_engine_sampled(caller: RunningServer, le
         for turn in record.turns:
             if not turn.tool_calls:
                 continue
-            good = [call for call in turn.tool_calls if not call.error]
-            answered += len(good)
+            succeeded = [call for call in turn.tool_calls if not call.error]
+            answered += len(succeeded)
             ids, mask = (list(values[slice(*turn.span)]) for values in (record.completion_ids, record.mask))
-            own = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if bit])
-            given = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if not bit])
-            assert all(call.raw in own for call in good) and OPEN not in given
-            assert all(call.result in given for call in turn.tool_calls)
+            sampled = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if bit])
+            inserted = tokenizer.decode([token for token, bit in zip(ids, mask, strict=True) if not bit])
+            assert all(call.raw in sampled for call in succeeded) and OPEN not in inserted
+            assert all(call.result in inserted for call in turn.tool_calls)
             assert sum(mask) == turn.tokens
     assert answered >= len(response.conversations)
 
 
 def test_a_training_steps_on_them(caller: RunningServer) -> None:
     """Trainer and engine agree about every sampled token, also behind results."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "train_rl.py", *caller.overrides, "train.max_steps=2"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-4000:]
     lines = [json.loads(line) for line in (caller.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["mismatch/mean_abs_logprob_diff"] < 0.002 for line in lines)

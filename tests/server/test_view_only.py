@@ -28,8 +28,8 @@ def test_the_page_shows_the_server_s_own_run(http: TestClient, room: Room) -> No
     assert run["live"] and run["chat"] == {"on": True, "why": ""} and pulse["policy"] == "initial weights v0"
     assert (pulse["playing"], pulse["played"]) == (0, 2)
     page = http.get("/api/conversations", params={"where": "now"}).json()
-    told = http.get("/api/conversation", params={"where": "now", "id": page["columns"]["id"][0]}).json()
-    assert told["problem"] == "fractions" and told["turns"][0]["parts"] == [["said", "Say hello."]]
+    conversation = http.get("/api/conversation", params={"where": "now", "id": page["columns"]["id"][0]}).json()
+    assert conversation["problem"] == "fractions" and conversation["turns"][0]["parts"] == [["said", "Say hello."]]
 
 
 def test_a_conversation_that_is_being_played_shows_its_lesson(http: TestClient, room: Room, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def view(*arguments: str, **environment: str) -> subprocess.Popen:
 
 def test_a_run_is_shown_without_a_model(tmp_path: Path) -> None:
     run, port = make_run(tmp_path / "run"), free_port()
-    before = sorted(path for path in run.rglob("*"))
+    paths_before = sorted(path for path in run.rglob("*"))
     process = view("--view", str(run), f"generation.server_port={port}")
     try:
         assert f"http://127.0.0.1:{port}/ shows the run" in process.stdout.readline()
@@ -78,7 +78,7 @@ def test_a_run_is_shown_without_a_model(tmp_path: Path) -> None:
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()
-    assert sorted(path for path in run.rglob("*")) == before
+    assert sorted(path for path in run.rglob("*")) == paths_before
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_what_cannot_be_shown_ends_with_a_message(tmp_path: Path, arguments: lis
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        places = {"run": run, "empty": tmp_path / "empty", "taken": holder.getsockname()[1]}
-        places["free"] = free_port()
-        process = view(*(argument.format(**places) for argument in arguments), **{TOKEN_VARIABLE: ""})
+        substitutions = {"run": run, "empty": tmp_path / "empty", "taken": holder.getsockname()[1]}
+        substitutions["free"] = free_port()
+        process = view(*(argument.format(**substitutions) for argument in arguments), **{TOKEN_VARIABLE: ""})
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 2 and said in errors and "Traceback" not in errors
 

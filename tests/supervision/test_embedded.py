@@ -72,9 +72,9 @@ def test_supervisors_by_name():
     ],
 )
 def test_valid_messages(texts):
-    found = review(*texts)
-    assert (found.valid, found.category, found.correction) == (True, "", None), found.critique
-    assert found.source == "rules" and priced(found, PENALTIES).penalty == 0
+    verdict = review(*texts)
+    assert (verdict.valid, verdict.category, verdict.correction) == (True, "", None), verdict.critique
+    assert verdict.source == "rules" and priced(verdict, PENALTIES).penalty == 0
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_valid_messages(texts):
     ],
 )
 def test_categories(category, texts):
-    found = review(*texts)
-    assert (found.valid, found.category) == (False, category), found.critique
-    assert found.critique.endswith(".") and priced(found, PENALTIES).penalty == PENALTIES[category]
+    verdict = review(*texts)
+    assert (verdict.valid, verdict.category) == (False, category), verdict.critique
+    assert verdict.critique.endswith(".") and priced(verdict, PENALTIES).penalty == PENALTIES[category]
 
 
 def test_a_message_that_was_cut_is_too_long():
-    found = review(Q1, cut=True)
-    assert (found.category, found.correction) == ("length", f"Hi! {Q1}"), "the correction was not cut"
+    verdict = review(Q1, cut=True)
+    assert (verdict.category, verdict.correction) == ("length", f"Hi! {Q1}"), "the correction was not cut"
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_a_problem_of_another_kind_gets_no_verdict():
 
 def reviews_of(teacher, lesson, personas, seed) -> list[tuple[Review, MessageToReview]]:
     messages = scripts.play(teacher, lesson, personas, random.Random(seed))
-    asked = [
+    requests = [
         MessageToReview(messages[:index], message["content"], render_problem(lesson))
         for index, message in enumerate(messages)
         if message["role"] == "teacher"
     ]
-    return [(review_by_rubric(request), request) for request in asked]
+    return [(review_by_rubric(request), request) for request in requests]
 
 
 personas = st.lists(st.sampled_from([CORRECT, ERROR]), max_size=12)
@@ -167,40 +167,40 @@ personas = st.lists(st.sampled_from([CORRECT, ERROR]), max_size=12)
 @given(st.sampled_from(LESSONS), personas, st.integers(0, 10**6))
 @settings(deadline=None, max_examples=150)
 def test_the_ideal_teacher_is_always_valid(lesson, personas, seed):
-    assert all(found.valid for found, _ in reviews_of(ideal, lesson, personas, seed))
+    assert all(verdict.valid for verdict, _ in reviews_of(ideal, lesson, personas, seed))
 
 
 @given(st.sampled_from(LESSONS), personas, st.integers(0, 10**6), st.sampled_from(list(SCRIPTED_TEACHERS)))
 @settings(deadline=None, max_examples=150)
 def test_every_correction_is_valid_itself(lesson, personas, seed, name):
-    for found, request in reviews_of(SCRIPTED_TEACHERS[name], lesson, personas, seed):
-        assert found.valid == (not found.category)
-        if found.correction is not None:
-            assert found.valid is False and found.correction != request.message
-            assert review_by_rubric(replace(request, message=found.correction)).valid
+    for verdict, request in reviews_of(SCRIPTED_TEACHERS[name], lesson, personas, seed):
+        assert verdict.valid == (not verdict.category)
+        if verdict.correction is not None:
+            assert verdict.valid is False and verdict.correction != request.message
+            assert review_by_rubric(replace(request, message=verdict.correction)).valid
 
 
 @given(st.lists(st.text(max_size=60) | st.sampled_from([Q1, Q2, RIGHT, WRONG, HINT, FAREWELL]), min_size=1, max_size=7))
 @settings(deadline=None, max_examples=200)
 def test_any_text_gets_a_verdict(texts):
-    found = review(*texts)
-    assert found.valid in (True, False) and found.valid == (not found.category)
-    assert found.category in ("", *RANKING)
+    verdict = review(*texts)
+    assert verdict.valid in (True, False) and verdict.valid == (not verdict.category)
+    assert verdict.category in ("", *RANKING)
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTED_TEACHERS if name != "ideal"])
 def test_bad_scripted_teachers_are_below_the_ideal_one(name):
     prices, categories = [], Counter()
     for seed, lesson in enumerate(LESSONS[:20]):
-        reviews = [found for found, _ in reviews_of(SCRIPTED_TEACHERS[name], lesson, [CORRECT, ERROR] * 2, seed)]
-        categories.update(found.category for found in reviews)
-        prices.append(fmean(priced(found, PENALTIES).penalty for found in reviews))
+        reviews = [verdict for verdict, _ in reviews_of(SCRIPTED_TEACHERS[name], lesson, [CORRECT, ERROR] * 2, seed)]
+        categories.update(verdict.category for verdict in reviews)
+        prices.append(fmean(priced(verdict, PENALTIES).penalty for verdict in reviews))
     assert max(prices) <= -0.3, categories
 
 
 def test_a_slip_that_is_passed_over_is_named_once_and_the_rest_is_valid():
     reviews = reviews_of(ignores_errors, LESSONS[0], [ERROR, CORRECT, CORRECT], 1)
-    assert [found.category for found, _ in reviews] == ["", "ignores_error", "", ""]
+    assert [verdict.category for verdict, _ in reviews] == ["", "ignores_error", "", ""]
 
 
 # Tutors that play to the supervisor ----------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ def in_the_quickstart(teacher):
     rng = random.Random(5)
     rewards = []
     for lesson in LESSONS[:20]:
-        drawn = rng.choices([CORRECT, ERROR], [0.8, 0.2], k=7)
-        messages = scripts.play(teacher, lesson, drawn, rng)
-        rewards.append(process_reward(messages, render_problem(lesson), drawn))
+        lesson_personas = rng.choices([CORRECT, ERROR], [0.8, 0.2], k=7)
+        messages = scripts.play(teacher, lesson, lesson_personas, rng)
+        rewards.append(process_reward(messages, render_problem(lesson), lesson_personas))
     return fmean(rewards)
 
 
@@ -254,19 +254,19 @@ def in_open_lessons(teacher):
     rewards = []
     for problem, *_ in list(PLANS.values())[::4]:
         for draw in DRAWS:
-            messages, drawn = scripted_language.play(teacher, read_plan(problem), draw)
-            rewards.append(process_reward(messages, problem, drawn))
+            messages, lesson_personas = scripted_language.play(teacher, read_plan(problem), draw)
+            rewards.append(process_reward(messages, problem, lesson_personas))
     return fmean(rewards)
 
 
 def in_maths(teacher):
     problem = "A cinema has 18 rows of 24 roles each. 57 roles stay empty. How many people watch the film?"
     messages = []
-    for said in ("No idea.", "18 × 24 = 422?", "432", "So 385?", "375", None):
+    for reply in ("No idea.", "18 × 24 = 422?", "432", "So 385?", "375", None):
         messages.append({"role": "teacher", "content": teacher(problem, messages)})
-        if said is None or END_OF_CONVERSATION in messages[-1]["content"]:
+        if reply is None or END_OF_CONVERSATION in messages[-1]["content"]:
             break
-        messages.append({"role": "student", "content": said})
+        messages.append({"role": "student", "content": reply})
     return process_reward(messages, problem, (), "375")
 
 

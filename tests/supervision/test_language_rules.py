@@ -21,7 +21,7 @@ from tests.support.scripted_language import BAD_TEACHERS, GOOD_TEACHERS, play
 from tests.support.scripted_readers import ScriptedReaders, always
 
 PENALTIES = default_penalties()
-ALL_PHRASES = "".join(f'"{each.text}" means "{each.meaning}". ' for each in read_plan(PLAN).phrases)
+ALL_PHRASES = "".join(f'"{phrase.text}" means "{phrase.meaning}". ' for phrase in read_plan(PLAN).phrases)
 SHOWN = "“Een half bruin, alstublieft” is polite."
 BYE = f"See you! {END_OF_CONVERSATION}"
 
@@ -29,8 +29,8 @@ BYE = f"See you! {END_OF_CONVERSATION}"
 def about(*texts, persona=RIGHT, max_turns=15, cut=False) -> MessageToReview:
     """The last of these messages; `persona` is that of every student message before it."""
     *before, message = dialogue(*texts)
-    drawn = tuple(persona if turn["role"] == "student" else None for turn in before)
-    return MessageToReview(before, message["content"], PLAN, facts=ConversationFacts(drawn, max_turns), cut=cut)
+    personas = tuple(persona if turn["role"] == "student" else None for turn in before)
+    return MessageToReview(before, message["content"], PLAN, facts=ConversationFacts(personas, max_turns), cut=cut)
 
 
 def review(*texts, readers=None, **options):
@@ -52,8 +52,8 @@ def review(*texts, readers=None, **options):
     ],
 )
 def test_valid_messages(texts, persona):
-    found = review(*texts, persona=persona)
-    assert (found.valid, found.category, found.correction) == (True, "", None), found.critique
+    verdict = review(*texts, persona=persona)
+    assert (verdict.valid, verdict.category, verdict.correction) == (True, "", None), verdict.critique
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_valid_messages(texts, persona):
     ],
 )  # fmt: skip
 def test_categories(category, texts, persona):
-    found = review(*texts, persona=persona)
-    assert (found.valid, found.category) == (False, category), found.critique
-    assert found.critique.endswith(".") and priced(found, PENALTIES).penalty == PENALTIES[category]
+    verdict = review(*texts, persona=persona)
+    assert (verdict.valid, verdict.category) == (False, category), verdict.critique
+    assert verdict.critique.endswith(".") and priced(verdict, PENALTIES).penalty == PENALTIES[category]
 
 
 def test_a_message_that_was_cut_is_too_long_and_has_no_correction():
-    found = review(ASK, cut=True)
-    assert (found.category, found.correction) == ("length", None)
+    verdict = review(ASK, cut=True)
+    assert (verdict.category, verdict.correction) == ("length", None)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_message_that_was_cut_is_too_long_and_has_no_correction():
     ],
 )
 def test_a_correction_only_leaves_words_out(correction, texts, persona):
-    found = review(*texts, persona=persona)
-    assert found.valid is False and found.correction == correction
+    verdict = review(*texts, persona=persona)
+    assert verdict.valid is False and verdict.correction == correction
 
 
 def test_the_persona_that_was_drawn_decides_what_is_an_error():
@@ -119,9 +119,9 @@ def test_the_persona_that_was_drawn_decides_what_is_an_error():
 
 
 def test_a_goodbye_counts_as_early_in_the_first_half_of_the_lesson_only():
-    said = (ASK, SAID, OTHER, SAID)
-    assert review(*said, BYE, max_turns=15).category == "ends_early"
-    assert review(*said, BYE, max_turns=7).valid
+    messages = (ASK, SAID, OTHER, SAID)
+    assert review(*messages, BYE, max_turns=15).category == "ends_early"
+    assert review(*messages, BYE, max_turns=7).valid
 
 
 def test_the_supervisor_reads_a_lesson_as_the_judge_does():
@@ -135,10 +135,10 @@ def test_the_supervisor_reads_a_lesson_as_the_judge_does():
 
 def reviews_of(teacher, problems, draw):
     for problem in problems:
-        messages, drawn = play(teacher, read_plan(problem), draw)
+        messages, personas = play(teacher, read_plan(problem), draw)
         for index, message in enumerate(messages):
             if message["role"] == "teacher":
-                facts = ConversationFacts(drawn[:index], 15)
+                facts = ConversationFacts(personas[:index], 15)
                 request = MessageToReview(messages[:index], message["content"], problem, facts=facts)
                 yield review_by_rules(request), request
 
@@ -147,8 +147,8 @@ def reviews_of(teacher, problems, draw):
 @pytest.mark.parametrize("teacher", GOOD_TEACHERS.values())
 def test_good_scripted_teachers_are_always_valid(teacher, language):
     for draw in DRAWS:
-        for found, request in reviews_of(teacher, PLANS[language], draw):
-            assert found.valid, (request.message, found.critique)
+        for verdict, request in reviews_of(teacher, PLANS[language], draw):
+            assert verdict.valid, (request.message, verdict.critique)
 
 
 # each message of "dumps_and_asks_on" is right by itself; the judge sees that the plan is not covered
@@ -158,49 +158,49 @@ def test_bad_scripted_teachers_pay_and_corrections_are_valid(name):
     for language in ("nl", "ja", "tr"):
         for draw in DRAWS:
             reviews = list(reviews_of(BAD_TEACHERS[name], PLANS[language][:1], draw))
-            prices.append(fmean(priced(found, PENALTIES).penalty for found, _ in reviews))
-            for found, request in reviews:
-                if found.correction is not None:
-                    assert review_by_rules(replace(request, message=found.correction)).valid
+            prices.append(fmean(priced(verdict, PENALTIES).penalty for verdict, _ in reviews))
+            for verdict, request in reviews:
+                if verdict.correction is not None:
+                    assert review_by_rules(replace(request, message=verdict.correction)).valid
     assert fmean(prices) < -0.15, prices
 
 
 def labelled_reviews(half):
     """(whether the labels find a fault in a teacher's message, its review), for lessons on plans."""
-    for each in conversations(half):
-        if read_plan(each["problem"]).lesson:
+    for conversation in conversations(half):
+        if read_plan(conversation["problem"]).lesson:
             continue
-        said, drawn = [], []
-        for place, turn in enumerate(each["turns"]):
+        messages, personas = [], []
+        for index, turn in enumerate(conversation["turns"]):
             role = "teacher" if "teacher" in turn else "student"
             if role == "teacher":
-                facts = ConversationFacts(tuple(drawn), 15)
-                before = each["turns"][place - 1] if place else None
+                facts = ConversationFacts(tuple(personas), 15)
+                before = conversation["turns"][index - 1] if index else None
                 yield (
                     _is_good(turn, before),
-                    review_by_rules(MessageToReview(list(said), turn[role], each["problem"], facts=facts)),
+                    review_by_rules(MessageToReview(list(messages), turn[role], conversation["problem"], facts=facts)),
                 )
-            said.append({"role": role, "content": turn[role]})
-            drawn.append(turn.get("persona"))
+            messages.append({"role": role, "content": turn[role]})
+            personas.append(turn.get("persona"))
 
 
 def _is_good(turn, before):
     held_up = turn.get("hands_over", False) or turn.get("false_correction", False)
     helps = before is None or not before["error"] or turn["feedback"] not in ("none", "explicit", "recast")
-    over = turn["tasks"] == 0 and END_OF_CONVERSATION in turn["teacher"]
-    return not held_up and helps and (over or turn["tasks"] == 1 and turn["ends"])
+    is_over = turn["tasks"] == 0 and END_OF_CONVERSATION in turn["teacher"]
+    return not held_up and helps and (is_over or turn["tasks"] == 1 and turn["ends"])
 
 
 @pytest.mark.parametrize(("half", "most_good_refused", "fewest_bad_found"), [("develop", 2, 17), ("held_out", 3, 18)])
 def test_agreement_with_the_labels(half, most_good_refused, fewest_bad_found):
     """Precision matters more than recall: a good message that is called wrong is punished. Of the five good messages
     of both halves that the rules refuse, two ask for a right answer again, which was not labelled."""
-    found = list(labelled_reviews(half))
-    good = [each for is_good, each in found if is_good]
-    bad = [each for is_good, each in found if not is_good]
+    labelled = list(labelled_reviews(half))
+    good = [verdict for is_good, verdict in labelled if is_good]
+    bad = [verdict for is_good, verdict in labelled if not is_good]
     assert (len(good), len(bad)) == {"develop": (37, 17), "held_out": (37, 18)}[half]
-    assert sum(not each.valid for each in good) <= most_good_refused
-    assert sum(not each.valid for each in bad) >= fewest_bad_found
+    assert sum(not verdict.valid for verdict in good) <= most_good_refused
+    assert sum(not verdict.valid for verdict in bad) >= fewest_bad_found
 
 
 texts = st.text(max_size=80) | st.sampled_from([ASK, OTHER, SAID, WRONG, BYE, "Try again.", "Say: Mag ik pinnen?"])
@@ -209,9 +209,9 @@ texts = st.text(max_size=80) | st.sampled_from([ASK, OTHER, SAID, WRONG, BYE, "T
 @given(st.lists(texts, min_size=1, max_size=7), st.sampled_from([ERR, RIGHT]), st.none() | st.integers(1, 20))
 @settings(deadline=None, max_examples=200)
 def test_any_text_gets_a_verdict_and_corrections_are_valid(texts, persona, max_turns):
-    asked = about(*texts, persona=persona, max_turns=max_turns)
-    found = asyncio.run(RulesSupervisor().review(asked))
-    assert found.valid in (True, False) and found.valid == (not found.category)
-    assert found.category in ("", *RANKING)
-    if found.correction is not None:
-        assert not found.valid and review_by_rules(replace(asked, message=found.correction)).valid
+    request = about(*texts, persona=persona, max_turns=max_turns)
+    verdict = asyncio.run(RulesSupervisor().review(request))
+    assert verdict.valid in (True, False) and verdict.valid == (not verdict.category)
+    assert verdict.category in ("", *RANKING)
+    if verdict.correction is not None:
+        assert not verdict.valid and review_by_rules(replace(request, message=verdict.correction)).valid

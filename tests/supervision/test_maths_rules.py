@@ -56,8 +56,8 @@ def review(*texts, readers=None, **options):
     ],
 )
 def test_valid_messages(texts):
-    found = review(*texts)
-    assert (found.valid, found.category, found.correction) == (True, "", None), found.critique
+    verdict = review(*texts)
+    assert (verdict.valid, verdict.category, verdict.correction) == (True, "", None), verdict.critique
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_valid_messages(texts):
     ],
 )
 def test_categories(category, texts):
-    found = review(*texts)
-    assert (found.valid, found.category) == (False, category), found.critique
-    assert priced(found, PENALTIES).penalty == PENALTIES[category]
+    verdict = review(*texts)
+    assert (verdict.valid, verdict.category) == (False, category), verdict.critique
+    assert priced(verdict, PENALTIES).penalty == PENALTIES[category]
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ messages = st.text(max_size=80) | st.sampled_from(
 @given(st.lists(messages, min_size=1, max_size=6), st.sampled_from(ROWS), st.none() | st.text(min_size=1, max_size=20))
 @settings(deadline=None, max_examples=300)
 def test_any_text_gets_a_verdict_and_corrections_are_valid(texts, row, answer):
-    asked = about(*texts, problem=row["problem"], answer=answer or row["answer"])
-    found = asyncio.run(RulesSupervisor().review(asked))
-    if found.valid is None:  # an answer of white space alone
-        assert not asked.answer.strip() and found.error
+    request = about(*texts, problem=row["problem"], answer=answer or row["answer"])
+    verdict = asyncio.run(RulesSupervisor().review(request))
+    if verdict.valid is None:  # an answer of white space alone
+        assert not request.answer.strip() and verdict.error
         return
-    assert found.valid == (not found.category) and found.category in ("", *RANKING)
-    if found.correction is not None:
-        assert not found.valid and review_by_rules(replace(asked, message=found.correction)).valid
+    assert verdict.valid == (not verdict.category) and verdict.category in ("", *RANKING)
+    if verdict.correction is not None:
+        assert not verdict.valid and review_by_rules(replace(request, message=verdict.correction)).valid
 
 
 @pytest.mark.parametrize("text", ["9" * 50_000, "1 / " * 10_000, "(" * 20_000, "a = " * 10_000, " " * 50_000 + "?"])

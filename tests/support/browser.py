@@ -78,17 +78,17 @@ class Browser:
         """Wait for an element that matches the selector and holds the text, and click the first."""
 
         def press() -> bool:
-            found = next((each for each in self.all(selector) if text in each.text), None)
-            if found is None:
+            element = next((element for element in self.all(selector) if text in element.text), None)
+            if element is None:
                 return False
-            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-            found.click()
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+            element.click()
             return True
 
         self.wait(press, f"{selector} with {text!r}")
 
     def until_text(self, selector: str, text: str) -> None:
-        self.wait(lambda: any(text in each.text for each in self.all(selector)), f"{text!r} in {selector}")
+        self.wait(lambda: any(text in element.text for element in self.all(selector)), f"{text!r} in {selector}")
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the content of a field, and leave the field."""

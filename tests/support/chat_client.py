@@ -28,8 +28,8 @@ def question(text: str = "why?", schema: dict | None = None, max_tokens: int = 5
 def timed_api(config: ApiModelConfig, ledger: CallLedger, role: str = "judge") -> ChatApi:
     """An API on the clock of the `TurnedLoop` that runs. It wakes a little late, as on any machine: with exact pauses
     the same of many requests that wait would always come first."""
-    loop, late = asyncio.get_running_loop(), random.Random(1)
-    api = ChatApi(config, ledger, role, loop.time, lambda s: asyncio.sleep(s * late.uniform(1.0, 1.05)))
+    loop, rng = asyncio.get_running_loop(), random.Random(1)
+    api = ChatApi(config, ledger, role, loop.time, lambda s: asyncio.sleep(s * rng.uniform(1.0, 1.05)))
     loop.wait_for_requests_of(api._client._client)
     return api
 
@@ -61,7 +61,7 @@ class Client:
 
     def ask_all(self, count: int, **options) -> list[str | Exception]:
         async def many(api: ChatApi) -> list:
-            asked = (api.ask(question(f"question {i}", **options)) for i in range(count))
-            return await asyncio.gather(*asked, return_exceptions=True)
+            answers = (api.ask(question(f"question {i}", **options)) for i in range(count))
+            return await asyncio.gather(*answers, return_exceptions=True)
 
         return [outcome if isinstance(outcome, Exception) else outcome.text for outcome in self.run(many)]

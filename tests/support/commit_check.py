@@ -23,18 +23,18 @@ _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 def faults_of(path: Path, secrets: Mapping[str, str]) -> list[str]:
     """What is wrong with a file; `secrets` maps the name of each key to its value. The value is not repeated."""
     data = path.read_bytes()
-    found = [f"holds the value of {name}" for name, value in secrets.items() if value.encode() in data]
+    faults = [f"holds the value of {name}" for name, value in secrets.items() if value.encode() in data]
     if _PRIVATE_KEY.search(data):
-        found.append("holds a private key")
+        faults.append("holds a private key")
     if len(data) > LARGEST:
-        found.append(f"has {len(data):,} bytes; a file of the repository has at most {LARGEST:,}")
-    return [f"{path}: {fault}" for fault in found]
+        faults.append(f"has {len(data):,} bytes; a file of the repository has at most {LARGEST:,}")
+    return [f"{path}: {fault}" for fault in faults]
 
 
 def main(arguments: Sequence[str]) -> int:
     load_dotenv(ROOT / ".env")
     secrets = keys()
-    paths = [Path(each) for each in arguments]
+    paths = [Path(argument) for argument in arguments]
     faults = [fault for path in paths if path.is_file() for fault in faults_of(path, secrets)]
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)

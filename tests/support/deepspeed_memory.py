@@ -30,24 +30,26 @@ def main(model_folder: str, output: str, precision: str, rank: str, in_float32: 
     if rank != "0":  # as TRL does
         adapter = peft_config(LoraConfig(rank=int(rank)))
         model = get_peft_model(model.to(torch.bfloat16), adapter, autocast_adapter_dtype=not stage_3)
-    learning = [each for each in model.parameters() if each.requires_grad]
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine, _ = accelerator.prepare(model, torch.optim.AdamW(learning, lr=1e-3))
     zero = engine.optimizer
     ids = torch.zeros((1, 8), dtype=torch.long)
     engine.backward(engine(input_ids=ids, labels=ids).loss)
-    weights = [getattr(each, "ds_tensor", each) for each in engine.parameters()]
+    weights = [getattr(parameter, "ds_tensor", parameter) for parameter in engine.parameters()]
     if stage_3:
         gradients = [zero.grad_partitions_flat_buffer]
     else:
-        gradients = [each for group in zero.averaged_gradients.values() for each in group]
+        gradients = [gradient for group in zero.averaged_gradients.values() for gradient in group]
     engine.step()
     masters = zero.fp32_partitioned_groups_flat if stage_3 else zero.single_partition_of_fp32_groups
-    own = {each.untyped_storage().data_ptr() for each in weights}
-    masters = [each for each in masters if each.untyped_storage().data_ptr() not in own]
+    weight_storages = {weight.untyped_storage().data_ptr() for weight in weights}
+    masters = [tensor for tensor in masters if tensor.untyped_storage().data_ptr() not in weight_storages]
     states = [value for state in zero.optimizer.state.values() for value in state.values() if value.numel() > 1]
-    held = {"weights": weights, "masters": masters, "states": states, "gradients": gradients}
+    by_kind = {"weights": weights, "masters": masters, "states": states, "gradients": gradients}
     if accelerator.is_main_process:
-        sizes = {name: sum(each.numel() * each.element_size() for each in tensors) for name, tensors in held.items()}
+        sizes = {
+            name: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for name, tensors in by_kind.items()
+        }
         Path(output).write_text(json.dumps(sizes), encoding="utf-8")
 
 

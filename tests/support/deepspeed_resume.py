@@ -32,8 +32,8 @@ def engine_for(
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
     }
-    made = deepspeed.initialize(model=model, optimizer=kind(model.parameters(), **options), config=settings)
-    return made[0]
+    initialized = deepspeed.initialize(model=model, optimizer=kind(model.parameters(), **options), config=settings)
+    return initialized[0]
 
 
 def step(engine: deepspeed.DeepSpeedEngine, number: int) -> None:
@@ -48,18 +48,18 @@ def masters(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
     """This process's part of the float32 weights."""
     zero = engine.optimizer
     parts = zero.fp32_partitioned_groups_flat if hasattr(zero, "fp32_partitioned_groups_flat") else None
-    return torch.cat([each.detach().clone().flatten() for each in parts or zero.single_partition_of_fp32_groups])
+    return torch.cat([part.detach().clone().flatten() for part in parts or zero.single_partition_of_fp32_groups])
 
 
 def try_optimizer(model_folder: str, stage: int, folder: Path, optimizer: str, arguments: TrainingArguments) -> dict:
     """The distance between the weights of a resumed training and of one without a break."""
-    whole = engine_for(model_folder, stage, optimizer, arguments)
-    begun = masters(whole)
+    unbroken = engine_for(model_folder, stage, optimizer, arguments)
+    initial = masters(unbroken)
     for number in range(_STEPS):
         if number == _SAVED_AFTER:
-            whole.save_checkpoint(str(folder / optimizer), tag="saved")
-        step(whole, number)
-    states = [value for state in whole.optimizer.optimizer.state.values() for value in state.values()]
+            unbroken.save_checkpoint(str(folder / optimizer), tag="saved")
+        step(unbroken, number)
+    states = [value for state in unbroken.optimizer.optimizer.state.values() for value in state.values()]
     large = [value for value in states if isinstance(value, torch.Tensor) and value.numel() > 256]
     resumed = engine_for(model_folder, stage, optimizer, arguments)
     fresh = engine_for(model_folder, stage, optimizer, arguments)
@@ -71,10 +71,10 @@ def try_optimizer(model_folder: str, stage: int, folder: Path, optimizer: str, a
         step(resumed, number)
         step(fresh, number)
     return {
-        "moved": (masters(whole) - begun).abs().max().item(),
-        "apart": (masters(whole) - masters(resumed)).abs().max().item(),
-        "apart without states": (masters(whole) - masters(fresh)).abs().max().item(),
-        "bytes per parameter": sum(value.numel() * value.element_size() for value in large) / begun.numel(),
+        "moved": (masters(unbroken) - initial).abs().max().item(),
+        "apart": (masters(unbroken) - masters(resumed)).abs().max().item(),
+        "apart without states": (masters(unbroken) - masters(fresh)).abs().max().item(),
+        "bytes per parameter": sum(value.numel() * value.element_size() for value in large) / initial.numel(),
     }
 
 
@@ -84,9 +84,9 @@ def main(model_folder: str, stage: str, folder: str, *optimizers: str) -> None:
     deepspeed.init_distributed(dist_backend="gloo")
     arguments = TrainingArguments(output_dir=folder, use_cpu=True, learning_rate=1e-2, report_to=[])
     for optimizer in optimizers:
-        found = try_optimizer(model_folder, int(stage), Path(folder), optimizer, arguments)
+        result = try_optimizer(model_folder, int(stage), Path(folder), optimizer, arguments)
         if torch.distributed.get_rank() == 0:
-            print("found " + json.dumps({"optimizer": optimizer, **found}), flush=True)
+            print("found " + json.dumps({"optimizer": optimizer, **result}), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def dying_sender(
         text=True,
     )
     try:
-        told = json.loads(next(line for line in process.stdout if line.startswith("{")))
-        group = TransferGroup(f"dies by {with_signal.name}", 1, 2, buffer_bytes, **told["point"])
-        yield process, group, [TensorInfo(**each) for each in told["tensors"]]
+        message = json.loads(next(line for line in process.stdout if line.startswith("{")))
+        group = TransferGroup(f"dies by {with_signal.name}", 1, 2, buffer_bytes, **message["point"])
+        yield process, group, [TensorInfo(**tensor) for tensor in message["tensors"]]
     finally:
         process.kill()
         process.wait()
@@ -55,7 +55,7 @@ def main(model: str, signal_name: str, after: int, buffer_bytes: int) -> None:
         for name, weight in weights.items()
     ]
     point, join = open_meeting(CPU, "127.0.0.1", 2, 600.0)
-    print(json.dumps({"point": point, "tensors": [asdict(each) for each in tensors]}), flush=True)
+    print(json.dumps({"point": point, "tensors": [asdict(tensor) for tensor in tensors]}), flush=True)
 
     def buffers() -> Iterator[torch.Tensor]:
         for number, buffer in enumerate(packed([weights], tensors, buffer_bytes, CPU)):

@@ -104,10 +104,10 @@ class Exchange:
     def stall(self, data: bytes = b"") -> None:
         """Wait until the client has gone, and write a byte of `data` now and then meanwhile."""
         self.call.stalled = True
-        for place in itertools.count():
+        for offset in itertools.count():
             if self.closing.wait(0.02) or self.client_left():
                 return
-            self.write(data[place : place + 1])
+            self.write(data[offset : offset + 1])
 
     def hang_up(self) -> None:
         """Close the connection after this reply."""

@@ -125,7 +125,7 @@ class Run:
         if target == "server":
             return self.server.pid if self.server.poll() is None else None
         if target == "trainer":
-            return next((each.pid for each in _descendants(self.trainer.pid) if _is_training(each)), None)
+            return next((child.pid for child in _descendants(self.trainer.pid) if _is_training(child)), None)
         try:
             roles = self.client.health().roles
         except ClassroomError:
@@ -228,7 +228,7 @@ def play(
     Raises:
         TimeoutError: if the run does not end within `limit_s` seconds.
     """
-    done: Counter = Counter()
+    strikes: Counter = Counter()
     wanted = list(wanted)
     watch, moving_since = Watch(run.folder), None
     deadline = time.monotonic() + limit_s
@@ -243,7 +243,7 @@ def play(
             time.sleep(generator.uniform(0, run.longest_delay_s))
             pid = strike(run)
             if pid is not None:
-                done[phase] += 1
+                strikes[phase] += 1
                 wanted.pop(0)
                 print(f"  hit {pid} in phase {phase}; {len(wanted)} to go", flush=True)
                 time.sleep(0.5)
@@ -251,7 +251,7 @@ def play(
         time.sleep(0.002)
     if wanted:
         print(f"  the run ended before {len(wanted)} of its kills", flush=True)
-    return done
+    return strikes
 
 
 def outcome_of(folder: Path) -> Outcome:
@@ -268,13 +268,13 @@ def outcome_of(folder: Path) -> Outcome:
     for record in sorted(records.values(), key=lambda each: (each["step"], each["index"])):
         personas = tuple(turn["persona"] for turn in record["turns"] if turn["role"] == "student")
         schedules[record["step"]].append((record["problem_id"], personas))
-    begun = {event["request"] for event in events if event["event"] == "batch"}
+    requests = {event["request"] for event in events if event["event"] == "batch"}
     return Outcome(
         steps=[line["step"] for line in metrics],
         schedules=dict(schedules),
         played_twice=len(twice),
         judged_twice=sum(count > 1 for count in verdicts.values()),
-        lost=sum(16 - sum(name.startswith(request) for name in records) for request in begun),
+        lost=sum(16 - sum(name.startswith(request) for name in records) for request in requests),
         passes=[line["corrections/passes"] for line in metrics if "corrections/passes" in line],
     )
 
@@ -299,20 +299,20 @@ def agrees(schedule: list, wanted: list) -> bool:
 
 def differences(outcome: Outcome, alone: Outcome, steps: int) -> list[str]:
     """How a run differs from one that was left alone, and what it must not have done."""
-    found = []
+    faults = []
     if outcome.steps != list(range(1, steps + 1)):
-        found.append(f"it logged the steps {outcome.steps}")
+        faults.append(f"it logged the steps {outcome.steps}")
     same = outcome.schedules.keys() == alone.schedules.keys() and all(
         agrees(outcome.schedules[step], alone.schedules[step]) for step in alone.schedules
     )
     if not same:
-        found.append("it has other problems or personas")
+        faults.append("it has other problems or personas")
     if outcome.passes != alone.passes:
-        found.append(f"it made supervised passes after {outcome.passes}, not {alone.passes}")
+        faults.append(f"it made supervised passes after {outcome.passes}, not {alone.passes}")
     for name in ("played_twice", "judged_twice", "lost"):
         if getattr(outcome, name):
-            found.append(f"{getattr(outcome, name)} {name}")
-    return found
+            faults.append(f"{getattr(outcome, name)} {name}")
+    return faults
 
 
 def make_world(folder: Path, config_name: str) -> Path:
@@ -360,9 +360,9 @@ def run_all(arguments: argparse.Namespace) -> Iterator[tuple[str, Outcome]]:
             print(f"{name}: {arguments.steps} steps", flush=True)
             started = time.monotonic()
             run = Run(arguments.config_name, folder, world, arguments.steps, signals)
-            wanted = [run.phases[i % len(run.phases)] for i in range(arguments.kills)] if target else []
+            phases = [run.phases[i % len(run.phases)] for i in range(arguments.kills)] if target else []
             try:
-                kills = play(run, wanted, killing(target or ""), random.Random(f"{arguments.seed}|{name}"))
+                kills = play(run, phases, killing(target or ""), random.Random(f"{arguments.seed}|{name}"))
             finally:
                 run.stop()
             outcome = outcome_of(folder)
@@ -382,18 +382,18 @@ def main() -> int:
     arguments.folder = arguments.folder.resolve()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     outcomes = dict(run_all(arguments))
-    alone, good = outcomes["none"], True
+    undisturbed, good = outcomes["none"], True
     phases = [phase for phase in PHASES if phase != _NOT_IN[arguments.config_name]]
     ends = ("steps", "passes", "twice played", "twice judged", "lost", "s", "as undisturbed")
     heads = ("killed", "kills", *phases, *ends)
     rows = [heads]
     for name, outcome in outcomes.items():
-        wrong = differences(outcome, alone, arguments.steps)
-        good &= not wrong
+        faults = differences(outcome, undisturbed, arguments.steps)
+        good &= not faults
         kills = [outcome.kills[phase] for phase in phases]
         counts = (outcome.played_twice, outcome.judged_twice, outcome.lost, round(outcome.seconds))
         passes = round(outcome.passes[-1]) if outcome.passes else 0
-        rows.append((name, sum(kills), *kills, len(outcome.steps), passes, *counts, "; ".join(wrong) or "yes"))
+        rows.append((name, sum(kills), *kills, len(outcome.steps), passes, *counts, "; ".join(faults) or "yes"))
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(heads))]
     for row in rows:
         print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))

@@ -46,37 +46,41 @@ def conversations(half: str) -> list[dict[str, Any]]:
         rows = (ROOT / f"data/lesson_plans/{split}.jsonl").read_text(encoding="utf-8").splitlines()
         problems = load_problems([lesson_plans(split)])
         texts |= {json.loads(row)["id"]: problem.text for row, problem in zip(rows, problems, strict=True)}
-    found = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return [{"problem": texts.get(each.get("plan"))} | each for each in found if each["half"] == half]
+    loaded = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return [
+        {"problem": texts.get(conversation.get("plan"))} | conversation
+        for conversation in loaded
+        if conversation["half"] == half
+    ]
 
 
 def compare(half: str) -> dict[str, list[Pair]]:
     """What is labelled → (label, the rule's answer, place) of each item."""
     pairs: dict[str, list[Pair]] = defaultdict(list)
-    for each in conversations(half):
-        for name, label, found, place in _compare(each):
-            pairs[name].append((label, found, f"{each['id']}:{place}"))
+    for conversation in conversations(half):
+        for name, label, answer, index in _compare(conversation):
+            pairs[name].append((label, answer, f"{conversation['id']}:{index}"))
     return pairs
 
 
 def _compare(conversation: dict[str, Any]) -> Iterator[tuple[str, Any, Any, int]]:
     plan, turns = read_plan(conversation["problem"]), conversation["turns"]
-    said: list[str] = []
-    for place, turn in enumerate(turns):
-        before = turns[place - 1] if place else None
+    answers: list[str] = []
+    for index, turn in enumerate(turns):
+        before = turns[index - 1] if index else None
         if "teacher" in turn:
-            yield from _of_teacher(turn, before, plan, said, place)
+            yield from _of_teacher(turn, before, plan, answers, index)
             continue
         if plan.lesson:
-            yield "error", turn["error"], plan.find_error(turn["student"]), place
-        yield "role flip", turn.get("flips", False), flips_role(turn["student"], before["teacher"], plan), place
-        yield "parroting", turn.get("parrots", False), parrots(turn["student"], before["teacher"]), place
+            yield "error", turn["error"], plan.find_error(turn["student"]), index
+        yield "role flip", turn.get("flips", False), flips_role(turn["student"], before["teacher"], plan), index
+        yield "parroting", turn.get("parrots", False), parrots(turn["student"], before["teacher"]), index
         if "uptake" in turn:
-            error, answer = turns[place - 2]["student"], turn["student"]
+            error, answer = turns[index - 2]["student"], turn["student"]
             kind = feedback_kind(error, before["teacher"], plan)
-            yield "uptake", turn["uptake"], shows_uptake(error, kind, answer, plan), place
-            yield "repair", turn["repair"], repairs(error, kind, answer, plan), place
-        said.append(turn["student"])
+            yield "uptake", turn["uptake"], shows_uptake(error, kind, answer, plan), index
+            yield "repair", turn["repair"], repairs(error, kind, answer, plan), index
+        answers.append(turn["student"])
 
 
 def _of_teacher(turn, before, plan, said, place) -> Iterator[tuple[str, Any, Any, int]]:
@@ -88,7 +92,7 @@ def _of_teacher(turn, before, plan, said, place) -> Iterator[tuple[str, Any, Any
         yield "kind of feedback", turn["feedback"], kind, place
         gives = kind in GIVING_KINDS
     else:
-        gives = hands_over(turn["teacher"], lambda form: any(holds(each, form) for each in said), plan)
+        gives = hands_over(turn["teacher"], lambda form: any(holds(text, form) for text in said), plan)
         if before is not None:
             yield "false correction", turn.get("false_correction", False), falsely_corrects(turn["teacher"]), place
     yield "hands over", turn.get("hands_over", False), gives, place
@@ -98,9 +102,9 @@ def kappa(pairs: list[Pair]) -> float | None:
     """Cohen's κ: agreement beyond that expected by chance from the frequencies of both sides; None if chance agreement
     is 1."""
     n = len(pairs)
-    labels, found = [str(pair[0]) for pair in pairs], [str(pair[1]) for pair in pairs]
-    chance = sum(labels.count(each) * found.count(each) for each in set(labels)) / n**2
-    observed = sum(one == other for one, other in zip(labels, found, strict=True)) / n
+    labels, answers = [str(pair[0]) for pair in pairs], [str(pair[1]) for pair in pairs]
+    chance = sum(labels.count(label) * answers.count(label) for label in set(labels)) / n**2
+    observed = sum(label == answer for label, answer in zip(labels, answers, strict=True)) / n
     return None if chance == 1 else (observed - chance) / (1 - chance)
 
 
@@ -130,9 +134,9 @@ class JudgeAgreement:
 
 def judge_agreement(half: str) -> JudgeAgreement:
     """Run the judge on the conversations on lesson plans; those of the quickstart are for the rubric."""
-    found = JudgeAgreement()
-    for each in conversations(half):
-        plan, turns = read_plan(each["problem"]), each["turns"]
+    result = JudgeAgreement()
+    for conversation in conversations(half):
+        plan, turns = read_plan(conversation["problem"]), conversation["turns"]
         if plan.lesson:
             continue
         messages = [
@@ -140,11 +144,11 @@ def judge_agreement(half: str) -> JudgeAgreement:
         ]
         findings, covered = analyse(messages, plan, ConversationFacts(tuple(turn.get("persona") for turn in turns)))
         for finding in findings:
-            _compare_finding(found, finding, turns, f"{each['id']}:{finding.index}")
+            _compare_finding(result, finding, turns, f"{conversation['id']}:{finding.index}")
         free, capped = verdict(findings), verdict(findings, covered)
         for name, labelled in labelled_scores(turns).items():
-            found.scores[name].append((labelled, free[name], capped[name]))
-    return found
+            result.scores[name].append((labelled, free[name], capped[name]))
+    return result
 
 
 def _compare_finding(found: JudgeAgreement, finding: TurnFinding, turns: list[dict[str, Any]], where: str) -> None:
@@ -188,18 +192,18 @@ def labelled_scores(turns: list[dict[str, Any]]) -> dict[str, float]:
 
 def print_judge_agreement(half: str) -> None:
     """Print κ for messages, and for scores the mean absolute error and rank correlation, before and after the cap."""
-    found = judge_agreement(half)
-    for name, pairs in found.messages.items():
+    result = judge_agreement(half)
+    for name, pairs in result.messages.items():
         agreed, value = sum(a == b for a, b, _ in pairs), kappa(pairs)
         print(f"{half:9} {name:28} {agreed:3}/{len(pairs):<3} κ {'–' if value is None else f'{value:.2f}'}")
         if half == "develop":
             for label, said, where in pairs:
                 if label != said:
                     print(f"    {where}: labelled {label}, judge says {said}")
-    for name, scores in found.scores.items():
-        for what, place in (("before the cap", 1), ("as given", 2)):
-            error = fmean(abs(each[0] - each[place]) for each in scores)
-            rank = rank_correlation([(each[0], each[place]) for each in scores])
+    for name, scores in result.scores.items():
+        for what, column in (("before the cap", 1), ("as given", 2)):
+            error = fmean(abs(row[0] - row[column]) for row in scores)
+            rank = rank_correlation([(row[0], row[column]) for row in scores])
             said = "–" if rank is None else f"{rank:.2f}"
             print(f"{half:9} {name:28} {what:14} mean absolute error {error:.2f}, Spearman {said}, n {len(scores)}")
 

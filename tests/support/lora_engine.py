@@ -62,13 +62,13 @@ async def answer(engine: VllmEngine, folder: str, version: str) -> dict:
             await engine.load_policy(Path(folder), PolicyVersion("run", int(version)), 60)
         except DataError as error:
             refused = str(error)
-    said = await engine.generate(PROMPT, Sampling(1.0, max_tokens=24))
+    completion = await engine.generate(PROMPT, Sampling(1.0, max_tokens=24))
     cooler = await engine.generate(PROMPT, Sampling(COOLER, max_tokens=8))
     return {
-        "ids": said.ids,
-        "logprobs": said.logprobs,
+        "ids": completion.ids,
+        "logprobs": completion.logprobs,
         "cooler": {"ids": cooler.ids, "logprobs": cooler.logprobs},
-        "version": said.policy.version,
+        "version": completion.policy.version,
         "adapters": sorted(await engine.client.list_loras()) if engine.adapter else [],
         "newer_runner": engine.client.vllm_config.use_v2_model_runner,
         "refused": refused,

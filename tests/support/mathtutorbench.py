@@ -146,14 +146,14 @@ def program(clone: Path, stem: str, copies: dict[str, str]) -> DoubleTask:
 def _examples(name: str, row: dict[str, Any]) -> list[dict[str, Any]]:
     if "answer" in row:
         return [dict(row)]
-    said = [(turn["user"], turn["text"]) for turn in row["dialog_history"]]
+    turns = [(turn["user"], turn["text"]) for turn in row["dialog_history"]]
     common = {"question": row["problem"], "reference_solution": row["reference_solution"]}
     if "incorrect_index" not in row:
-        lines = [("Student: " if who == "Student" else "Teacher: ") + text for who, text in said]
+        lines = [("Student: " if speaker == "Student" else "Teacher: ") + text for speaker, text in turns]
         more = {"conversation_json": row["dialog_history"][:-1], "ground_truth_response": row["dialog_history"][-1]}
         return [common | more | {"dialog_history": "\n".join(lines[:-1])}]
-    cutoff = [who for who, _ in said].index("Student")
-    common["dialog_history"] = "\n".join("Teacher: " + text for _, text in said[:cutoff])
+    cutoff = [speaker for speaker, _ in turns].index("Student")
+    common["dialog_history"] = "\n".join("Teacher: " + text for _, text in turns[:cutoff])
 
     def solution(steps: list[str]) -> str:
         return r"\n".join(f"Step {i + 1} - {step}" for i, step in enumerate(steps[:-1]))
@@ -162,7 +162,7 @@ def _examples(name: str, row: dict[str, Any]) -> list[dict[str, Any]]:
         "student_solution": solution(row["student_incorrect_solution"]),
         "is_error": True,
         "error_step": row["incorrect_index"] + 1,
-        "student_chat_solution": said[cutoff][1],
+        "student_chat_solution": turns[cutoff][1],
     }
     right = common | {
         "student_solution": solution(row["reference_solution"].split("\n")),
@@ -179,8 +179,8 @@ def _share_equal(predictions: Sequence[float | None], targets: Sequence[str]) ->
 
 
 def _solving(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    found = [re.findall(r"-?\d*\.?\d+", answer) for answer in answers]
-    return {"accuracy": _share_equal([float(numbers[-1]) if numbers else None for numbers in found], targets)}
+    matches = [re.findall(r"-?\d*\.?\d+", answer) for answer in answers]
+    return {"accuracy": _share_equal([float(numbers[-1]) if numbers else None for numbers in matches], targets)}
 
 
 def _correction(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
@@ -196,9 +196,9 @@ def _correction(answers: Sequence[str], targets: Sequence[str]) -> dict[str, flo
 
 
 def _location(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    found = [re.search(r"\d+", answer) for answer in answers]
-    steps, right = [int(match.group()) if match else 0 for match in found], [int(target) for target in targets]
-    return {f"f1_{how}": f1_score(right, steps, average=how) for how in ("micro", "macro", "weighted")}
+    matches = [re.search(r"\d+", answer) for answer in answers]
+    steps, expected = [int(match.group()) if match else 0 for match in matches], [int(target) for target in targets]
+    return {f"f1_{how}": f1_score(expected, steps, average=how) for how in ("micro", "macro", "weighted")}
 
 
 def _correctness(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
@@ -206,9 +206,9 @@ def _correctness(answers: Sequence[str], targets: Sequence[str]) -> dict[str, fl
         answer = answer.strip().lower()
         return "yes" in answer or "no" not in answer
 
-    said, right = [is_incorrect(answer) for answer in answers], [is_incorrect(target) for target in targets]
+    predicted, expected = [is_incorrect(answer) for answer in answers], [is_incorrect(target) for target in targets]
     scores = {"accuracy": accuracy_score, "precision": precision_score, "recall": recall_score, "f1": f1_score}
-    return {name: score(right, said) for name, score in scores.items()}
+    return {name: score(expected, predicted) for name, score in scores.items()}
 
 
 def _turns(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
@@ -221,10 +221,10 @@ def _socratic(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float
     bleus, counts = [], []
     for answer, target in zip(answers, targets, strict=True):
         lines = [line.strip() for line in answer.split("\n")]
-        asked = [line.split(" ** ")[0] for line in target.split("\n") if line.count(" ** ") == 1]
-        if asked:
-            bleus.append(max(bleu(line, asked) for line in lines))
-            counts.append(min(len(lines), len(asked)))
+        questions = [line.split(" ** ")[0] for line in target.split("\n") if line.count(" ** ") == 1]
+        if questions:
+            bleus.append(max(bleu(line, questions) for line in lines))
+            counts.append(min(len(lines), len(questions)))
     return {"bleu": sum(bleus) / len(bleus) / 100, "avg_questions": sum(counts) / len(counts)}
 
 
@@ -276,8 +276,8 @@ def _words_13a(line: str) -> list[str]:
 
 def scored_conversation(example: dict[str, Any], reply: str) -> list[dict[str, str]]:
     """What the benchmark's scorer gives its reward model."""
-    about = f"Problem: {example['question']}\nReference Solution: {example['reference_solution']}"
-    conversation = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": about}]
+    prompt = f"Problem: {example['question']}\nReference Solution: {example['reference_solution']}"
+    conversation = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": prompt}]
     for turn in example["conversation_json"]:
         role = "assistant" if turn["user"] in ("Teacher", "Tutor") else "user"
         conversation.append({"role": role, "content": turn["text"]})
@@ -289,7 +289,7 @@ def win_figures(
 ) -> dict[str, float]:
     """The scorer's figures: a reply wins if it scores higher than the human teacher's."""
     chosen = [score(scored_conversation(*pair)) for pair in zip(examples, replies, strict=True)]
-    rejected = [score(scored_conversation(each, each["ground_truth_response"]["text"])) for each in examples]
+    rejected = [score(scored_conversation(example, example["ground_truth_response"]["text"])) for example in examples]
     count = len(chosen)
     return {
         "win_rate": sum(a > b for a, b in zip(chosen, rejected, strict=True)) / count,

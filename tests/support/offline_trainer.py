@@ -60,16 +60,16 @@ def conversation(index: int, problem: Problem, seed: int, **changes: Any) -> Con
     """A conversation of three teacher messages with random tokens, log-probs and scores."""
     rng = random.Random(seed * 1000 + index)
     turns, ids, mask, logprobs = [], [], [], []
-    for place in range(5):
-        own = place % 2 == 0
-        said = [rng.randrange(20, 500) for _ in range(rng.randrange(3, 8))]
-        span = (len(ids), len(ids) + len(said)) if own else None
+    for number in range(5):
+        by_teacher = number % 2 == 0
+        tokens = [rng.randrange(20, 500) for _ in range(rng.randrange(3, 8))]
+        span = (len(ids), len(ids) + len(tokens)) if by_teacher else None
         policy = PolicyVersion("run", 0)
-        role = ("teacher", policy) if own else ("student", None)
-        turns.append(Turn(role[0], f"message {place}", tokens=len(said), span=span, policy=role[1]))
-        ids += [*said, 5]
-        mask += [int(own)] * len(said) + [0]
-        logprobs += [-rng.random() - 5.5 if own else 0.0 for _ in said] + [0.0]
+        role = ("teacher", policy) if by_teacher else ("student", None)
+        turns.append(Turn(role[0], f"message {number}", tokens=len(tokens), span=span, policy=role[1]))
+        ids += [*tokens, 5]
+        mask += [int(by_teacher)] * len(tokens) + [0]
+        logprobs += [-rng.random() - 5.5 if by_teacher else 0.0 for _ in tokens] + [0.0]
     score = rng.random()
     fields = {
         "id": f"r{seed}-{index:04d}",
@@ -104,7 +104,7 @@ class ScriptedClient:
         """Nothing is missing: `sample` plays at once."""
 
     def sample(self, request: SampleRequest) -> SampleResponse:
-        problems = [Problem.of(*each) for each in zip(request.problems, request.answers, strict=True)]
+        problems = [Problem.of(*pair) for pair in zip(request.problems, request.answers, strict=True)]
         records = [self._converse(index, problem) for index, problem in enumerate(problems)]
         policy = request.wanted_policy
         return SampleResponse(
@@ -132,7 +132,11 @@ class OfflineLoop(TrainingLoop):
             loss.backward()
             total += loss.item()
         self.keep_figures(self.algorithm.end_pass(True, self.accelerator, self))
-        return total, {name: each.grad.clone() for name, each in self.model.named_parameters() if each.grad is not None}
+        return total, {
+            name: parameter.grad.clone()
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None
+        }
 
 
 def offline_trainer(
@@ -145,8 +149,8 @@ def offline_trainer(
     held_out: Sequence[Problem] = (),
 ) -> Any:
     """The trainer of `language_tutor` with these overrides, on the tiny model."""
-    own = [f"teacher_model.model_name_or_path={model}", f"logging.save_dir={folder}"]
-    config = load(TrainRLConfig, "train_rl", [*OVERRIDES, *own, *overrides], check_train_rl)
+    paths = [f"teacher_model.model_name_or_path={model}", f"logging.save_dir={folder}"]
+    config = load(TrainRLConfig, "train_rl", [*OVERRIDES, *paths, *overrides], check_train_rl)
     play = play or (lambda index, problem: conversation(index, problem, seed=1))
     gpus = SimpleNamespace(wake_engines=lambda: None, sleep_engines=lambda: None)
     session = SimpleNamespace(

@@ -53,14 +53,14 @@ def inline_code(page: str) -> list[str]:
 def commands_of(page: str) -> list[str]:
     """The commands on a page, in blocks and inline, each once; a backslash or an open quote continues a command. Flags
     of accelerate without a program are no command."""
-    found = {each for each in inline_code(page) if not each.startswith("accelerate ") or ".py" in each}
+    commands = {command for command in inline_code(page) if not command.startswith("accelerate ") or ".py" in command}
     for _, block in FENCED.findall(page):
         lines = iter(block.replace("\\\n", " ").splitlines())
         for line in lines:
             while line.startswith(_COMMANDS) and line.partition(" #")[0].count("'") % 2:
                 line += f" {next(lines).strip()}"
-            found.add(line.strip())
-    return sorted(each for each in found if each.startswith(_COMMANDS) and "…" not in each)
+            commands.add(line.strip())
+    return sorted(command for command in commands if command.startswith(_COMMANDS) and "…" not in command)
 
 
 def headings_of(page: str) -> set[str]:
@@ -118,4 +118,4 @@ def _check_override(word: str, schema: type) -> None:
 def _words_of(command: str) -> list[str]:
     """The command's words, without a comment; those of `ARGS="…"` are words of their own."""
     words = shlex.split(command, comments=True)
-    return [each for word in words for each in (shlex.split(word[5:]) if word.startswith("ARGS=") else [word])]
+    return [part for word in words for part in (shlex.split(word[5:]) if word.startswith("ARGS=") else [word])]

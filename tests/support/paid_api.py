@@ -25,8 +25,8 @@ CRITIQUE = '"critique"'
 def review() -> str:
     """A review, valid or not."""
     valid = random.random() < 0.7
-    found = {"critique": "As it is.", "category": "none" if valid else "task", "valid": valid}
-    return json.dumps({**found, "correction": "" if valid else "Good. What do you cook today?"})
+    fields = {"critique": "As it is.", "category": "none" if valid else "task", "valid": valid}
+    return json.dumps({**fields, "correction": "" if valid else "Good. What do you cook today?"})
 
 
 def scores() -> str:
@@ -46,11 +46,11 @@ class Provider:
 
     def _answer(self, exchange: Exchange, body: dict) -> None:
         time.sleep(random.uniform(0.5, 1.5) * self._seconds)
-        asked = json.dumps([body["model"], body["messages"]])
+        request = json.dumps([body["model"], body["messages"]])
         text = review() if CRITIQUE in json.dumps(body) else scores()
         exchange.bill(text)
         exchange.send(200, completion(text, "stop", exchange.usage()))
-        key = hashlib.sha256(asked.encode()).hexdigest()
+        key = hashlib.sha256(request.encode()).hexdigest()
         self._file.write(json.dumps({"key": key, "usd": exchange.call.billed_usd}) + "\n")
 
 

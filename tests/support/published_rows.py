@@ -66,17 +66,17 @@ def mrbench_flat(conversation: dict[str, Any]) -> list[dict[str, Any]]:
 
 def mathdial_flat(number: int) -> dict[str, Any]:
     """A dialogue with three turns of the teacher that answer the student: a question, a telling one, a generic one."""
-    left = 20 + number
+    apples = 20 + number
     return {
-        "question": f"Ann has {left} apples and gets 15 more. How many has she?",
-        "ground_truth": f"{left} + 15 = {left + 15}\n {left + 15}",
-        "student_incorrect_solution": f"She has {left - 15}.",
+        "question": f"Ann has {apples} apples and gets 15 more. How many has she?",
+        "ground_truth": f"{apples} + 15 = {apples + 15}\n {apples + 15}",
+        "student_incorrect_solution": f"She has {apples - 15}.",
         "turns": [
             {"role": "teacher", "move": "generic", "text": "Hi, talk me through it."},
             {"role": "student", "move": None, "text": "I took 15 away."},
             {"role": "teacher", "move": "focus", "text": "Does she get apples, or give them away?"},
             {"role": "student", "move": None, "text": "She gives them away."},
-            {"role": "teacher", "move": "telling", "text": f"No, you need to add: the answer is {left + 15}."},
+            {"role": "teacher", "move": "telling", "text": f"No, you need to add: the answer is {apples + 15}."},
             {"role": "student", "move": None, "text": "Thank you."},
             {"role": "teacher", "move": "generic", "text": "See you tomorrow!"},
         ],
@@ -89,8 +89,8 @@ def mathdial_published(row: dict[str, Any]) -> dict[str, Any]:
         f"Teacher: ({turn['move']}){turn['text']}" if turn["role"] == "teacher" else f"Ann: {turn['text']}"
         for turn in row["turns"]
     ]
-    kept = {key: value for key, value in row.items() if key != "turns"}
-    return kept | {"qid": 7, "self-correctness": "Yes", "conversation": "|EOM|".join(parts)}
+    fields = {key: value for key, value in row.items() if key != "turns"}
+    return fields | {"qid": 7, "self-correctness": "Yes", "conversation": "|EOM|".join(parts)}
 
 
 def verified(number: int) -> dict[str, Any]:
@@ -117,11 +117,11 @@ def verified(number: int) -> dict[str, Any]:
 def bridged(number: int) -> dict[str, Any]:
     """A row of MathTutorBench's mathdial_bridge.json."""
     row = verified(number)
-    said = [*row["dialog_history"], {"user": "Teacher", "text": "What does twice as many mean?"}]
+    dialogue = [*row["dialog_history"], {"user": "Teacher", "text": "What does twice as many mean?"}]
     return {
         "problem": row["problem"],
         "reference_solution": row["reference_solution"],
-        "dialog_history": said,
+        "dialog_history": dialogue,
     }
 
 
@@ -134,10 +134,10 @@ def with_field(row: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of a row with another value at a dotted path."""
     changed = copy.deepcopy(row)
     *keys, last = path.split(".")
-    at: Any = changed
+    node: Any = changed
     for key in keys:
-        at = at[int(key)] if isinstance(at, list) else at[key]
-    at[int(last) if isinstance(at, list) else last] = value
+        node = node[int(key)] if isinstance(node, list) else node[key]
+    node[int(last) if isinstance(node, list) else last] = value
     return changed
 
 

@@ -38,9 +38,9 @@ class ScriptedWorker:
     def receive(self, info: TransferGroup, tensors: Sequence[TensorInfo]) -> str:
         """Receive weights, and return their fingerprint."""
         if info.id != self.groups[-1]:
-            where = (info.master_address, info.master_port)
+            address = (info.master_address, info.master_port)
             limits = {"wait_for_workers": False, "timeout": timedelta(seconds=5)}  # the sender listens already
-            store = torch.distributed.TCPStore(*where, is_master=False, **limits)
+            store = torch.distributed.TCPStore(*address, is_master=False, **limits)
             self._group = GlooGroup(store, info.rank_offset, info.world_size, 60)
             self.groups.append(info.id)
         receiver = Receiver(tensors, info.packed_buffer_size_bytes, self._group, torch.device("cpu"))

@@ -23,7 +23,7 @@ class ScriptedBatches(Replay):
 
     def _sample(self, request: SampleRequest) -> SampleResponse:
         rank = int(re.search(r"rank(\d+)of", request.request_id).group(1))
-        problems = [Problem.of(*each) for each in zip(request.problems, request.answers, strict=True)]
+        problems = [Problem.of(*pair) for pair in zip(request.problems, request.answers, strict=True)]
         first = rank * len(problems)
         records = [self._play(request.step, first + index, problem) for index, problem in enumerate(problems)]
         return SampleResponse(

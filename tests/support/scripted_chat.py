@@ -22,12 +22,12 @@ class ScriptedChat:
 
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion:
         self.calls.append((list(messages), sampling))
-        found = self.answers(messages)
-        found = await found if inspect.isawaitable(found) else found
+        answer = self.answers(messages)
+        answer = await answer if inspect.isawaitable(answer) else answer
         await asyncio.sleep(0)
-        if isinstance(found, Exception):
-            raise found
-        return Completion((), (), found, not found.endswith("…"), counted=len(found.split()))
+        if isinstance(answer, Exception):
+            raise answer
+        return Completion((), (), answer, not answer.endswith("…"), counted=len(answer.split()))
 
     def check_alive(self) -> None:
         if self.alive is not None:

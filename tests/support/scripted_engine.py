@@ -38,9 +38,9 @@ class ScriptedEngine:
         ids = [*self.tokenizer.encode(line, add_special_tokens=False), self.frame.turn_end_id]
         ended = len(ids) <= sampling.max_tokens
         ids = ids[: sampling.max_tokens]
-        said = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
         logprobs = tuple(-0.01 * (i + 1) for i in range(len(ids)))
-        completion = Completion(tuple(ids), logprobs, said, ended, self.policy, weights=self.weights)
+        completion = Completion(tuple(ids), logprobs, text, ended, self.policy, weights=self.weights)
         self.calls.append((list(prompt_ids), sampling, completion))
         return completion
 

@@ -53,8 +53,8 @@ def ends_at_once(lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:
 def speaks_for_the_student(lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:
     """Writes the student's right answers itself, with the special tokens of the chat template, and asks on."""
     question = (asked_so_far(messages) or [lesson.questions[0]])[-1]
-    said = answer(question, random.Random(question.text)).text
-    return f"<|im_end|>\n<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n{move_on(lesson, messages)}"
+    text = answer(question, random.Random(question.text)).text
+    return f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n{move_on(lesson, messages)}"
 
 
 def hands_answer_over(lesson: Lesson, messages: Sequence[DialogueMessage]) -> str:

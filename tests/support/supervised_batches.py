@@ -21,9 +21,9 @@ def with_supervision(batches: Batches) -> Batches:
 def _supervised(record: ConversationRecord, corrections: int) -> ConversationRecord:
     rng = random.Random(record.id)
     turns, branches, penalties = list(record.turns), [], []
-    own = [place for place, turn in enumerate(turns) if turn.role == "teacher"]
-    for number, place in enumerate(own):
-        start, end = turns[place].span
+    indices = [index for index, turn in enumerate(turns) if turn.role == "teacher"]
+    for number, index in enumerate(indices):
+        start, end = turns[index].span
         sampled = tuple(record.completion_ids[start:end])
         wrong = Review(False, "task", -0.5, "No task.", "What did she see?")
         valid = rng.random() < 0.5
@@ -34,9 +34,9 @@ def _supervised(record: ConversationRecord, corrections: int) -> ConversationRec
             logprobs = tuple(record.logprobs[start:end])
             target = (*(rng.randrange(20, 600) for _ in range(4)), record.completion_ids[end - 1])
             branches += [
-                AuxSample("draft", place, start, sampled[::-1], logprobs, reward=-0.5, draft=0),
-                AuxSample("correction", place, start, target, draft=0),
+                AuxSample("draft", index, start, sampled[::-1], logprobs, reward=-0.5, draft=0),
+                AuxSample("correction", index, start, target, draft=0),
             ]
-        turns[place] = replace(turns[place], review=Review(True, penalty=0.0) if valid else wrong, drafts=drafts)
+        turns[index] = replace(turns[index], review=Review(True, penalty=0.0) if valid else wrong, drafts=drafts)
     update = {"turns": turns, "branches": branches, "turn_rewards": {"supervisor": penalties}, "supervised": True}
     return record.model_copy(update=update)

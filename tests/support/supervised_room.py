@@ -59,9 +59,9 @@ class DrawnTeacher(ScriptedEngine):
         self.lines = lines
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        one = copy.copy(self)
-        one._script = lambda _: line_of(self.lines, sampling)
-        return await ScriptedEngine.generate(one, prompt_ids, sampling)
+        clone = copy.copy(self)
+        clone._script = lambda _: line_of(self.lines, sampling)
+        return await ScriptedEngine.generate(clone, prompt_ids, sampling)
 
 
 class TextTeacher:
@@ -93,7 +93,7 @@ def play(room: Room, generation: GenerationConfig, *lines: Line, **request) -> C
 
 def rows_by_kind(record: ConversationRecord) -> dict[str, list[TrainingRow]]:
     """The rows beside the conversation, by kind."""
-    found: dict[str, list[TrainingRow]] = {}
+    rows: dict[str, list[TrainingRow]] = {}
     for row in rows_of(record)[1:]:
-        found.setdefault(row.kind, []).append(row)
-    return found
+        rows.setdefault(row.kind, []).append(row)
+    return rows

@@ -52,8 +52,8 @@ CORRECTIONS = {0: (2, -1, "leak"), 1: (2, 0, "ignores_error"), 2: (2, 0, "false_
 def reviewed(record: ConversationRecord, changes: dict[int, Turn | dict]) -> ConversationRecord:
     """The record with every tutor message reviewed as valid, but for the changed ones."""
     turns = [
-        replace(turn, **({"review": VALID} if turn.role == "teacher" else {}) | changes.get(place, {}))
-        for place, turn in enumerate(record.turns)
+        replace(turn, **({"review": VALID} if turn.role == "teacher" else {}) | changes.get(index, {}))
+        for index, turn in enumerate(record.turns)
     ]
     return record.model_copy(update={"turns": turns})
 
@@ -97,8 +97,8 @@ def supervised_line(step: int, reward: float, **more: float) -> dict:
 def make_supervised_run(folder: Path, steps: Sequence[int] = (0, 1, 2), hostile: bool = False) -> Path:
     """A run with a supervisor, six conversations per step. With `hostile`, the last step has one more, whose correction
     and critique are markup."""
-    passed = {"corrections/pass_examples": 11.0, "corrections/pass_loss": 1.5, "corrections/pass_kl": 0.01}
-    lines = [supervised_line(step + 1, 0.3 + 0.02 * step, **(passed if step % 3 == 2 else {})) for step in range(12)]
+    figures = {"corrections/pass_examples": 11.0, "corrections/pass_loss": 1.5, "corrections/pass_kl": 0.01}
+    lines = [supervised_line(step + 1, 0.3 + 0.02 * step, **(figures if step % 3 == 2 else {})) for step in range(12)]
     config = CONFIG | {"supervisor_model": {"model_name_or_path": "rules"}}
     write_training(folder, lines, config)
     for step in steps:

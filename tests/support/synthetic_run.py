@@ -76,9 +76,9 @@ def played(teacher: Teacher, lesson: Lesson, personas: Sequence[str], index: int
     messages = play(teacher, lesson, personas, random.Random(f"{index}|{problem.id}"))
     setup = Setup(ConversationType.GUIDED, "Sam", tuple(personas))
     conversation = Conversation(f"eval-{index:04d}", problem, setup, RULES)
-    spoken = iter(personas)
+    remaining = iter(personas)
     for message in messages:
-        persona = next(spoken) if message["role"] == "student" else None
+        persona = next(remaining) if message["role"] == "student" else None
         conversation.turns.append(Turn(message["role"], message["content"], persona, tokens=12))
     conversation.state = State.JUDGE_TURN
     answer = json.dumps(verdict(analyse(conversation.transcript(), problem.text)))
@@ -102,8 +102,10 @@ def write_evaluation(folder: Path, records: dict[str, list[ConversationRecord]],
         "num_samples_per_problem": 2,
         "seconds": seconds,
     }
-    metrics |= {sampling: summarise(found) for sampling, found in records.items()}
-    write_records(folder / "conversations.parquet", [(name, each) for name, found in records.items() for each in found])
+    metrics |= {sampling: summarise(group) for sampling, group in records.items()}
+    write_records(
+        folder / "conversations.parquet", [(name, record) for name, group in records.items() for record in group]
+    )
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     return metrics
 

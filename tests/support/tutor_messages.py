@@ -48,7 +48,7 @@ def _language_lesson(number: int, random: Random) -> list[dict[str, Any]]:
     opening = [f"Lesson {number}: please fill in the blank.", "Let me see."]
     rows = []
     for reply in range(5):
-        wrong = random.choice([each for each in _NOUNS.values() if each != obj])
+        wrong = random.choice([noun for noun in _NOUNS.values() if noun != obj])
         student, moves = random.choice(
             [
                 (f"What is {obj_en}?", ["hint"]),
@@ -60,8 +60,8 @@ def _language_lesson(number: int, random: Random) -> list[dict[str, Any]]:
             ]
         )
         slots = {"english": obj_en, "missing": obj, "letter": obj[0], "wrong": wrong}
-        of = {"hint": _HINTS, "correction": _CORRECTIONS, "confirmation": _CONFIRMATIONS, "question": _QUESTIONS}
-        text = " ".join(random.choice(of[move]).format(**slots) for move in moves)
+        templates = {"hint": _HINTS, "correction": _CORRECTIONS, "confirmation": _CONFIRMATIONS, "question": _QUESTIONS}
+        text = " ".join(random.choice(templates[move]).format(**slots) for move in moves)
         if random.random() < _NOISE:  # people err, too
             moves = [random.choice(["hint", "question", "correction"])]
         actions = {move: move in moves for move in ("question", "hint", "correction", "confirmation", "other")}

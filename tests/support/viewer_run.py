@@ -57,13 +57,13 @@ def listed(http: TestClient, **query: object) -> dict:
 def turns_of(words: str, personas: Sequence[str], step: int) -> list[Turn]:
     """The teacher's message, then each persona's message with the teacher's answer; teacher turns have three tokens."""
     policy = PolicyVersion("run", step)
-    said = [Turn("teacher", words, tokens=3, span=(0, 3), policy=policy)]
+    turns = [Turn("teacher", words, tokens=3, span=(0, 3), policy=policy)]
     for i, persona in enumerate(personas, start=1):
-        said.append(Turn("student", f"Answer {i} as {persona}.", persona, tokens=5))
-        said.append(
+        turns.append(Turn("student", f"Answer {i} as {persona}.", persona, tokens=5))
+        turns.append(
             Turn("teacher", f"<think>Plan {i}.</think>Go on {i}.", tokens=3, span=(5 * i, 5 * i + 3), policy=policy)
         )
-    return said
+    return turns
 
 
 def conversation(step: int, index: int, problem: str, words: str = "Hello.", **more: Any) -> ConversationRecord:
@@ -125,20 +125,20 @@ def make_large_run(folder: Path, conversations: int = CONVERSATIONS, steps: int 
 
 def _copy_for_step(path: Path, step: int) -> None:
     table = pq.read_table(path)
-    changed = {
+    columns = {
         "id": [f"run-step{step:06d}-rank0of1-abcd-{i:04d}" for i in range(len(table))],
         "step": [step] * len(table),
     }
-    for name, values in changed.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    for name, values in columns.items():
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
     pq.write_table(table, path.with_name(f"step_{step:06d}-0.parquet"), row_group_size=128)
 
 
 def write_journal(folder: Path, events: Sequence[dict[str, Any]]) -> Path:
     """Write a journal with these events; an event without a time gets a late one."""
     path = folder / "journal.jsonl"
-    lines = [{"event": each["event"], "time": each.get("time", 4e9), **each} for each in events]
+    lines = [{"event": event["event"], "time": event.get("time", 4e9), **event} for event in events]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 

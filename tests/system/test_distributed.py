@@ -36,12 +36,12 @@ def in_processes(program: str, count: int, *arguments: str) -> list:
         for environment in environments
     ]
     try:
-        said = [each.communicate(timeout=DEADLINE_S)[0] for each in started]
+        outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
     finally:
-        for each in started:
-            each.kill()
-    assert [each.returncode for each in started] == [0] * count
-    return [json.loads(each.splitlines()[-1]) for each in said]
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * count
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 @pytest.mark.parametrize(

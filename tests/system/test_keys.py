@@ -38,8 +38,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_none_in(text: str | bytes) -> None:
     data = text.encode() if isinstance(text, str) else text
-    found = [name for name, value in PLANTED.items() if value.encode() in data]
-    assert not found, data[:2000]
+    leaked = [name for name, value in PLANTED.items() if value.encode() in data]
+    assert not leaked, data[:2000]
 
 
 def assert_none_below(folder: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_log_record_and_its_traceback_hold_no_key():
         raise ValueError(f"refused: {PROVIDER}")
     except ValueError as error:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "asked with %s", (PROVIDER,), (type(error), error, None))
-    said = FormatterWithoutKeys("%(message)s").format(record)
-    assert said.count("[OPENROUTER_API_KEY]") == 2
-    assert_none_in(said)
+    line = FormatterWithoutKeys("%(message)s").format(record)
+    assert line.count("[OPENROUTER_API_KEY]") == 2
+    assert_none_in(line)
 
 
 # Configurations -----------------------------------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_a_key_of_a_tutor_is_refused_and_not_repeated():
     ids=["server, dry_run", "trainer, dry_run", "wrong type", "no such file", "launcher"],
 )
 def test_no_program_prints_a_key(command: list[str]):
-    done = run_program(*command)
-    assert done.returncode == (0 if "dry_run=true" in command else 2), done.stderr
-    assert_none_in(done.stdout + done.stderr)
+    result = run_program(*command)
+    assert result.returncode == (0 if "dry_run=true" in command else 2), result.stderr
+    assert_none_in(result.stdout + result.stderr)
 
 
 # A run --------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def breaches(tree: ast.AST) -> Iterator[str]:
             names = [node.module]
         yield from (f"imports {name}" for name in names if name.partition(".")[0] in MODULES)
         if isinstance(node, ast.Call):
-            yield from breaches_of_a_call(dotted(node.func), {each.arg: each.value for each in node.keywords})
+            yield from breaches_of_a_call(dotted(node.func), {keyword.arg: keyword.value for keyword in node.keywords})
 
 
 def breaches_of_a_call(name: str, options: dict[str, ast.expr]) -> Iterator[str]:
@@ -92,9 +92,9 @@ def test_what_may_not_be_is_found(line: str) -> None:
 def test_models_are_loaded_without_their_code_and_from_safetensors(world: Path, tmp_path: Path, monkeypatch) -> None:
     """The policy and its reference."""
     config = load(TrainRLConfig, "train_rl", [f"teacher_model.model_name_or_path={world / 'blank'}", "train.beta=0.1"])
-    loaded, read = [], model_loading.create_model_from_path
+    loaded, make = [], model_loading.create_model_from_path
     monkeypatch.setattr(
-        model_loading, "create_model_from_path", lambda *own, **options: loaded.append(options) or read(*own, **options)
+        model_loading, "create_model_from_path", lambda *own, **options: loaded.append(options) or make(*own, **options)
     )
     load_policy(config, training_arguments(config, tmp_path))
-    assert [(each["trust_remote_code"], each["use_safetensors"]) for each in loaded] == [(False, True)] * 2
+    assert [(options["trust_remote_code"], options["use_safetensors"]) for options in loaded] == [(False, True)] * 2

@@ -120,18 +120,18 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_half(
 
 
 def test_what_a_killed_trainer_had_begun_is_gone_at_the_next_start(tmp_path: Path) -> None:
-    begun = [tmp_path / name for name in ("checkpoints/unfinished/checkpoint-2", "policy/v000003.unfinished",
-                                          "model.unfinished", "adapter.unfinished")]  # fmt: skip
+    unfinished = [tmp_path / name for name in ("checkpoints/unfinished/checkpoint-2", "policy/v000003.unfinished",
+                                               "model.unfinished", "adapter.unfinished")]  # fmt: skip
     leases = [tmp_path / "gpu_lease.json", tmp_path / "gpu_lease.1.json"]
     complete = [tmp_path / name for name in ("checkpoints/checkpoint-1", "policy/v000002", "model")]
-    for folder in (*begun, *complete):
+    for folder in (*unfinished, *complete):
         folder.mkdir(parents=True)
-    save_large(begun[1])
+    save_large(unfinished[1])
     for lease in leases:
         lease.write_text("[]")
     config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={tmp_path}"])
     _open_run_folder(config, tmp_path)
-    assert not any(path.exists() for path in (*begun, *leases)) and all(folder.exists() for folder in complete)
+    assert not any(path.exists() for path in (*unfinished, *leases)) and all(folder.exists() for folder in complete)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-1"]
 
 
@@ -185,8 +185,8 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing_of_itself(tmp_path:
     with pytest.raises(StorageError, match=r"journal\.jsonl: File too large"):
         journal.append("turn", conversation="c", text="x" * 200_000)
     journal.append("turn", conversation="c", text="two")
-    for again in (journal, Journal(tmp_path)):
-        assert [event["text"] for event in again.events("c")] == ["one", "two"]
+    for reader in (journal, Journal(tmp_path)):
+        assert [event["text"] for event in reader.events("c")] == ["one", "two"]
 
 
 def test_a_journal_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -233,21 +233,21 @@ def test_a_journal_that_is_another_one_now_is_refused(tmp_path: Path) -> None:
     """Cut short, written to by another program, replaced, deleted: what is known of its lines would be wrong."""
     journal = Journal(tmp_path)
     first = journal.append("turn", conversation="c", text="one")
-    whole = journal.path.read_bytes()
+    original = journal.path.read_bytes()
 
     def refused(words: str) -> None:
         for act in (lambda: journal.read_at(first), lambda: journal.append("turn", conversation="c", text="two")):
             with pytest.raises(StorageError, match=rf"{words}.*while this server uses it.*put it back"):
                 act()
 
-    for content in (b"", whole + whole):
+    for content in (b"", original + original):
         journal.path.write_bytes(content)
         refused("was replaced or changed by another program")
-    journal.path.write_bytes(whole)
+    journal.path.write_bytes(original)
     assert journal.read_at(first)["text"] == "one"
     journal.path.rename(tmp_path / "moved")
     refused("was deleted or moved away")
-    journal.path.write_bytes(whole)
+    journal.path.write_bytes(original)
     refused("was replaced or changed by another program")
     (tmp_path / "moved").rename(journal.path)
     journal.append("turn", conversation="c", text="two")

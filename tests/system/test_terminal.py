@@ -32,10 +32,10 @@ def test_a_program_sees_a_terminal_if_there_is_one_and_its_log_has_whole_lines(t
     command = [sys.executable, "-c", ECHOING, str(tmp_path / "program.py"), str(tmp_path / "log")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     subprocess.run(command, stdout=write_end, env=environment, check=True, timeout=300)
-    shown = os.read(read_end, 4096).decode("utf-8").replace("\r\n", "\n")
+    output = os.read(read_end, 4096).decode("utf-8").replace("\r\n", "\n")
     os.close(read_end)
     os.close(write_end)
-    assert shown == f"{terminal}\n10 %\r50 %\r100 %\ncafé\n"
+    assert output == f"{terminal}\n10 %\r50 %\r100 %\ncafé\n"
     assert (tmp_path / "log").read_text(encoding="utf-8") == f"{terminal}\n100 %\ncafé\n"
 
 

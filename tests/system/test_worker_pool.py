@@ -23,12 +23,12 @@ class Doubles:
 
 
 def test_questions_are_answered_by_all_workers_which_stay_after_an_error() -> None:
-    together = threading.Barrier(2)
-    workers = [Doubles(pid, together) for pid in (1, 2)]
+    barrier = threading.Barrier(2)
+    workers = [Doubles(pid, barrier) for pid in (1, 2)]
     pool = WorkerPool(workers, "doubling")
-    asked = [pool.threads.submit(pool.ask, number) for number in (1, -1, 2, 3)]
-    assert isinstance(asked[1].exception(60), ValueError)
-    assert [asked[index].result(60) for index in (0, 2, 3)] == [2, 4, 6]
+    futures = [pool.threads.submit(pool.ask, number) for number in (1, -1, 2, 3)]
+    assert isinstance(futures[1].exception(60), ValueError)
+    assert [futures[index].result(60) for index in (0, 2, 3)] == [2, 4, 6]
     assert pool.pids == [1, 2]
     pool.shutdown()
     assert pool.pids == [] and all(worker.killed for worker in workers)

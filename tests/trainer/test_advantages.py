@@ -75,8 +75,8 @@ def test_a_good_and_a_bad_turn_of_one_conversation_get_opposite_signs() -> None:
 
 
 def test_groups_do_not_see_each_other() -> None:
-    found = group_credits([of(0.0), of(-1.0), of(-3.0), of(-3.0)], [0, 0, 1, 1], "immediate", 0.9, 1.0)
-    assert [each.messages[0] for each in found] == pytest.approx([0.5, -0.5, 0.0, 0.0])
+    credits = group_credits([of(0.0), of(-1.0), of(-3.0), of(-3.0)], [0, 0, 1, 1], "immediate", 0.9, 1.0)
+    assert [credit.messages[0] for credit in credits] == pytest.approx([0.5, -0.5, 0.0, 0.0])
 
 
 def test_a_rejected_draft_counts_in_the_mean_and_a_replaced_message_does_not() -> None:
@@ -116,12 +116,12 @@ def test_a_message_written_with_its_critique_counts_once() -> None:
     ]
     a = {"reward": 1.0, "branches": branches, "turn_rewards": {"supervisor": [0.0, None, None]}}
     b = {"reward": 0.0, "turn_rewards": {"supervisor": [-1.0, None, None]}}
-    records = [conversation(0, PROBLEMS[0], seed=3, **own) for own in (a, b)]
+    records = [conversation(0, PROBLEMS[0], seed=3, **fields) for fields in (a, b)]
     credit = TurnCreditConfig(mode="immediate", weight=1.0)
     train = TrainConfig(num_samples_per_problem=2, scale_rewards="none", turn_credit=credit)
     samples, _ = GRPO(TrainRLConfig(train=train)).samples(records, set(), 0, Accelerator(cpu=True))
-    found = [(each.row.kind, each.advantages[each.row.messages.index(0)]) for each in samples]
-    assert found == [("policy", 1.5), ("draft", -1.0), ("policy", 1.5), ("policy", -0.5)]
+    advantages = [(sample.row.kind, sample.advantages[sample.row.messages.index(0)]) for sample in samples]
+    assert advantages == [("policy", 1.5), ("draft", -1.0), ("policy", 1.5), ("policy", -0.5)]
 
 
 def test_a_replaced_message_has_no_tokens_of_the_policy() -> None:
@@ -129,7 +129,7 @@ def test_a_replaced_message_has_no_tokens_of_the_policy() -> None:
     turns = list(record.turns)
     start, end = turns[2].span
     turns[2] = Turn("teacher", "right", policy=turns[2].policy, review=Review(False, "leak", -1.0), replaced=True)
-    mask = [0 if start <= place < end else value for place, value in enumerate(record.mask)]
+    mask = [0 if start <= position < end else value for position, value in enumerate(record.mask)]
     record = record.model_copy(update={"turns": turns, "mask": mask})
     assert set(rows_of(record)[0].messages[start:end]) == {-1}
     assert process_rewards(record, rows_of(record), {"supervisor": 1.0}).replaced == {1}
@@ -147,27 +147,32 @@ def test_progress_adds_up_to_the_process_reward(known: list[float | None]) -> No
 
 @given(st.lists(values, min_size=4, max_size=4), st.sampled_from(MODES))
 def test_credits_of_a_group_cancel_out_at_each_message(group: list[list[float | None]], mode: str) -> None:
-    found = group_credits([of(*each) for each in group], [0] * 4, mode, 0.9, 0.3)
+    credits = group_credits([of(*rewards) for rewards in group], [0] * 4, mode, 0.9, 0.3)
     for number in range(max(map(len, group))):
-        at = [each.messages[number] for each in found if number < len(each.messages)]
+        at = [credit.messages[number] for credit in credits if number < len(credit.messages)]
         assert sum(at) == pytest.approx(0.0, abs=1e-9)
 
 
 @given(values, st.sampled_from(MODES))
 def test_equal_messages_earn_a_group_nothing(known: list[float | None], mode: str) -> None:
-    for each in group_credits([of(*known)] * 3, [0] * 3, mode, 0.9, 0.3):
-        assert each.messages == pytest.approx([0.0] * len(known), abs=1e-9)
+    for credit in group_credits([of(*known)] * 3, [0] * 3, mode, 0.9, 0.3):
+        assert credit.messages == pytest.approx([0.0] * len(known), abs=1e-9)
 
 
 @given(st.lists(values, min_size=2, max_size=6), st.integers(0, 99))
 def test_shuffling_keeps_the_values_and_the_gaps(batch: list[list[float | None]], seed: int) -> None:
-    before = [ProcessRewards(list(each), [(0, -7.0)]) for each in batch]
+    before = [ProcessRewards(list(rewards), [(0, -7.0)]) for rewards in batch]
     after = shuffled(before, seed)
-    flat = [value for each in after for value in [*each.messages, *(b for _, b in each.drafts)]]
+    flat = [value for rewards in after for value in [*rewards.messages, *(reward for _, reward in rewards.drafts)]]
     assert [value is None for value in flat[: len(batch[0])]] == [value is None for value in batch[0]]
-    known = sorted(value for value in flat if value is not None)
-    wanted = [value for each in before for value in [*each.messages, *(b for _, b in each.drafts)] if value is not None]
-    assert known == sorted(wanted)
+    shuffled_values = sorted(value for value in flat if value is not None)
+    original_values = [
+        value
+        for rewards in before
+        for value in [*rewards.messages, *(reward for _, reward in rewards.drafts)]
+        if value is not None
+    ]
+    assert shuffled_values == sorted(original_values)
 
 
 # The outcome ---------------------------------------------------------------------------------------------------------
@@ -181,16 +186,20 @@ def test_the_outcome_of_the_only_player_has_the_advantage_that_trl_gives_it(
     rewards: list[float | None], scale: str
 ) -> None:
     """Two groups of four, by the formula in `GRPOTrainer`: rewards may be missing, and groups without variance."""
-    known = torch.tensor([float("nan") if each is None else each for each in rewards], dtype=torch.float64).view(2, 4)
-    spread = nanstd(known) if scale == "batch" else nanstd(known, dim=1, keepdim=True)
-    scaled = (known - known.nanmean(dim=1, keepdim=True)) / (1.0 if scale == "none" else spread + 1e-4)
-    wanted = scaled.nan_to_num(nan=0.0).flatten().tolist()
+    grouped = torch.tensor(
+        [float("nan") if reward is None else reward for reward in rewards], dtype=torch.float64
+    ).view(2, 4)
+    spread = nanstd(grouped) if scale == "batch" else nanstd(grouped, dim=1, keepdim=True)
+    scaled = (grouped - grouped.nanmean(dim=1, keepdim=True)) / (1.0 if scale == "none" else spread + 1e-4)
+    expected = scaled.nan_to_num(nan=0.0).flatten().tolist()
     episodes = [by_player(of(None, None), [], reward) for reward in rewards]
-    groups = [(place // 4, "") for place in range(8)]
+    groups = [(index // 4, "") for index in range(8)]
     outcomes = outcome_advantages([player for (player,) in episodes], groups, scale)
-    assert outcomes == pytest.approx(wanted, rel=1e-6, abs=1e-9)
-    found = merged(episodes, [Credits([0.0, 0.0], [])] * 8, outcomes)
-    assert [(*each.messages, each.outcome) for each in found] == [(each, each, each) for each in outcomes]
+    assert outcomes == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    credits = merged(episodes, [Credits([0.0, 0.0], [])] * 8, outcomes)
+    assert [(*credit.messages, credit.outcome) for credit in credits] == [
+        (outcome, outcome, outcome) for outcome in outcomes
+    ]
 
 
 # Criteria, each compared by itself --------------------------------------------------------------------------------
@@ -203,28 +212,28 @@ def test_criteria_have_the_advantage_that_trl_gives_them(one: list, other: list,
     """Two groups of four, by the formula of `normalize_then_sum` in `GRPOTrainer`."""
     weights = {"one": 0.25, "other": 2.0}
     criteria = [
-        {name: value for name, value in zip(weights, pair, strict=True) if value is not None and known}
-        for *pair, known in zip(one, other, scored, strict=True)
+        {name: value for name, value in zip(weights, pair, strict=True) if value is not None and is_scored}
+        for *pair, is_scored in zip(one, other, scored, strict=True)
     ]
     nan = float("nan")
-    rewards = torch.tensor([[each.get(name, nan) for name in weights] for each in criteria], dtype=torch.float64)
+    rewards = torch.tensor([[scores.get(name, nan) for name in weights] for scores in criteria], dtype=torch.float64)
     grouped = rewards.view(2, 4, 2)
     scaled = (grouped - grouped.nanmean(dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
     total = (scaled.view(8, 2) * torch.tensor([*weights.values()])).nansum(dim=1)
     total[rewards.isnan().all(dim=1)] = nan
-    wanted = ((total - total.nanmean()) / (nanstd(total) + 1e-4)).nan_to_num(nan=0.0).tolist()
-    players = [by_player(of(None), [], 0.5 if each else None, each)[0] for each in criteria]
-    found = advantages_per_criterion(players, [(place // 4, "") for place in range(8)], weights)
-    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+    expected = ((total - total.nanmean()) / (nanstd(total) + 1e-4)).nan_to_num(nan=0.0).tolist()
+    players = [by_player(of(None), [], 0.5 if scores else None, scores)[0] for scores in criteria]
+    advantages = advantages_per_criterion(players, [(index // 4, "") for index in range(8)], weights)
+    assert advantages == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_players_with_outcomes_of_their_own_have_one_criterion() -> None:
     players = [player for rewards in ([0.0], [2.0], [10.0], [14.0]) for player in apart(game(rewards, 1.0))]
     groups = [(number // 4, player.role) for number, player in enumerate(players)]
-    whole = outcome_advantages(players, groups, "group")
-    scale = stdev(whole[::2]) + 1e-4
+    advantages = outcome_advantages(players, groups, "group")
+    scale = stdev(advantages[::2]) + 1e-4
     assert advantages_per_criterion(players, groups, {"reward": 1.0})[::2] == pytest.approx(
-        [each / scale for each in whole[::2]]
+        [advantage / scale for advantage in advantages[::2]]
     )
 
 
@@ -249,14 +258,16 @@ def test_weighted_criteria_add_up_to_the_reward(with_rubric: bool, tmp_path: Pat
     draw = random.Random(1)
     for _ in range(200):
         if with_rubric:
-            shares = {f"{each['name']}_score": draw.random() for each in RUBRIC}
-            scores = RubricScores(shares, sum(shares[f"{each['name']}_score"] * each["weight"] / 40 for each in RUBRIC))
+            shares = {f"{criterion['name']}_score": draw.random() for criterion in RUBRIC}
+            scores = RubricScores(
+                shares, sum(shares[f"{criterion['name']}_score"] * criterion["weight"] / 40 for criterion in RUBRIC)
+            )
         else:
             scores = Scores(draw.random(), draw.random(), 10 * draw.random())
         reward = scores.final_reward * (1.0 if with_rubric else draw.random())
         record = judged(scores, reward, rewards={"pedagogical": reward, "length": -0.5})
-        assert (found := record.criteria(weights)).keys() == weights.keys()
-        total = sum(weight * found[name] for name, weight in weights.items())
+        assert (criteria := record.criteria(weights)).keys() == weights.keys()
+        total = sum(weight * criteria[name] for name, weight in weights.items())
         assert total == pytest.approx(2 * reward - 0.25, abs=2e-3)  # the score is rounded
 
 
@@ -281,15 +292,15 @@ PER_CRITERION = "train.normalise_per_criterion=true"
 
 def by_scores(*scores: tuple[float, float]) -> list[ConversationRecord]:
     """Conversations with these scores of task and of progression, and the same momentum."""
-    found = [Scores(task, forward, 5.0) for task, forward in scores]
-    return [judged(each, each.final_reward) for each in found]
+    all_scores = [Scores(task, forward, 5.0) for task, forward in scores]
+    return [judged(scores, scores.final_reward) for scores in all_scores]
 
 
 def test_a_criterion_whose_scores_lie_close_together_weighs_as_much_as_another() -> None:
     """The first two differ much in the task, the others a little in progression."""
     records = by_scores((0.0, 0.5), (1.0, 0.5), (0.5, 0.49), (0.5, 0.51))
-    whole, each_alone = advantages_of(records), advantages_of(records, PER_CRITERION)
-    assert whole[1] > 0.5 and abs(whole[3]) < 0.05 and each_alone[3] > 0.5
+    together, each_alone = advantages_of(records), advantages_of(records, PER_CRITERION)
+    assert together[1] > 0.5 and abs(together[3]) < 0.05 and each_alone[3] > 0.5
     permuted = advantages_of(records, PER_CRITERION, "train.shuffle_rewards=true", "seed=3")
     assert permuted != each_alone and sorted(permuted) == pytest.approx(sorted(each_alone))
 
@@ -313,15 +324,15 @@ def test_the_worst_conversation_has_the_lowest_advantage(worst: tuple | None, ch
     """Refused, rejected, or with more penalties than rewards: the penalties that it was not given do not pay."""
 
     def scored(shares: tuple[float, ...]) -> RubricScores:
-        values = {f"{each['name']}_score": share for each, share in zip(TWO_PENALTIES, shares, strict=True)}
-        total = sum(each["weight"] * share for each, share in zip(TWO_PENALTIES, shares, strict=True)) / 3
+        values = {f"{criterion['name']}_score": share for criterion, share in zip(TWO_PENALTIES, shares, strict=True)}
+        total = sum(criterion["weight"] * share for criterion, share in zip(TWO_PENALTIES, shares, strict=True)) / 3
         return RubricScores(values, max(0.0, total))
 
-    good = [scored(each) for each in ((0.5, 0.2, 0.1), (1.0, 0.3, 0.3), (1.0, 0.3, 0.2))]
-    records = [judged(each, each.final_reward) for each in good]
+    good = [scored(shares) for shares in ((0.5, 0.2, 0.1), (1.0, 0.3, 0.3), (1.0, 0.3, 0.2))]
+    records = [judged(scores, scores.final_reward) for scores in good]
     records.append(judged(None if worst is None else scored(worst), 0.0, **changes))
-    found = advantages_of(records, PER_CRITERION, *by_rubric(tmp_path, TWO_PENALTIES))
-    assert min(found) == found[-1] < min(found[:-1])
+    advantages = advantages_of(records, PER_CRITERION, *by_rubric(tmp_path, TWO_PENALTIES))
+    assert min(advantages) == advantages[-1] < min(advantages[:-1])
 
 
 def test_a_conversation_that_could_not_be_scored_has_no_criteria() -> None:
@@ -336,8 +347,8 @@ def test_a_conversation_that_could_not_be_scored_has_no_criteria() -> None:
 
 def test_rewards_are_rounded_to_steps_before_they_are_compared() -> None:
     assert to_step(0.74, 0.5) == 0.5 and to_step(0.76, 0.5) == 1.0 and to_step(None, 0.5) is None
-    halves = [to_step(0.05 + 0.1 * place, 0.1) for place in range(10)]
-    assert halves == pytest.approx([0.1 * place for place in range(1, 11)])
+    halves = [to_step(0.05 + 0.1 * tenths, 0.1) for tenths in range(10)]
+    assert halves == pytest.approx([0.1 * tenths for tenths in range(1, 11)])
     records = by_scores((0.5, 0.5), (0.52, 0.5), (0.5, 0.5), (0.5, 0.52))
     for overrides in ([], [PER_CRITERION]):
         assert any(advantages_of(records, *overrides))
@@ -381,14 +392,14 @@ def apart(players: list[PlayerOutcome], values: list[float | None] | None = None
 def test_each_role_has_its_own_mean() -> None:
     """Two games: colonists earn 1, 2 and 3, 4 (mean 2.5), the traitors −8 and −4 (mean −6)."""
     episodes = [apart(game([1.0, 2.0], -8.0)), apart(game([3.0, 4.0], -4.0))]
-    players = [player for each in episodes for player in each]
+    players = [player for episode in episodes for player in episode]
     groups = [(0, player.role) for player in players]
     assert outcome_advantages(players, groups, "none") == [-1.5, -0.5, -2.0, 0.5, 1.5, 2.0]
     scaled = outcome_advantages(players, groups, "group")
     assert scaled[0] == pytest.approx(-1.5 / (stdev([1, 2, 3, 4]) + 1e-4))
     assert scaled[2] == pytest.approx(-2.0 / (stdev([-8, -4]) + 1e-4))
     messages = [
-        each.messages for each in merged(episodes, [Credits([0.0, 0.0], [])] * 6, [-1.5, -0.5, -2, 0.5, 1.5, 2])
+        credit.messages for credit in merged(episodes, [Credits([0.0, 0.0], [])] * 6, [-1.5, -0.5, -2, 0.5, 1.5, 2])
     ]
     assert messages == [[-1.5, -0.5, -2.0] * 2, [0.5, 1.5, 2.0] * 2]
 
@@ -397,10 +408,10 @@ def test_groups_and_batches_are_apart() -> None:
     """With `batch` the mean is the group's and the deviation the role's over both groups."""
     players = [player for rewards in ([0.0], [2.0], [10.0], [14.0]) for player in apart(game(rewards, 1.0))]
     groups = [(number // 4, player.role) for number, player in enumerate(players)]
-    found = outcome_advantages(players, groups, "batch")
+    advantages = outcome_advantages(players, groups, "batch")
     spread = stdev([0.0, 2.0, 10.0, 14.0]) + 1e-4
-    assert found[::2] == pytest.approx([-1 / spread, 1 / spread, -2 / spread, 2 / spread])
-    assert found[1::2] == [0.0] * 4
+    assert advantages[::2] == pytest.approx([-1 / spread, 1 / spread, -2 / spread, 2 / spread])
+    assert advantages[1::2] == [0.0] * 4
 
 
 def test_a_player_without_a_reward_has_no_advantage_and_no_share_in_the_mean() -> None:
@@ -413,8 +424,8 @@ def test_process_rewards_are_compared_within_a_role() -> None:
     one, other = apart(game([0.0], 0.0), [-1.0, -3.0, 0.0, 0.0]), apart(game([0.0], 0.0), [0.0, -3.0, 0.0, -2.0])
     groups = [(0, player.role) for player in [*one, *other]]
     credits = group_credits([player.process for player in [*one, *other]], groups, "immediate", 0.9, 1.0)
-    found = merged([one, other], credits, [0.0] * 4)
-    assert [each.messages for each in found] == [[-0.5, 0.0, 0.0, 1.0], [0.5, 0.0, 0.0, -1.0]]
+    merged_credits = merged([one, other], credits, [0.0] * 4)
+    assert [credit.messages for credit in merged_credits] == [[-0.5, 0.0, 0.0, 1.0], [0.5, 0.0, 0.0, -1.0]]
 
 
 def test_drafts_keep_their_places_and_have_no_outcome() -> None:
@@ -425,8 +436,8 @@ def test_drafts_keep_their_places_and_have_no_outcome() -> None:
     assert colonist.process.drafts == [(0, -2.0)] and traitor.process.drafts == [(0, -1.0), (0, -3.0)]
     assert traitor.process.replaced == {0} and not colonist.process.replaced
     credits = [Credits([10.0, 11.0], [12.0]), Credits([20.0], [21.0, 22.0])]
-    (found,) = merged([[colonist, traitor]], credits, [100.0, 200.0])
-    assert found == Credits([110.0, 111.0, 220.0], [21.0, 12.0, 22.0])
+    (credit,) = merged([[colonist, traitor]], credits, [100.0, 200.0])
+    assert credit == Credits([110.0, 111.0, 220.0], [21.0, 12.0, 22.0])
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=4), st.randoms())
@@ -435,15 +446,17 @@ def test_nothing_gets_lost_between_splitting_and_merging(games: list[list[int]],
     episodes, credits = [], []
     for seats in games:
         players = [
-            PlayerOutcome(str(seat), 0.0, tuple(place for place, each in enumerate(seats) if each == seat))
+            PlayerOutcome(str(seat), 0.0, tuple(index for index, writer in enumerate(seats) if writer == seat))
             for seat in sorted(set(seats))
         ]
-        drafts = [(chance.randrange(len(seats)), float(place)) for place in range(chance.randrange(4))]
-        process = ProcessRewards([float(place) for place in range(len(seats))], drafts)
-        own = by_player(process, players, None)
-        episodes.append(own)
-        credits += [Credits(each.process.messages, [value for _, value in each.process.drafts]) for each in own]
-    found = merged(episodes, credits, [0.0] * len(credits))
-    for each, seats, players in zip(found, games, episodes, strict=True):
-        assert each.messages == list(range(len(seats)))
-        assert each.drafts == [float(place) for place in range(sum(len(p.draft_indices) for p in players))]
+        drafts = [(chance.randrange(len(seats)), float(index)) for index in range(chance.randrange(4))]
+        process = ProcessRewards([float(index) for index in range(len(seats))], drafts)
+        episode = by_player(process, players, None)
+        episodes.append(episode)
+        credits += [
+            Credits(player.process.messages, [value for _, value in player.process.drafts]) for player in episode
+        ]
+    merged_credits = merged(episodes, credits, [0.0] * len(credits))
+    for credit, seats, players in zip(merged_credits, games, episodes, strict=True):
+        assert credit.messages == list(range(len(seats)))
+        assert credit.drafts == [float(index) for index in range(sum(len(player.draft_indices) for player in players))]

@@ -115,12 +115,12 @@ def test_shuffled_rewards_are_a_permutation_of_the_batch() -> None:
         config = configured(*group, f"train.shuffle_rewards={shuffle}")
         samples, figures = GRPO(config).samples(records, set(), step, cpu)
         assert figures["reward"] == 15.5
-        return [each.advantages[0] for each in samples]
+        return [sample.advantages[0] for sample in samples]
 
-    own = [index - 15.5 for index in range(32)]
-    assert advantages(False, 0) == pytest.approx(own)
+    unshuffled = [index - 15.5 for index in range(32)]
+    assert advantages(False, 0) == pytest.approx(unshuffled)
     shuffled = advantages(True, 0)
-    assert shuffled != pytest.approx(own) and sorted(shuffled) == pytest.approx(own)
+    assert shuffled != pytest.approx(unshuffled) and sorted(shuffled) == pytest.approx(unshuffled)
     assert advantages(True, 1) != pytest.approx(shuffled)
 
 
@@ -140,9 +140,9 @@ def test_processes_wait_for_each_other_longer_than_one_may_wait_for_the_server(t
 
 def test_batch_that_does_not_divide_over_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    for more, numbers in (("train.loss_type=dapo", "processes, 3"), ("train.loss_type=bnpo", "16 × 3 = 48")):
+    for override, numbers in (("train.loss_type=dapo", "processes, 3"), ("train.loss_type=bnpo", "16 × 3 = 48")):
         with pytest.raises(ConfigError, match=f"64 conversations must be divisible .*{numbers}"):
-            training_arguments(configured(more), tmp_path)
+            training_arguments(configured(override), tmp_path)
 
 
 def test_processes_that_share_a_group_cannot_have_it_judged_together(

@@ -92,7 +92,7 @@ class Servers:
     def __init__(self, tokenizer: Any, folder: Path, generation: Any):
         self.folder, self._generation = folder, generation
         self._ports, self._tokenizer = [free_port() for _ in range(3)], tokenizer
-        self.rooms = [Room(tokenizer, folder / server_subfolder(place)) for place in range(3)]
+        self.rooms = [Room(tokenizer, folder / server_subfolder(index)) for index in range(3)]
         self._running: dict[int, tuple[uvicorn.Server, threading.Thread]] = {}
 
     def start(self, place: int, places: int | None = None) -> None:
@@ -120,9 +120,9 @@ class Servers:
         self._running[place][1].join(60)
 
     def end(self) -> None:
-        for place, (server, _) in self._running.items():
+        for index, (server, _) in self._running.items():
             server.should_exit = True
-            self.kill(place)
+            self.kill(index)
 
     def clients(self, rank: int = 0, processes: int = 1) -> BalancedServers:
         clients = [
@@ -153,29 +153,29 @@ class Servers:
         sent = [
             dict.fromkeys(
                 event["request"]
-                for event in self.journal(place)
+                for event in self.journal(index)
                 if event["event"] == "batch" and event["policy"]["version"] == version
             )
-            for place in range(3)
+            for index in range(3)
         ]
-        return [[each.rpartition("-group")[2] for each in requests] for requests in sent]
+        return [[request_id.rpartition("-group")[2] for request_id in requests] for requests in sent]
 
 
 @pytest.fixture
 def servers(tokenizer, generation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
-    made = Servers(tokenizer, tmp_path / "run", generation)
-    made.folder.mkdir()
+    classroom_servers = Servers(tokenizer, tmp_path / "run", generation)
+    classroom_servers.folder.mkdir()
 
     async def open_service(config: TrainRLConfig, *_: object) -> object:
-        return made.rooms[config.generation.server_index].open(generation)
+        return classroom_servers.rooms[config.generation.server_index].open(generation)
 
     monkeypatch.setattr(classroom_rl.server.app, "open_service", open_service)
     monkeypatch.setattr(classroom_rl.server.app, "_SECONDS_BETWEEN_CHECKS", 0.05)
     monkeypatch.setattr(classroom_rl.server.client, "_RETRY_PAUSE_S", 0.05)
-    for place in range(3):
-        made.start(place)
-    yield made
-    made.end()
+    for index in range(3):
+        classroom_servers.start(index)
+    yield classroom_servers
+    classroom_servers.end()
 
 
 def request(version: int = 1, problems: Sequence[str] = PROBLEMS, rank: int = 0, size: int = 2) -> SampleRequest:
@@ -192,9 +192,9 @@ def request(version: int = 1, problems: Sequence[str] = PROBLEMS, rank: int = 0,
 
 def assert_each_once(asked: SampleRequest, response: SampleResponse) -> None:
     """The conversations are those that were asked for, in order, each with an id and a reward of its own."""
-    assert [each.problem for each in response.conversations] == asked.problems
-    assert len({each.id for each in response.conversations}) == len(asked.problems)
-    assert all(each.reward is not None and len(each.turns) == 2 * TURNS - 1 for each in response.conversations)
+    assert [record.problem for record in response.conversations] == asked.problems
+    assert len({record.id for record in response.conversations}) == len(asked.problems)
+    assert all(record.reward is not None and len(record.turns) == 2 * TURNS - 1 for record in response.conversations)
     assert (response.request_id, response.policy) == (asked.request_id, asked.wanted_policy)
 
 
@@ -208,10 +208,10 @@ def test_a_faster_server_plays_more_groups(servers: Servers) -> None:
     slow.may_speak = other.may_speak = lambda: len(fast.calls) == 4 * 2 * TURNS
     asked = request()
     assert_each_once(asked, through.sample(asked))
-    assert [len(each) for each in servers.groups(1)] == [1, 4, 1]
+    assert [len(groups) for groups in servers.groups(1)] == [1, 4, 1]
     assert through.take_figures() == {"servers/moved_groups": 0, "servers/largest_share": 4 / 6}
     weights = [
-        [event["weights"] for event in servers.journal(place) if event["event"] == "weights"] for place in range(3)
+        [event["weights"] for event in servers.journal(index) if event["event"] == "weights"] for index in range(3)
     ]
     assert weights[0] == weights[1] == weights[2] and len(weights[0]) == 1, "each server has loaded the version once"
 
@@ -222,14 +222,14 @@ def test_two_processes_see_each_other_s_groups(servers: Servers) -> None:
     opened = threading.Event()
     for room in servers.rooms:
         room.teacher.may_speak = opened.is_set
-    asked = [request(problems=PROBLEMS[:2]), request(problems=PROBLEMS[2:4], rank=1)]
-    answers = [in_thread(lambda: first.sample(asked[0]), "first")]
+    requests = [request(problems=PROBLEMS[:2]), request(problems=PROBLEMS[2:4], rank=1)]
+    answers = [in_thread(lambda: first.sample(requests[0]), "first")]
     wait_until(lambda: [client.health().running_conversations for client in first._clients] == [2, 2, 0])
-    answers.append(in_thread(lambda: second.sample(asked[1]), "second"))
+    answers.append(in_thread(lambda: second.sample(requests[1]), "second"))
     wait_until(lambda: sum(client.health().running_conversations for client in first._clients) == 8)
     opened.set()
-    for each, answer in zip(asked, answers, strict=True):
-        assert_each_once(each, answer.result(60))
+    for sample_request, answer in zip(requests, answers, strict=True):
+        assert_each_once(sample_request, answer.result(60))
     assert servers.groups(1) == [["000"], ["001", "001"], ["000"]], "the empty one first, then equal ones in turn"
 
 
@@ -263,8 +263,8 @@ def test_a_lost_server_s_share_goes_to_the_others_and_it_comes_back_with_new_wei
     assert {room.teacher.weights for room in servers.rooms} == {servers.rooms[0].teacher.weights}
     assert through.take_figures()["servers/moved_groups"] == 0
 
-    for place in range(3):
-        servers.kill(place)
+    for index in range(3):
+        servers.kill(index)
     with pytest.raises(ServerLost, match="None of the 3 servers"):
         through.sample(request(3, ["another"]))
 
@@ -280,16 +280,16 @@ def test_a_restarted_trainer_asks_the_same_servers(servers: Servers) -> None:
         teacher.may_speak = lambda teacher=teacher: opened.is_set() or placed() and len(teacher.calls) < 4
     asked = request()
     given_up = in_thread(lambda: before.sample(asked), "killed")
-    wait_until(lambda: len(first.calls) == 2 * 2 * TURNS and all(len(each.calls) >= 4 for each in others))
+    wait_until(lambda: len(first.calls) == 2 * 2 * TURNS and all(len(teacher.calls) >= 4 for teacher in others))
     with next(servers.folder.glob("placements.*")).open("a") as file:
         file.write('\n{"request": "run-st')  # a kill in the middle of a line
     again = in_thread(lambda: servers.clients().sample(asked), "restarted")
     opened.set()
     assert_each_once(asked, again.result(60))
     assert untimed(again.result()) == untimed(given_up.result(60))
-    assert [sorted(each) for each in servers.groups(1)] == [["000", "003"], ["001", "004"], ["002", "005"]]
+    assert [sorted(groups) for groups in servers.groups(1)] == [["000", "003"], ["001", "004"], ["002", "005"]]
     assert sum(len(room.teacher.calls) for room in servers.rooms) == 12 * TURNS, "nothing is played twice"
-    verdicts = [e for place in range(3) for e in servers.journal(place) if e["event"] == "verdict"]
+    verdicts = [event for index in range(3) for event in servers.journal(index) if event["event"] == "verdict"]
     assert len({event["conversation"] for event in verdicts}) == len(verdicts) == 12, "nor judged"
 
 
@@ -298,11 +298,11 @@ def test_a_server_without_the_policy_gets_no_work(servers: Servers) -> None:
     servers.publish(1, through)
     policy, folder = PolicyVersion("run", 2), policy_path(servers.folder, 2)
     write_policy(folder, policy, save_model)
-    for place in (0, 2):
-        through._clients[place].load_weights(policy, folder)
+    for index in (0, 2):
+        through._clients[index].load_weights(policy, folder)
     servers.wait_until_placed(through)
     through.sample(request(2))
-    assert [len(each) for each in servers.groups(2)] == [3, 0, 3]
+    assert [len(groups) for groups in servers.groups(2)] == [3, 0, 3]
     with pytest.raises(PolicyMismatch, match="No server that answers has the policy run v9"):
         through.sample(request(9))
 
@@ -318,7 +318,7 @@ def test_what_a_server_loses_while_its_judge_reads_is_played_with_the_weights_of
     servers.kill(1)
     response = through.sample(asked)
     assert_each_once(asked, response)
-    versions = [{turn.policy.version for turn in each.turns if turn.policy} for each in response.conversations[::2]]
+    versions = [{turn.policy.version for turn in record.turns if turn.policy} for record in response.conversations[::2]]
     assert versions == [{1}, {2}, {1}, {1}, {2}, {1}]
     assert through.take_figures()["servers/moved_groups"] == 2
 
@@ -340,8 +340,8 @@ class Client:
 
     def sample(self, body: SampleRequest) -> SampleResponse:
         records = [
-            conversation(place, SimpleNamespace(id=each, text=each, answer=""), seed=1)
-            for place, each in enumerate(body.problems)
+            conversation(index, SimpleNamespace(id=text, text=text, answer=""), seed=1)
+            for index, text in enumerate(body.problems)
         ]
         fields = {"policy": body.wanted_policy, "conversations": records, "reward_weights": {"pedagogical": 1.0}}
         return SampleResponse(request_id=body.request_id, **fields | self._answer)
@@ -357,14 +357,14 @@ def balanced(folder: Path, clients: Sequence[Any]) -> BalancedServers:
 
 
 def test_episodes_on_one_problem_stay_together_and_usage_is_added_up(tmp_path: Path) -> None:
-    usage = [{"judge": Usage(calls=2, failures={"timeout": 1}, run_cost_usd=place)} for place in range(3)]
-    through = balanced(tmp_path, [Client(place, usage=usage[place]) for place in range(3)])
+    usage = [{"judge": Usage(calls=2, failures={"timeout": 1}, run_cost_usd=index)} for index in range(3)]
+    through = balanced(tmp_path, [Client(index, usage=usage[index]) for index in range(3)])
     asked = request(problems=["a", "b", "a", "c"], size=1)
     response = through.sample(asked)
-    assert [each.problem for each in response.conversations] == asked.problems
-    placed = read_lines(tmp_path / "placements.rank0of1.jsonl")
-    assert [each["request"].rpartition("-")[2] for each in placed] == ["group000", "group001", "group002"]
-    used = [usage[each["server"]]["judge"].run_cost_usd for each in placed]
+    assert [record.problem for record in response.conversations] == asked.problems
+    placements = read_lines(tmp_path / "placements.rank0of1.jsonl")
+    assert [placement["request"].rpartition("-")[2] for placement in placements] == ["group000", "group001", "group002"]
+    used = [usage[placement["server"]]["judge"].run_cost_usd for placement in placements]
     assert response.usage == {"judge": Usage(calls=6, failures={"timeout": 3}, run_cost_usd=max(used))}
 
 
@@ -403,7 +403,7 @@ def test_a_batch_that_fails_leaves_no_group_waiting(ahead: bool, tmp_path: Path)
             all_busy.wait(60)
             raise SpendingCapReached("no money")
 
-    through = balanced(tmp_path, [Full(place) for place in range(3)])
+    through = balanced(tmp_path, [Full(index) for index in range(3)])
     with pytest.raises(SpendingCapReached):
         if ahead:
             through.play(request())
@@ -412,15 +412,17 @@ def test_a_batch_that_fails_leaves_no_group_waiting(ahead: bool, tmp_path: Path)
 
 
 def test_each_server_checks_the_judge_with_its_own_conversations(tmp_path: Path) -> None:
-    clients = [Client(place) for place in range(3)]
+    clients = [Client(index) for index in range(3)]
     through = balanced(tmp_path, clients)
-    places = {"r-group000": 0, "r-group001": 1, "r-group002": 2}
-    through._server_of.update(places)
+    server_of = {"r-group000": 0, "r-group001": 1, "r-group002": 2}
+    through._server_of.update(server_of)
     clients[0].is_lost = True
-    drawn = [f"{group}-{number:04d}" for group in places for number in range(2)]
+    drawn = [f"{group}-{number:04d}" for group in server_of for number in range(2)]
     response = through.check_judge(JudgeCheckRequest(request_id="r-judge-check", step=1, conversations=drawn), 1.0)
     assert response.held_out == Usage(calls=4, run_cost_usd=3.0)
-    asked = [[(each.request_id, each.conversations, each.canaries) for each in client.checked] for client in clients]
+    asked = [
+        [(check.request_id, check.conversations, check.canaries) for check in client.checked] for client in clients
+    ]
     assert asked == [[], [("r-judge-check-server1", drawn[2:4], True)], [("r-judge-check-server2", drawn[4:], False)]]
 
 
@@ -457,27 +459,28 @@ def test_a_training_goes_on_without_a_server_and_with_it_when_it_is_back(
     folder = tmp_path / "run"
     folder.mkdir()
     steps = 4
-    found = [Dying(str(folder), play) for _ in range(3)]
-    for place, server in enumerate(found):
+    servers = [Dying(str(folder), play) for _ in range(3)]
+    for index, server in enumerate(servers):
         server.asked = []
-        server._health = server._health.model_copy(update={"server_index": place})
-    found[1].dies_at, found[1].back_at = 1, 3
-    with served(found[0]) as a, served(found[1]) as b, served(found[2]) as c:
+        server._health = server._health.model_copy(update={"server_index": index})
+    servers[1].dies_at, servers[1].back_at = 1, 3
+    with served(servers[0]) as a, served(servers[1]) as b, served(servers[2]) as c:
         urls = ",".join(f"http://127.0.0.1:{port}" for port in (a, b, c))
         more = [f"generation.server_urls=[{urls}]", "generation.server_start_timeout_s=0.5", f"train.max_steps={steps}"]
         run_training(None, [*quickstart_overrides(folder, world / "blank", world, a), *TRAINING, *more])
     lines = metrics_of(folder)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["servers/moved_groups"] for line in lines] == [0, 1, 0, 0]
-    assert [[policy.version for policy in server.loaded] for server in found] == [
+    assert [[policy.version for policy in server.loaded] for server in servers] == [
         [0, 1, 2, 3, 4],
         [0, 1, 3, 4],
         [0, 1, 2, 3, 4],
     ]
     for step in range(steps):
         asked = [
-            sorted({problem for at, problems in server.asked if at == step for problem in problems}) for server in found
+            sorted({problem for at, problems in server.asked if at == step for problem in problems})
+            for server in servers
         ]
-        played = Counter(problem for each in asked for problem in each)
+        played = Counter(problem for problems in asked for problem in problems)
         assert len(played) == 3 and set(played.values()) == {1}, "each group is played by one server"
         assert len(asked[1]) == (0 if step in (1, 2) else 1), asked

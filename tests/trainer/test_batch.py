@@ -44,16 +44,16 @@ def model(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def play(index: int, problem: Problem) -> ConversationRecord:
     """Conversations of uneven length: the later ones are cut to a part, and one prompt is longer."""
     record = conversation(index, problem, seed=3)
-    kept = len(record.completion_ids) - 3 * index if index % 2 else len(record.completion_ids)
+    length = len(record.completion_ids) - 3 * index if index % 2 else len(record.completion_ids)
     prompt = record.prompt_ids * 4 if index == 5 else record.prompt_ids
-    cut = {name: getattr(record, name)[:kept] for name in ("completion_ids", "mask", "logprobs")}
+    cut = {name: getattr(record, name)[:length] for name in ("completion_ids", "mask", "logprobs")}
     return record.model_copy(update={**cut, "prompt_ids": prompt})
 
 
 def row(prompt: list[int], completion: list[int], mask: list[int], **more: Any) -> TrainingRow:
-    nothing = {"target": [0] * len(mask), "logprobs": [0.0] * len(mask), "messages": [0] * len(mask)}
-    kept = {"prompt_ids": prompt, "completion_ids": completion, "mask": mask}
-    return TrainingRow(**{"conversation_id": "r", "kind": POLICY, "message": None, **kept, **nothing, **more})
+    defaults = {"target": [0] * len(mask), "logprobs": [0.0] * len(mask), "messages": [0] * len(mask)}
+    tokens = {"prompt_ids": prompt, "completion_ids": completion, "mask": mask}
+    return TrainingRow(**{"conversation_id": "r", "kind": POLICY, "message": None, **tokens, **defaults, **more})
 
 
 @given(rows=lengths, limit=st.integers(1, 3000), more=st.integers(0, 60), padding_free=st.booleans())
@@ -64,12 +64,12 @@ def test_every_row_is_in_one_micro_batch_within_the_limit(
     by_tokens = micro_batches_by_tokens(*zip(*rows, strict=True), limit, padding_free)
     assert by_tokens == micro_batches_by_tokens(*zip(*rows, strict=True), limit, padding_free)
     by_rows = micro_batches_by_rows(len(rows), more + 1)
-    assert [len(each) for each in by_rows[:-1]] == [more + 1] * (len(by_rows) - 1) and 0 < len(by_rows[-1]) <= more + 1
+    assert [len(pack) for pack in by_rows[:-1]] == [more + 1] * (len(by_rows) - 1) and 0 < len(by_rows[-1]) <= more + 1
     split = split_to(by_tokens, len(by_tokens) + more)
     assert len(split) == len(by_tokens) + more and split_to(by_tokens, 1) == by_tokens
     assert all(split) or max(map(len, split)) == 1, "none is empty while another one can be halved"
-    for found in (by_tokens, by_rows, split):
-        assert sorted(row for pack in found for row in pack) == list(range(len(rows)))
+    for packs in (by_tokens, by_rows, split):
+        assert sorted(row for pack in packs for row in pack) == list(range(len(rows)))
     for pack in (*by_tokens, *split):
         if len(pack) > 1:
             padded = len(pack) * sum(max(rows[row][part] for row in pack) for part in (0, 1))
@@ -98,10 +98,12 @@ def test_there_are_as_many_micro_batches_as_the_episodes_fill(episodes: int, sam
 def test_uncut_micro_batches_are_as_wide_as_the_batch() -> None:
     """The longest row has 6 tokens, so two rows fill 12."""
     rows = [row([1], [2] * length, [1] * length) for length in (1, 1, 2, 5)]
-    found = Batch.of([Sample(each, [1.0] * len(each.mask)) for each in rows], 0, torch.device("cpu"))
-    assert micro_batches(found, 1, 12, TRIMMED) == [[3, 2], [0, 1]]
-    assert micro_batches(found, 1, 12, KEPT) == [[0, 1], [2, 3]]
-    assert micro_batches(found, 1, 12, NO_PADDING) == [[3, 2, 0], [1]], "6 + 3 + 2 tokens in one row"
+    tensors = Batch.of(
+        [Sample(training_row, [1.0] * len(training_row.mask)) for training_row in rows], 0, torch.device("cpu")
+    )
+    assert micro_batches(tensors, 1, 12, TRIMMED) == [[3, 2], [0, 1]]
+    assert micro_batches(tensors, 1, 12, KEPT) == [[0, 1], [2, 3]]
+    assert micro_batches(tensors, 1, 12, NO_PADDING) == [[3, 2, 0], [1]], "6 + 3 + 2 tokens in one row"
 
 
 @pytest.mark.parametrize(
@@ -129,16 +131,16 @@ def test_a_row_s_tensors_end_where_it_ends() -> None:
     sampled = row([1, 2], [3, 4, 5], [1, 0, 1], logprobs=[-0.5, 0.0, None])
     correction = row([1], [6], [0], target=[1])
     left_out = [Sample(sampled, [2.0] * 3, learns=False), Sample(correction, [0.0], learns=False)]
-    found = Batch.of([Sample(sampled, [2.0] * 3), *left_out], 9, torch.device("cpu"))
-    assert found.prompt_ids_BP.tolist() == [[1, 2], [1, 2], [9, 1]]
-    assert found.prompt_mask_BP.tolist() == [[1, 1], [1, 1], [0, 1]]
-    assert found.completion_ids_BT.tolist() == [[3, 4, 5], [3, 4, 5], [6, 9, 9]]
-    assert found.completion_mask_BT.tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
-    assert found.mask_BT.tolist() == [[True, False, True], [False] * 3, [False] * 3]
-    assert found.target_BT.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
-    assert found.advantages_BT.tolist() == [[2.0] * 3, [2.0] * 3, [0.0] * 3]
-    assert found.sampling_logps_BT.isnan().tolist() == [[False, False, True]] * 2 + [[False] * 3]
-    assert not found.take([]).wanted_BT.any() and len(found.take([]).mask_BT) == 1
+    tensors = Batch.of([Sample(sampled, [2.0] * 3), *left_out], 9, torch.device("cpu"))
+    assert tensors.prompt_ids_BP.tolist() == [[1, 2], [1, 2], [9, 1]]
+    assert tensors.prompt_mask_BP.tolist() == [[1, 1], [1, 1], [0, 1]]
+    assert tensors.completion_ids_BT.tolist() == [[3, 4, 5], [3, 4, 5], [6, 9, 9]]
+    assert tensors.completion_mask_BT.tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+    assert tensors.mask_BT.tolist() == [[True, False, True], [False] * 3, [False] * 3]
+    assert tensors.target_BT.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
+    assert tensors.advantages_BT.tolist() == [[2.0] * 3, [2.0] * 3, [0.0] * 3]
+    assert tensors.sampling_logps_BT.isnan().tolist() == [[False, False, True]] * 2 + [[False] * 3]
+    assert not tensors.take([]).wanted_BT.any() and len(tensors.take([]).mask_BT) == 1
 
 
 @pytest.mark.parametrize(
@@ -170,15 +172,15 @@ def test_gradients_are_the_same_in_other_micro_batches(
         return *trainer.loss_and_gradients(micro), micro
 
     loss_before, before, _ = found(of_another=2)
-    largest = max(each.abs().max() for each in before.values())
+    largest = max(gradient.abs().max() for gradient in before.values())
     assert largest > 1e-4
     tokens = f"train.max_tokens_per_micro_batch={LIMIT}"
     by_rows, by_tokens, with_empty_ones = found(3), found(1, tokens), found(12, tokens)
     in_threes = found(1, "train.per_device_train_batch_size=3")
-    assert [len(each.mask_BT) for each in by_rows[-1]] == [2, 4, 2]
-    assert [len(each.mask_BT) for each in in_threes[-1]] == [3, 3, 2]
-    assert 1 < len(by_tokens[-1]) < 8 and len({len(each.mask_BT) for each in by_tokens[-1]}) > 1
-    assert len(with_empty_ones[-1]) == 12 and sum(not each.wanted_BT.any() for each in with_empty_ones[-1]) >= 4
+    assert [len(micro.mask_BT) for micro in by_rows[-1]] == [2, 4, 2]
+    assert [len(micro.mask_BT) for micro in in_threes[-1]] == [3, 3, 2]
+    assert 1 < len(by_tokens[-1]) < 8 and len({len(micro.mask_BT) for micro in by_tokens[-1]}) > 1
+    assert len(with_empty_ones[-1]) == 12 and sum(not micro.wanted_BT.any() for micro in with_empty_ones[-1]) >= 4
     for loss_now, now, _ in (by_rows, by_tokens, with_empty_ones, in_threes):
         assert loss_now == pytest.approx(loss_before, abs=1e-6)
         for name, gradient in before.items():

@@ -62,8 +62,8 @@ def player(
 ) -> BatchPlayer:
     """That of batches of one problem."""
     size = [f"train.num_samples_per_problem={batch}", f"train.per_device_train_batch_size={batch}"]
-    own = [*size, "train.number_of_problems_per_batch=1", "guards.judge_check_every_n_steps=0", *overrides]
-    config = load(TrainRLConfig, "train_rl", own, check_train_rl)
+    options = [*size, "train.number_of_problems_per_batch=1", "guards.judge_check_every_n_steps=0", *overrides]
+    config = load(TrainRLConfig, "train_rl", options, check_train_rl)
     gpus = SimpleNamespace(wake_engines=lambda: None, sleep_engines=lambda: None)
     session = {"config": config, "client": client, "gpus": gpus, "run_folder": folder, "run_id": "run"}
     return BatchPlayer(SimpleNamespace(problems=problems, **session))
@@ -77,13 +77,17 @@ def played(folder: Path, records: Sequence[ConversationRecord], share: float = 1
         return SampleResponse(request_id="r", **fields | answer)
 
     client = SimpleNamespace(play=None, sample=sample)
-    own = player(folder, client, len(records), f"judge_model.max_failed_share={share}")
-    return own.play(PolicyVersion("run", 0), 0, 1, Accelerator(cpu=True))
+    batch_player = player(folder, client, len(records), f"judge_model.max_failed_share={share}")
+    return batch_player.play(PolicyVersion("run", 0), 0, 1, Accelerator(cpu=True))
 
 
 def test_a_batch_keeps_its_order_and_drops_nothing(tmp_path: Path) -> None:
     batch = played(tmp_path, [record(2, reward=0.25), record(1, reward=None), record(3)])
-    assert [(each.id, each.reward) for each in batch.records] == [("r-0002", 0.25), ("r-0001", None), ("r-0003", 0.5)]
+    assert [(conversation.id, conversation.reward) for conversation in batch.records] == [
+        ("r-0002", 0.25),
+        ("r-0001", None),
+        ("r-0003", 0.5),
+    ]
     assert batch.left_out == {1}, "there is nothing to learn from one without a reward"
 
 
@@ -107,10 +111,10 @@ def test_waiting_for_a_batch_begun_ahead_is_a_part_of_its_rollout(tmp_path: Path
         fields = {"policy": PolicyVersion("run", 0), "conversations": [record(0), record(1)]}
         return SampleResponse(request_id="r", reward_weights={"pedagogical": 1.0}, **fields)
 
-    own = player(tmp_path, SimpleNamespace(play=lambda _: None, sample=sample), 2, "train.max_staleness=1")
-    monkeypatch.setattr(own._next, "wait", lambda: time.sleep(0.25))
-    own.wait_for_next(Accelerator(cpu=True))
-    assert own.play(PolicyVersion("run", 0), 0, 1, Accelerator(cpu=True)).figures["seconds/rollout"] >= 0.25
+    batch_player = player(tmp_path, SimpleNamespace(play=lambda _: None, sample=sample), 2, "train.max_staleness=1")
+    monkeypatch.setattr(batch_player._next, "wait", lambda: time.sleep(0.25))
+    batch_player.wait_for_next(Accelerator(cpu=True))
+    assert batch_player.play(PolicyVersion("run", 0), 0, 1, Accelerator(cpu=True)).figures["seconds/rollout"] >= 0.25
 
 
 def test_a_reward_s_mean_and_deviation_are_those_of_the_episodes_that_have_it() -> None:
@@ -132,8 +136,8 @@ def test_too_many_failed_judgements_stop_the_run(tmp_path: Path) -> None:
 
 def test_refused_contents_stop_the_run_like_missing_verdicts(tmp_path: Path) -> None:
     """A judge that refuses everything teaches nothing, whatever each refusal is worth."""
-    refused = Verdict("pedagogical_eval", 0, error="ContentRefused: flagged", refused=True)
-    records = [record(0), record(1).model_copy(update={"verdicts": [refused], "reward": 0.0, "rejected": True})]
+    refusal = Verdict("pedagogical_eval", 0, error="ContentRefused: flagged", refused=True)
+    records = [record(0), record(1).model_copy(update={"verdicts": [refusal], "reward": 0.0, "rejected": True})]
     figures = played(tmp_path, records, share=0.5).figures
     assert figures["judge/refused_share"] == 0.5 and figures["judge/failed_share"] == 0
     with pytest.raises(TooManyFailedJudgements, match="1 of 2 conversations .* r-0001: ContentRefused: flagged"):
@@ -160,7 +164,7 @@ def test_problems_come_in_the_order_of_trls_sampler_seeded_for_each_epoch(count,
     sampler, expected = RepeatSampler(ids, group * processes, count, mu, seed=seed), []
     for epoch in range(epochs):
         sampler.generator.manual_seed(seed + 1_000_003 * epoch)
-        expected += [ids[place] for place in sampler]
+        expected += [ids[index] for index in sampler]
     order = ProblemOrder(ids, train, seed)
     ranks = [SimpleNamespace(process_index=rank, num_processes=processes) for rank in range(processes)]
     steps = range(epochs * order.batches_per_epoch * mu)

@@ -36,9 +36,9 @@ COMBINATIONS = {
 
 def test_the_combinations_hold_every_pair() -> None:
     values = (("all weights", "adapter"), ("zero2_2CPU", "zero3_2CPU"), (False, True))
-    flat = [(trained, *each) for trained, two in COMBINATIONS.items() for each in two]
+    flat = [(trained, *run) for trained, runs in COMBINATIONS.items() for run in runs]
     for first, second in combinations(range(3), 2):
-        assert {(each[first], each[second]) for each in flat} == set(product(values[first], values[second]))
+        assert {(run[first], run[second]) for run in flat} == set(product(values[first], values[second]))
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS)
@@ -81,12 +81,12 @@ def test_three_steps_in_bfloat16_with_a_resume(
     before, taken_up = published
     assert all(torch.equal(taken_up[name], before[name]) for name in before), "published again before the next batch"
     last = weights_of(policy_path(folder, _STEPS))
-    assert {each.dtype for each in last.values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in last.values()} == {torch.bfloat16}
     assert any(not torch.equal(last[name], before[name]) for name in before), (
         "the step after the resume changed nothing"
     )
-    left = weights_of(folder / "adapter") if (folder / "adapter").exists() else weights_in(folder / "model")
-    assert set(left) == set(last) and all(torch.equal(left[name], last[name]) for name in left)
+    saved = weights_of(folder / "adapter") if (folder / "adapter").exists() else weights_in(folder / "model")
+    assert set(saved) == set(last) and all(torch.equal(saved[name], last[name]) for name in saved)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

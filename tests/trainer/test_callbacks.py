@@ -39,8 +39,8 @@ def test_trackers_come_once_and_find_their_settings(tmp_path, clean_environment)
         wandb_tags=["a", "b"],
     )
     assert report_to(logging, tmp_path) == ["tensorboard", "wandb"]
-    said = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "TENSORBOARD_"))}
-    assert said == {
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "TENSORBOARD_"))}
+    assert variables == {
         "WANDB_PROJECT": "tutors",
         "WANDB_ENTITY": "lab",
         "WANDB_RUN_GROUP": "7b",
@@ -57,23 +57,23 @@ def test_a_tracker_that_is_not_installed_is_told_before_anything_is_loaded(tmp_p
 
 def test_the_environments_own_metrics_are_of_the_conversations_of_all_processes(world, tmp_path, monkeypatch):
     """The correlation of a few conversations of each process is not that of all of them."""
-    seen = []
+    indices = []
     trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
-    trainer.player._metrics = lambda records: seen.append([record.index for record in records]) or {}
+    trainer.player._metrics = lambda records: indices.append([record.index for record in records]) or {}
     monkeypatch.setattr(sample_batch, "to_main_process", lambda processes, own: [own, own])
     trainer.batch()
-    assert seen == [[*range(8), *range(8)]]
+    assert indices == [[*range(8), *range(8)]]
 
 
 def test_a_process_that_is_not_the_main_one_leaves_metrics_of_all_to_it(world, tmp_path, monkeypatch):
     """It has not got the others' conversations, and their mean over processes counts those that have recorded one."""
-    seen = []
+    calls = []
     trainer = offline_trainer(tmp_path, save_tiny_model(tmp_path / "model", world / "blank"))
-    trainer.player._metrics = lambda records: seen.append(records) or {}
+    trainer.player._metrics = lambda records: calls.append(records) or {}
     monkeypatch.setattr(sample_batch, "to_main_process", lambda processes, own: None)
     trainer.batch()
     logged = trainer._figures
-    assert not seen and "rewards/pedagogical/mean" not in logged and "judge/failed_share" in logged
+    assert not calls and "rewards/pedagogical/mean" not in logged and "judge/failed_share" in logged
 
 
 def state_at(step: int, of: int = 4) -> SimpleNamespace:
@@ -93,14 +93,14 @@ def test_every_step_is_recorded_and_shown_with_what_is_left(tmp_path, capsys):
     assert [(line["step"], line["loss"], line["learning_rate"]) for line in lines_of(tmp_path)] == [
         (step, 1 / step, 0.1) for step in range(1, 5)
     ]
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[:2] for line in shown] == [
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[:2] for line in printed] == [
         ["step 1/4", "loss 1"],
         ["step 2/4", "loss 0.5"],
         ["step 3/4", "loss 0.3333"],
         ["step 4/4", "loss 0.25"],
     ]
-    assert shown[-1].endswith("ETA 0:00")
+    assert printed[-1].endswith("ETA 0:00")
 
 
 def test_plain_lines_keep_their_distance_but_the_last_step_is_shown(tmp_path, capsys):

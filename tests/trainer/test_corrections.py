@@ -61,7 +61,7 @@ def a_set(folder: Path, capacity: int = 100, **more: Any) -> CorrectionSet:
 
 def _without_logprobs(corrections: list[Correction]) -> list[Correction]:
     """The file keeps log-probs in single precision."""
-    return [replace(each, draft_logprobs=[]) for each in corrections]
+    return [replace(correction, draft_logprobs=[]) for correction in corrections]
 
 
 def test_a_correction_holds_what_it_is_about() -> None:
@@ -82,9 +82,9 @@ def test_a_correction_holds_what_it_is_about() -> None:
 def mended(record: ConversationRecord, equal: int, thoughts: int = 0) -> ConversationRecord:
     """The record with one correction that begins as its second message does, behind some of its tokens as thoughts."""
     start, end = record.turns[2].span
-    said = record.completion_ids[start:end]
-    target = (*said[thoughts : thoughts + equal], 499, 5)
-    branch = AuxSample("correction", 2, start, target, hint_ids=tuple(said[:thoughts]))
+    message_ids = record.completion_ids[start:end]
+    target = (*message_ids[thoughts : thoughts + equal], 499, 5)
+    branch = AuxSample("correction", 2, start, target, hint_ids=tuple(message_ids[:thoughts]))
     return record.model_copy(update={"branches": [branch]})
 
 
@@ -93,66 +93,66 @@ def test_what_the_policy_wrote_itself_is_known(equal: int, thoughts: int) -> Non
     record = mended(corrected(0, PROBLEMS[0]), equal, thoughts)
     [correction], [_, row] = corrections_of(record), rows_of(record)
     assert correction.unchanged == row.unchanged == equal
-    [whole] = record.branches
-    same = replace(whole, ids=tuple(correction.draft_ids[thoughts:]))
+    [branch] = record.branches
+    same = replace(branch, ids=tuple(correction.draft_ids[thoughts:]))
     [correction] = corrections_of(record.model_copy(update={"branches": [same]}))
     assert correction.unchanged == len(correction.target_ids) - 1, "one token is always trained on"
 
 
 def test_the_file_holds_the_set_and_comes_back(tmp_path: Path) -> None:
-    own = a_set(tmp_path)
-    own.add(Accelerator(cpu=True), 0, [corrected(0, PROBLEMS[0])])
-    own.add(Accelerator(cpu=True), 1, [corrected(0, PROBLEMS[1], step=1)])
-    found, fingerprint = read_corrections(tmp_path / CORRECTIONS_NAME)
-    assert fingerprint == "tokenizer" and [each.step for each in found] == [0, 0, 0, 1, 1, 1]
-    assert _without_logprobs(found) == _without_logprobs(own.waiting(Accelerator(cpu=True)))
-    assert found[0].draft_logprobs == pytest.approx(own.waiting(Accelerator(cpu=True))[0].draft_logprobs)
+    corrections = a_set(tmp_path)
+    corrections.add(Accelerator(cpu=True), 0, [corrected(0, PROBLEMS[0])])
+    corrections.add(Accelerator(cpu=True), 1, [corrected(0, PROBLEMS[1], step=1)])
+    stored, fingerprint = read_corrections(tmp_path / CORRECTIONS_NAME)
+    assert fingerprint == "tokenizer" and [correction.step for correction in stored] == [0, 0, 0, 1, 1, 1]
+    assert _without_logprobs(stored) == _without_logprobs(corrections.waiting(Accelerator(cpu=True)))
+    assert stored[0].draft_logprobs == pytest.approx(corrections.waiting(Accelerator(cpu=True))[0].draft_logprobs)
 
 
 def test_a_step_that_is_played_again_replaces_its_corrections(tmp_path: Path) -> None:
-    accelerator, own = Accelerator(cpu=True), a_set(tmp_path)
+    accelerator, corrections = Accelerator(cpu=True), a_set(tmp_path)
     for step in (0, 1, 2):
-        own.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
+        corrections.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
     again = a_set(tmp_path, resumed_step=1)
-    assert [each.step for each in again.waiting(accelerator)] == [0, 0, 0]
+    assert [correction.step for correction in again.waiting(accelerator)] == [0, 0, 0]
     again.add(accelerator, 1, [corrected(1, PROBLEMS[0], step=1)])
-    assert [each.conversation for each in again.waiting(accelerator)][3:] == ["r1-0001"] * 3
+    assert [correction.conversation for correction in again.waiting(accelerator)][3:] == ["r1-0001"] * 3
     new_run = a_set(tmp_path)
     assert new_run.waiting(accelerator) == []
 
 
 def test_the_cursor_comes_back_with_the_checkpoint(tmp_path: Path) -> None:
-    accelerator, own = Accelerator(cpu=True), a_set(tmp_path)
+    accelerator, corrections = Accelerator(cpu=True), a_set(tmp_path)
     for step in (0, 1):
-        own.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
-    own.passed(1, 3)
-    assert [each.step for each in own.waiting(accelerator)] == [1, 1, 1] and own.count == 3
-    own.save_cursor(tmp_path)
+        corrections.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
+    corrections.passed(1, 3)
+    assert [correction.step for correction in corrections.waiting(accelerator)] == [1, 1, 1] and corrections.count == 3
+    corrections.save_cursor(tmp_path)
     assert json.loads((tmp_path / CURSOR_NAME).read_text()) == {"passes": 1, "examples": 3, "next_step": 1}
     again = a_set(tmp_path, cursor_of=tmp_path, resumed_step=2)
-    assert again.cursor == own.cursor
-    assert _without_logprobs(again.waiting(accelerator)) == _without_logprobs(own.waiting(accelerator))
+    assert again.cursor == corrections.cursor
+    assert _without_logprobs(again.waiting(accelerator)) == _without_logprobs(corrections.waiting(accelerator))
     assert a_set(tmp_path, cursor_of=tmp_path / "older").cursor.passes == 0
 
 
 def test_the_newest_corrections_wait_if_there_are_too_many(tmp_path: Path) -> None:
-    accelerator, own = Accelerator(cpu=True), a_set(tmp_path, capacity=4)
+    accelerator, corrections = Accelerator(cpu=True), a_set(tmp_path, capacity=4)
     for step in range(5):
-        own.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
-    assert [each.step for each in own.waiting(accelerator)] == [3, 4, 4, 4] and own.count == 4
+        corrections.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
+    assert [entry.step for entry in corrections.waiting(accelerator)] == [3, 4, 4, 4] and corrections.count == 4
 
 
 def test_earlier_corrections_are_drawn_again(tmp_path: Path) -> None:
-    accelerator, own = Accelerator(cpu=True), a_set(tmp_path)
+    accelerator, corrections = Accelerator(cpu=True), a_set(tmp_path)
     for step in range(4):
-        own.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
-    assert own.earlier(accelerator, 5, seed=1) == [], "nothing was in a pass yet"
-    own.passed(3, 9)
-    drawn = own.earlier(accelerator, 5, seed=1)
-    assert len(drawn) == 5 and all(each.step < 3 for each in drawn)
-    assert len({(each.step, each.turn, each.draft) for each in drawn}) == 5, "none twice"
-    assert drawn == own.earlier(accelerator, 5, seed=1) != own.earlier(accelerator, 5, seed=2)
-    assert len(own.earlier(accelerator, 100, seed=1)) == 9
+        corrections.add(accelerator, step, [corrected(0, PROBLEMS[0], step=step)])
+    assert corrections.earlier(accelerator, 5, seed=1) == [], "nothing was in a pass yet"
+    corrections.passed(3, 9)
+    drawn = corrections.earlier(accelerator, 5, seed=1)
+    assert len(drawn) == 5 and all(correction.step < 3 for correction in drawn)
+    assert len({(correction.step, correction.turn, correction.draft) for correction in drawn}) == 5, "none twice"
+    assert drawn == corrections.earlier(accelerator, 5, seed=1) != corrections.earlier(accelerator, 5, seed=2)
+    assert len(corrections.earlier(accelerator, 100, seed=1)) == 9
     again = a_set(tmp_path, resumed_step=4)
     again.passed(3, 9)
     assert _without_logprobs(again.earlier(accelerator, 5, seed=1)) == _without_logprobs(drawn), "after a crash, too"
@@ -160,8 +160,8 @@ def test_earlier_corrections_are_drawn_again(tmp_path: Path) -> None:
 
 def test_what_people_decide_counts(tmp_path: Path) -> None:
     """The first correction is rejected, the second edited, the third accepted; a decision about other words is none."""
-    accelerator, own = Accelerator(cpu=True), a_set(tmp_path)
-    own.add(accelerator, 0, [corrected(0, PROBLEMS[0]), corrected(1, PROBLEMS[0])])
+    accelerator, corrections = Accelerator(cpu=True), a_set(tmp_path)
+    corrections.add(accelerator, 0, [corrected(0, PROBLEMS[0]), corrected(1, PROBLEMS[0])])
 
     def decide(turn: int, draft: int, decision: str, conversation: str = "r0-0000", **more: Any) -> None:
         about = {"time": 1.0, "conversation": conversation, "turn": turn, "draft": draft, "decision": decision}
@@ -171,7 +171,7 @@ def test_what_people_decide_counts(tmp_path: Path) -> None:
     decide(4, 0, "edit", text="What else?")
     decide(4, -1, "accept")
     decide(2, -1, "reject", "r0-0001", correction="words of a conversation that was played before")
-    edited, accepted, *untouched = own.waiting(accelerator)
+    edited, accepted, *untouched = corrections.waiting(accelerator)
     assert (edited.target_text, edited.target_ids, edited.source) == ("What else?", [10, 5], "human")
     assert edited.prompt_ids == corrections_of(corrected(0, PROBLEMS[0]))[1].prompt_ids
     assert (accepted.target_text, accepted.source) == ("four is right?", "rules")
@@ -190,8 +190,10 @@ def test_a_pass_trains_on_every_correction_once_an_epoch(
 ) -> None:
     corrections = [Correction(str(i), 0, 0, -1, "", [], [], [], "", [], "", "", "") for i in range(count)]
     shares = list(_batches(corrections, epochs, batch * processes, seed))
-    on_ranks = [each for share in shares for rank in range(processes) for each in share[rank::processes]]
-    assert sorted(each.conversation for each in on_ranks) == sorted(str(i) for i in range(count) for _ in range(epochs))
+    on_ranks = [correction for share in shares for rank in range(processes) for correction in share[rank::processes]]
+    assert sorted(correction.conversation for correction in on_ranks) == sorted(
+        str(i) for i in range(count) for _ in range(epochs)
+    )
     assert all(len(share[rank::processes]) <= batch for share in shares for rank in range(processes))
 
 
@@ -218,7 +220,7 @@ def log_probs_of(trainer: OfflineLoop, correction: Correction) -> torch.Tensor:
 
 
 def log_prob(trainer: OfflineLoop, corrections: list[Correction]) -> float:
-    return torch.cat([log_probs_of(trainer, each) for each in corrections]).mean().item()
+    return torch.cat([log_probs_of(trainer, correction) for correction in corrections]).mean().item()
 
 
 def test_a_pass_makes_the_corrections_likelier(model: Path, tmp_path: Path) -> None:
@@ -235,8 +237,8 @@ def test_a_pass_makes_the_corrections_likelier(model: Path, tmp_path: Path) -> N
 def test_a_pass_may_train_on_changed_tokens_alone(model: Path, tmp_path: Path) -> None:
     trainer = trained(tmp_path, model)
     corrections = corrections_of(mended(corrected(0, PROBLEMS[0]), 2)) + corrections_of(corrected(1, PROBLEMS[1]))
-    whole = [log_probs_of(trainer, each) for each in corrections]
-    for targets, trained_on in (("whole", whole), ("changed", [whole[0][2:], *whole[1:]])):
+    logps = [log_probs_of(trainer, correction) for correction in corrections]
+    for targets, trained_on in (("whole", logps), ("changed", [logps[0][2:], *logps[1:]])):
         options = CorrectionsConfig(learning_rate=0.0, targets=targets)
         result = run_pass(trainer, corrections, options, batch=4, seed=1)
         assert result.first_loss == pytest.approx(-torch.cat(trained_on).mean().item(), rel=1e-4)
@@ -267,10 +269,10 @@ def test_a_pass_leaves_rate_and_schedule_as_they_were(model: Path, tmp_path: Pat
 
 def test_a_pass_with_a_rate_of_zero_changes_no_weight(model: Path, tmp_path: Path) -> None:
     trainer = trained(tmp_path, model)
-    before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     corrections = trainer.corrections.waiting(trainer.accelerator)
     result = run_pass(trainer, corrections, CorrectionsConfig(learning_rate=0.0), batch=4, seed=1)
-    assert all(torch.equal(before[name], each) for name, each in trainer.model.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
     assert result.kl == 0 and result.steps == 6
 
 
@@ -308,12 +310,12 @@ def test_no_pass_runs_at_the_end_of_a_schedule_that_falls_to_0(own_rate: float |
 
 def test_a_pass_takes_earlier_corrections_again(model: Path, tmp_path: Path) -> None:
     trainer = trained(tmp_path, model)
-    own = trainer.corrections
-    own.passed(1, len(own.waiting(trainer.accelerator)))
-    before = own.cursor.examples
-    own.add(trainer.accelerator, 1, [corrected(each, PROBLEMS[0], step=1) for each in (0, 1)])
+    corrections = trainer.corrections
+    corrections.passed(1, len(corrections.waiting(trainer.accelerator)))
+    before = corrections.cursor.examples
+    corrections.add(trainer.accelerator, 1, [corrected(index, PROBLEMS[0], step=1) for index in (0, 1)])
     end_step(trainer, 2, interval=1, min_examples=1, learning_rate=1e-4, replay=0.5)
-    assert own.cursor.examples - before == 6 + 3
+    assert corrections.cursor.examples - before == 6 + 3
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

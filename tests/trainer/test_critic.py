@@ -27,17 +27,17 @@ def test_every_value_is_0_at_first(kind) -> None:
 def test_an_mlp_learns_what_no_linear_function_can() -> None:
     """The product of two features, whose best linear prediction is 0."""
     hidden = states(200, 8)
-    wanted = hidden[..., 0] * hidden[..., 1]
+    targets = hidden[..., 0] * hidden[..., 1]
 
     def error(kind: Any) -> float:
         head = ValueHead(8, CPU, kind)
         optimizer = torch.optim.Adam(head.parameters(), 1e-2)
         for _ in range(300):
             optimizer.zero_grad()
-            loss = (head(hidden) - wanted).square().mean()
+            loss = (head(hidden) - targets).square().mean()
             loss.backward()
             optimizer.step()
-        return loss.item() / wanted.var().item()
+        return loss.item() / targets.var().item()
 
     assert error(MLP) < 0.1 and error(LINEAR) > 0.8
 
@@ -51,29 +51,29 @@ def test_values_of_an_mlp_are_those_of_its_formula_in_float32() -> None:
         head.offset.fill_(0.5)
     head, hidden = head.bfloat16(), states(20, 8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        found = head(hidden)
-    own = {name: each.double() for name, each in head.state_dict().items()}
-    inner = (hidden.double() @ own["inner_weight"].T + own["inner_bias"]).clamp(min=0)
-    wanted = inner @ own["weight"][0] + own["bias"] + own["offset"]
-    assert found.dtype == torch.float32 and torch.allclose(found.double(), wanted, rtol=0, atol=1e-5)
+        values = head(hidden)
+    weights = {name: weight.double() for name, weight in head.state_dict().items()}
+    inner = (hidden.double() @ weights["inner_weight"].T + weights["inner_bias"]).clamp(min=0)
+    expected = inner @ weights["weight"][0] + weights["bias"] + weights["offset"]
+    assert values.dtype == torch.float32 and torch.allclose(values.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_every_process_draws_the_same_head_and_nothing_else_differs_by_it() -> None:
     torch.manual_seed(1)
-    one, drawn = ValueHead(8, CPU, MLP), torch.rand(1)
+    head, drawn = ValueHead(8, CPU, MLP), torch.rand(1)
     torch.manual_seed(1)
     assert torch.equal(drawn, torch.rand(1))
-    assert torch.equal(one.inner_weight, ValueHead(8, CPU, MLP).inner_weight) and one.inner_weight.std() > 0.2
+    assert torch.equal(head.inner_weight, ValueHead(8, CPU, MLP).inner_weight) and head.inner_weight.std() > 0.2
 
 
 @pytest.mark.parametrize(("saved", "wanted"), [(LINEAR, MLP), (MLP, LINEAR)])
 def test_a_checkpoint_with_another_head_is_refused_in_one_sentence(tmp_path: Path, saved, wanted) -> None:
     write_head(head_weights(ValueHead(8, CPU, saved)), tmp_path / HEAD_FILE)
     assert kind_of(tmp_path / HEAD_FILE) == saved
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         read_head(ValueHead(8, CPU, wanted), tmp_path / HEAD_FILE)
-    said = str(refused.value)
-    assert f"with train.ppo.head={saved}, and train.ppo.head is {wanted} now: set it back" in said and ". " not in said
+    text = str(raised.value)
+    assert f"with train.ppo.head={saved}, and train.ppo.head is {wanted} now: set it back" in text and ". " not in text
 
 
 @pytest.mark.parametrize("more", [[], ["teacher_model.lora.enable=true"]], ids=["whole", "LoRA"])
@@ -85,14 +85,14 @@ def test_a_step_trains_all_of_an_mlp_at_its_own_rate_and_a_checkpoint_keeps_it(
     trainer = offline_trainer(tmp_path / "run", model, overrides)
     head = trainer.algorithm.value_head
     trainer.create_optimizer()
-    for rate in trainer.optimizer.param_groups:
-        of_head = [any(each is own for own in head.parameters()) for each in rate["params"]]
-        assert of_head == [rate["lr"] == 0.02] * len(of_head)
-    before = {name: each.clone() for name, each in head.state_dict().items()}
+    for group in trainer.optimizer.param_groups:
+        of_head = [any(parameter is weight for weight in head.parameters()) for parameter in group["params"]]
+        assert of_head == [group["lr"] == 0.02] * len(of_head)
+    before = {name: weight.clone() for name, weight in head.state_dict().items()}
     for _ in range(2):  # the outer layer begins at 0, and lets no gradient through in the first step
         trainer.loss_and_gradients(trainer.batch())
         trainer.optimizer.step()
-    assert all(not torch.equal(each, before[name]) for name, each in head.named_parameters())
+    assert all(not torch.equal(weight, before[name]) for name, weight in head.named_parameters())
     trainer.save_model(str(tmp_path / "saved"))
-    again = offline_trainer(tmp_path / "again", model, overrides, checkpoint=tmp_path / "saved").algorithm.value_head
-    assert all(torch.equal(each, head.state_dict()[name]) for name, each in again.state_dict().items())
+    loaded = offline_trainer(tmp_path / "again", model, overrides, checkpoint=tmp_path / "saved").algorithm.value_head
+    assert all(torch.equal(weight, head.state_dict()[name]) for name, weight in loaded.state_dict().items())

@@ -18,9 +18,9 @@ PROBLEMS = [Problem.of(f"lesson {number}", "") for number in range(6)]
 
 
 def curriculum(folder: Path = Path(), last: dict[str, LastPlayed] | None = None, seed: int = 1) -> Curriculum:
-    made = Curriculum(IDS, 4, seed, folder)
-    made._last = last or {}
-    return made
+    new_curriculum = Curriculum(IDS, 4, seed, folder)
+    new_curriculum._last = last or {}
+    return new_curriculum
 
 
 def test_what_spread_most_comes_first_what_is_new_before_it_and_what_is_old_again() -> None:
@@ -36,18 +36,22 @@ def test_what_spread_most_comes_first_what_is_new_before_it_and_what_is_old_agai
     slow = Curriculum(IDS, 4, 1, Path(), steps_of_batch=4)
     slow._last = {"3": LastPlayed(2, 0.0)}
     assert slow.weights(10, 4)["3"] == pytest.approx(0.05 + (8 / 4 - 1) * 4 / 12), "ages count batches"
-    assert weights["4"] == 2 * max(weights[each] for each in "0123"), "never played"
+    assert weights["4"] == 2 * max(weights[problem_id] for problem_id in "0123"), "never played"
 
 
 def test_all_problems_are_soon_played_and_good_ones_more_often() -> None:
-    made = curriculum(last={each: LastPlayed(0, 0.4 if each in "012" else 0.0) for each in IDS})
+    mixed_curriculum = curriculum(
+        last={problem_id: LastPlayed(0, 0.4 if problem_id in "012" else 0.0) for problem_id in IDS}
+    )
     counts = dict.fromkeys(IDS, 0)
     for step in range(1, 400):
-        for each in made.draw(step, 3):
-            counts[each] += 1
-            made._last[each] = LastPlayed(step, 0.4 if each in "012" else 0.0)
+        for problem_id in mixed_curriculum.draw(step, 3):
+            counts[problem_id] += 1
+            mixed_curriculum._last[problem_id] = LastPlayed(step, 0.4 if problem_id in "012" else 0.0)
     assert min(counts.values()) > 30
-    assert min(counts[each] for each in "012") > 1.4 * max(counts[each] for each in IDS if each not in "012")
+    assert min(counts[problem_id] for problem_id in "012") > 1.4 * max(
+        counts[problem_id] for problem_id in IDS if problem_id not in "012"
+    )
 
 
 @given(st.integers(0, 1000), st.integers(1, 40), st.integers(0, 5))
@@ -71,23 +75,25 @@ def test_ranks_play_their_parts_of_one_draw() -> None:
     for rank in range(2):
         ranks = SimpleNamespace(num_processes=2, process_index=rank, is_main_process=rank == 0)
         parts += curriculum().choose(ranks, 6, 3)
-    assert parts == [each for each in curriculum().draw(3, 3) for _ in range(4)], "a group may be on two ranks"
+    assert parts == [problem_id for problem_id in curriculum().draw(3, 3) for _ in range(4)], (
+        "a group may be on two ranks"
+    )
 
 
 def test_a_resumed_training_goes_on_with_what_the_files_hold(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
-    made = Curriculum([each.id for each in PROBLEMS], 4, 1, tmp_path)
-    made.choose(accelerator, 8, 0)
+    original = Curriculum([problem.id for problem in PROBLEMS], 4, 1, tmp_path)
+    original.choose(accelerator, 8, 0)
     for step in range(3):
         records = [
             conversation(index, PROBLEMS[(step + index // 4) % 6], seed=step + 1, step=step) for index in range(8)
         ]
         write_rollouts(tmp_path, step, 0, records)
-        assert made.record(step, records)["curriculum/seen_share"] == (step + 2) / 6
-    resumed = Curriculum([each.id for each in PROBLEMS], 4, 1, tmp_path)
-    assert resumed.choose(accelerator, 8, 3) == made.choose(accelerator, 8, 3)
-    assert resumed._last == made._last
-    earlier = Curriculum([each.id for each in PROBLEMS], 4, 1, tmp_path)
+        assert original.record(step, records)["curriculum/seen_share"] == (step + 2) / 6
+    resumed = Curriculum([problem.id for problem in PROBLEMS], 4, 1, tmp_path)
+    assert resumed.choose(accelerator, 8, 3) == original.choose(accelerator, 8, 3)
+    assert resumed._last == original._last
+    earlier = Curriculum([problem.id for problem in PROBLEMS], 4, 1, tmp_path)
     earlier.choose(accelerator, 8, 2)
     assert len(earlier._last) == 3, "steps from the checkpoint on are played again"
 
@@ -102,6 +108,6 @@ def test_a_training_plays_the_problems_that_were_drawn(world: Path, tmp_path: Pa
     model = save_tiny_model(tmp_path / "model", world / "blank")
     trainer = offline_trainer(tmp_path / "run", model, ["dataset.curriculum=true"], play, PROBLEMS)
     trainer.batch()
-    drawn = Curriculum([each.id for each in PROBLEMS], 4, trainer.run_config.seed, tmp_path).draw(0, 2)
-    assert played == [each for each in drawn for _ in range(4)]
+    drawn = Curriculum([problem.id for problem in PROBLEMS], 4, trainer.run_config.seed, tmp_path).draw(0, 2)
+    assert played == [problem_id for problem_id in drawn for _ in range(4)]
     assert trainer._figures["curriculum/seen_share"] == [pytest.approx(2 / 6)]

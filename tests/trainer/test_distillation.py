@@ -59,8 +59,8 @@ def altered(start: Path, folder: Path, token: str = "", template: str = "") -> P
         tokenizer.add_tokens([token])
         model.resize_token_embeddings(len(tokenizer))
     tokenizer.chat_template = template + tokenizer.chat_template
-    for each in (model, tokenizer):
-        each.save_pretrained(folder)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
     return folder
 
 
@@ -80,13 +80,13 @@ def of_all(model: torch.nn.Module, row: TrainingRow, temperature: float) -> torc
 
 def of_adapter(model: torch.nn.Module, of_weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradients of a new adapter's B matrices, which are 0 still, from those of the weights W + s · BA."""
-    found = {}
+    gradients = {}
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
             of_weight = of_weights[f"{name.removeprefix('base_model.model.')}.weight"]
             inputs = layer.lora_A["default"].weight.detach().double()
-            found[f"{name}.lora_B.default.weight"] = layer.scaling["default"] * of_weight @ inputs.T
-    return found
+            gradients[f"{name}.lora_B.default.weight"] = layer.scaling["default"] * of_weight @ inputs.T
+    return gradients
 
 
 def of_sampled(model: torch.nn.Module, row: TrainingRow, temperature: float = 1.0) -> torch.Tensor:
@@ -115,8 +115,8 @@ def test_the_gradient_that_it_adds_is_that_of_a_plain_reference(
     options = [*options, f"teacher_model.vllm.temperature={TEMPERATURE}"]
     distillation = [f"train.distillation.model={strong}", f"train.distillation.weight={WEIGHT}"]
     without, trainer = trainer_of(*options), trainer_of(*options, *distillation)
-    (_, before), (_, found) = (each.loss_and_gradients(each.batch()) for each in (without, trainer))
-    policy, tutor = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (start, strong))
+    (_, before), (_, after) = (loop.loss_and_gradients(loop.batch()) for loop in (without, trainer))
+    policy, tutor = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (start, strong))
     loss, kl, count = torch.zeros((), dtype=torch.float64), 0.0, 0
     for index in range(8):
         for row in rows_of(lively(index, Problem.of(f"lesson {index}", ""))):
@@ -125,8 +125,8 @@ def test_the_gradient_that_it_adds_is_that_of_a_plain_reference(
             loss = loss - (mask * WEIGHT * above * logps).sum()
             kl, count = kl - (mask * above).sum().item(), count + sum(row.mask)
     (loss / count).backward()
-    for name, each in policy.named_parameters():
-        assert (found[name] - before[name] - each.grad).abs().max() < 1e-6 < each.grad.abs().max(), name
+    for name, parameter in policy.named_parameters():
+        assert (after[name] - before[name] - parameter.grad).abs().max() < 1e-6 < parameter.grad.abs().max(), name
     assert trainer._figures["distillation/kl"] == [pytest.approx(kl / count, abs=1e-5)]
     assert "distillation/kl" not in without._figures
 
@@ -151,7 +151,7 @@ def test_the_gradient_of_a_divergence_is_that_of_gkd(
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental.gkd import GKDTrainer
 
-    policy, tutor = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (start, strong))
+    policy, tutor = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (start, strong))
     (kl, top_k, *options), vocabulary = COMPARED[case], policy.config.vocab_size
     top_k = vocabulary - 1 if top_k == ALL_BUT_ONE else top_k
     monkeypatch.setattr(distributions, "DISTRIBUTIONS_TILE", 3 * vocabulary)
@@ -161,29 +161,32 @@ def test_the_gradient_of_a_divergence_is_that_of_gkd(
     without, trainer = trainer_of(*options), trainer_of(*options, *distillation)
     if "train.gradient_checkpointing=true" in options:
         trainer.model.gradient_checkpointing_enable()
-    (_, before), (_, found) = (each.loss_and_gradients(each.batch()) for each in (without, trainer))
+    (_, before), (_, after) = (loop.loss_and_gradients(loop.batch()) for loop in (without, trainer))
     by_row = "train.loss_type=grpo" in options
     rows = [row for index in range(8) for row in rows_of(lively(index, Problem.of(f"lesson {index}", "")))]
     loss, mean, count = torch.zeros((), dtype=torch.float64), 0.0, sum(sum(row.mask) for row in rows)
     for row in rows:
         mask = torch.tensor(row.mask).bool()
-        logps = [of_all(each, row, TEMPERATURE)[mask] for each in (policy, tutor)]
+        logps = [of_all(model, row, TEMPERATURE)[mask] for model in (policy, tutor)]
         if top_k is not None:
             order = logps[1].argsort(dim=-1, descending=True)
-            logps = [each.gather(-1, order) for each in logps]
-            others = [each[:, top_k:].exp().sum(-1, keepdim=True).log() for each in logps]
-            logps = [torch.cat([each[:, :top_k], other], dim=-1) for each, other in zip(logps, others, strict=True)]
+            logps = [model_logps.gather(-1, order) for model_logps in logps]
+            others = [model_logps[:, top_k:].exp().sum(-1, keepdim=True).log() for model_logps in logps]
+            logps = [
+                torch.cat([model_logps[:, :top_k], other], dim=-1)
+                for model_logps, other in zip(logps, others, strict=True)
+            ]
         beta = {"forward": 0, "jsd": 0.5, "reverse": 1}[kl]
         of_row = GKDTrainer.generalized_jsd_loss(*logps, beta=beta, reduction="none").sum()
         loss = loss + WEIGHT * of_row / (sum(row.mask) * len(rows) if by_row else count)
         mean += of_row.item() / count
     loss.backward()
-    wanted = {name: each.grad for name, each in policy.named_parameters()}
+    expected = {name: parameter.grad for name, parameter in policy.named_parameters()}
     if trainer.has_adapter:
-        wanted = of_adapter(trainer.model, wanted)
-    for name, each in wanted.items():
-        assert (found[name] - before[name] - each).abs().max() < 1e-6, name
-    assert max(each.abs().max() for each in wanted.values()) > 1e-5
+        expected = of_adapter(trainer.model, expected)
+    for name, gradient in expected.items():
+        assert (after[name] - before[name] - gradient).abs().max() < 1e-6, name
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-5
     assert trainer._figures["distillation/kl"] == [pytest.approx(mean, abs=2e-6)] and mean > 1e-4
 
 
@@ -196,14 +199,14 @@ def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse
 
     trainer = trainer_of(f"train.distillation.model={strong}")
     logits, tutors = torch.randn(2, 1, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    own, wanted = (logits.clone().requires_grad_() for _ in range(2))
-    logps, mask = own.log_softmax(-1), torch.ones(1, 50, dtype=torch.bool)
+    student_logits, trl_logits = (logits.clone().requires_grad_() for _ in range(2))
+    logps, mask = student_logits.log_softmax(-1), torch.ones(1, 50, dtype=torch.bool)
     tensors = {"advantages_BT": torch.zeros(1, 50), "strong_logps_BT": tutors.log_softmax(-1)}
     micro = replace(trainer.batch()[0], mask_BT=mask, **tensors)
     advantages = trainer.algorithm.distilled(micro, logps.detach()).advantages_BT
     (clipped(logps, logps.detach(), advantages, mask, LossOptions(0.2, 0.2)) * logps.detach().exp()).sum().backward()
-    GKDTrainer.generalized_jsd_loss(wanted[None], tutors[None], beta=1, reduction="sum").backward()
-    assert (own.grad - wanted.grad).abs().max() < 1e-12 < 1e-3 < own.grad.abs().max()
+    GKDTrainer.generalized_jsd_loss(trl_logits[None], tutors[None], beta=1, reduction="sum").backward()
+    assert (student_logits.grad - trl_logits.grad).abs().max() < 1e-12 < 1e-3 < student_logits.grad.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -224,10 +227,10 @@ def test_in_the_mean_over_what_may_be_sampled_it_is_the_gradient_of_trls_reverse
 def test_a_model_that_is_distilled_into_itself_learns_nothing(trainer_of: Any, start: Path, options: list[str]) -> None:
     """To the bit, but for the mixture of the Jensen-Shannon divergence, which is rounded."""
     trainer = trainer_of(*options, *ALONE, f"train.distillation.model={start}", play=unrewarded)
-    loss, found = trainer.loss_and_gradients(trainer.batch())
-    most = 1e-6 if "train.distillation.kl=jsd" in options else 0
-    assert abs(loss) <= most and abs(trainer._figures["distillation/kl"][0]) <= most and found
-    assert all(each.abs().max() <= most for each in found.values())
+    loss, gradients = trainer.loss_and_gradients(trainer.batch())
+    tolerance = 1e-6 if "train.distillation.kl=jsd" in options else 0
+    assert abs(loss) <= tolerance and abs(trainer._figures["distillation/kl"][0]) <= tolerance and gradients
+    assert all(gradient.abs().max() <= tolerance for gradient in gradients.values())
 
 
 @pytest.mark.parametrize(
@@ -253,8 +256,8 @@ def test_a_shared_head_gives_the_log_probs_of_trls_fused_one(scaled: dict[str, A
         fused_lm_head=True,
         head_hook=lambda head, hidden: head.logits(hidden).log_softmax(-1),
     )
-    own = output.hook_output.gather(1, ids[:, 1:].reshape(-1, 1)).view(2, 5)
-    assert (own - output.log_probs).abs().max() < 1e-5 < own.std()
+    logps = output.hook_output.gather(1, ids[:, 1:].reshape(-1, 1)).view(2, 5)
+    assert (logps - output.log_probs).abs().max() < 1e-5 < logps.std()
 
 
 # What the strong tutor is told ----------------------------------------------------------------------------------------
@@ -277,8 +280,8 @@ def test_a_strong_tutor_that_knows_more_reads_the_same_tokens_behind_a_prompt_of
         """The prompt of every other conversation is not that of the template."""
         record = lively(index, problem)
         turns = [replace(turn, persona=None if turn.role == "teacher" else "shy") for turn in record.turns]
-        own = encoded(render(str(paths["teacher"]), problem=problem.text)) if index % 2 else record.prompt_ids
-        records[index] = record.model_copy(update={"prompt_ids": own, "turns": turns, "answer": "42"})
+        prompt_ids = encoded(render(str(paths["teacher"]), problem=problem.text)) if index % 2 else record.prompt_ids
+        records[index] = record.model_copy(update={"prompt_ids": prompt_ids, "turns": turns, "answer": "42"})
         return records[index]
 
     options = [f"generation.teacher_prompt_path={paths['teacher']}", f"train.distillation.model={start}"]
@@ -293,8 +296,8 @@ def test_a_strong_tutor_that_knows_more_reads_the_same_tokens_behind_a_prompt_of
         if index % 2:
             row = replace(row, prompt_ids=encoded(f"Teach {record.problem}; it is 42, shy shy."))
         mask = torch.tensor(row.mask).bool()
-        found = rows.pop(tuple(torch.tensor(row.completion_ids)[mask].tolist()))
-        assert (found - of_sampled(tutor, row)[mask]).abs().max() < 1e-5
+        strong_logps = rows.pop(tuple(torch.tensor(row.completion_ids)[mask].tolist()))
+        assert (strong_logps - of_sampled(tutor, row)[mask]).abs().max() < 1e-5
     assert not rows and trainer._figures["distillation/informed"] == [0.5]
 
 
@@ -328,8 +331,8 @@ def test_more_tokens_than_there_are_and_heads_of_other_sizes_are_refused(
         trainer_of(f"train.distillation.model={start}", f"train.distillation.top_k={size}")
     model.resize_token_embeddings(size + 8)
     move(model)
-    for each in (model, tokenizer):
-        each.save_pretrained(tmp_path / "wider")
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "wider")
     distilled = [f"train.distillation.model={tmp_path / 'wider'}", "train.distillation.kl=forward"]
     with pytest.raises(ConfigError, match=rf"whose vocab_size is {size + 8}, and that of .* is {size}: .*Set .*top_k"):
         trainer_of(*distilled)

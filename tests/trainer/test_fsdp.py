@@ -54,8 +54,8 @@ def assert_same(found: Path, wanted: Path, files: str = "model.safetensors") -> 
     losses = [[line["loss"] for line in metrics_of(folder)] for folder in (found, wanted)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4) and len(losses[0]) == STEPS
     pairs = [(policy_path(folder, STEPS) / files, folder / "model" / "model.safetensors") for folder in (found, wanted)]
-    for mine, theirs in zip(*pairs, strict=True):
-        weights, expected = load_file(mine), load_file(theirs)
+    for path, expected_path in zip(*pairs, strict=True):
+        weights, expected = load_file(path), load_file(expected_path)
         assert set(weights) == set(expected)
         for name, weight in expected.items():
             assert torch.allclose(weights[name], weight, rtol=0, atol=1e-4), name
@@ -63,35 +63,37 @@ def assert_same(found: Path, wanted: Path, files: str = "model.safetensors") -> 
 
 def test_two_processes_train_publish_and_resume_as_one_does(world: Path, tmp_path: Path) -> None:
     """The second of the two launches resumes from the checkpoint of step 2."""
-    alone = trained(tmp_path / "alone", world, ["train.beta=0.1"])
-    both = trained(tmp_path / "both", world, ["train.beta=0.1"], "2CPU", (2, STEPS))
-    assert_same(both, alone)
-    assert (both / "checkpoints" / "checkpoint-2" / "pytorch_model_fsdp.bin").is_file(), "it was FSDP"
-    assert_movement_is_that_of(weights_in(policy_path(both, STEPS)), weights_in(world / "blank"), both)
+    one_process = trained(tmp_path / "alone", world, ["train.beta=0.1"])
+    two_processes = trained(tmp_path / "both", world, ["train.beta=0.1"], "2CPU", (2, STEPS))
+    assert_same(two_processes, one_process)
+    assert (two_processes / "checkpoints" / "checkpoint-2" / "pytorch_model_fsdp.bin").is_file(), "it was FSDP"
+    assert_movement_is_that_of(
+        weights_in(policy_path(two_processes, STEPS)), weights_in(world / "blank"), two_processes
+    )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("more", [LORA, PPO], ids=["adapter", "PPO"])
 def test_adapters_and_critics_train_as_in_one_process(more: list[str], world: Path, tmp_path: Path) -> None:
-    alone = trained(tmp_path / "alone", world, more)
-    both = trained(tmp_path / "both", world, more, "2CPU", (2, STEPS))
-    assert_same(both, alone, "adapter_model.safetensors" if more is LORA else "model.safetensors")
+    one_process = trained(tmp_path / "alone", world, more)
+    two_processes = trained(tmp_path / "both", world, more, "2CPU", (2, STEPS))
+    assert_same(two_processes, one_process, "adapter_model.safetensors" if more is LORA else "model.safetensors")
 
 
 @pytest.mark.full
 def test_bfloat16_trains_with_recomputed_activations(world: Path, tmp_path: Path) -> None:
-    more = ["train.dtype=bfloat16", "train.gradient_checkpointing=true"]
-    both = trained(tmp_path / "both", world, more, "2CPU", (2, STEPS))
-    assert len(metrics_of(both)) == STEPS
-    assert {each.dtype for each in weights_in(policy_path(both, STEPS)).values()} == {torch.float32}
+    overrides = ["train.dtype=bfloat16", "train.gradient_checkpointing=true"]
+    two_processes = trained(tmp_path / "both", world, overrides, "2CPU", (2, STEPS))
+    assert len(metrics_of(two_processes)) == STEPS
+    assert {weight.dtype for weight in weights_in(policy_path(two_processes, STEPS)).values()} == {torch.float32}
 
 
 @pytest.mark.full
 def test_micro_batches_of_tokens_are_as_many_on_both_processes(world: Path, tmp_path: Path) -> None:
     """The two processes have other conversations, and pack them differently."""
-    more = ["train.max_tokens_per_micro_batch=160"]
-    alone = trained(tmp_path / "alone", world, [])
-    assert_same(trained(tmp_path / "both", world, more, "2CPU"), alone)
+    overrides = ["train.max_tokens_per_micro_batch=160"]
+    one_process = trained(tmp_path / "alone", world, [])
+    assert_same(trained(tmp_path / "both", world, overrides, "2CPU"), one_process)
 
 
 @pytest.mark.parametrize(

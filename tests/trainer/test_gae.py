@@ -30,26 +30,26 @@ ENDED = torch.zeros(1, dtype=torch.float64)
 
 def test_three_steps_in_a_row_by_hand():
     """δ = 0 + 0.9·0.6 − 0.5 = 0.04, 0.9·0.7 − 0.6 = 0.03, 1 − 0.7 = 0.3; γλ = 0.45."""
-    found = gae(row(0, 0, 1), row(0.5, 0.6, 0.7), row(1, 1, 1), ENDED, 0.9, 0.5)
-    assert found[0].tolist() == pytest.approx([0.04 + 0.45 * (0.03 + 0.45 * 0.3), 0.03 + 0.45 * 0.3, 0.3])
+    advantages = gae(row(0, 0, 1), row(0.5, 0.6, 0.7), row(1, 1, 1), ENDED, 0.9, 0.5)
+    assert advantages[0].tolist() == pytest.approx([0.04 + 0.45 * (0.03 + 0.45 * 0.3), 0.03 + 0.45 * 0.3, 0.3])
 
 
 def test_gamma_and_lambda_cross_the_turns_from_one_sampled_token_to_the_next():
     """The same three steps, with the student's tokens and the template's between and around them."""
     rewards, values = row(X, 0, X, X, 0, X, 1, X), row(X, 0.5, X, X, 0.6, X, 0.7, X)
-    found = gae(rewards, values, row(0, 1, 0, 0, 1, 0, 1, 0), ENDED, 0.9, 0.5)
+    advantages = gae(rewards, values, row(0, 1, 0, 0, 1, 0, 1, 0), ENDED, 0.9, 0.5)
     dense = gae(row(0, 0, 1), row(0.5, 0.6, 0.7), row(1, 1, 1), ENDED, 0.9, 0.5)[0].tolist()
-    assert found[0].tolist() == pytest.approx([0, dense[0], 0, 0, dense[1], 0, dense[2], 0])
+    assert advantages[0].tolist() == pytest.approx([0, dense[0], 0, 0, dense[1], 0, dense[2], 0])
 
 
 def test_a_conversation_that_was_cut_goes_on_with_its_bootstrap_and_one_that_ended_with_nothing():
     """Last δ: cut 0.2 + 0.9·0.8 − 0.7 = 0.22, ended 0.2 − 0.7 = −0.5."""
-    rewards, values, mask = (each.repeat(2, 1) for each in (row(0, 0.2, X), row(0.5, 0.7, X), row(1, 1, 0)))
-    found = gae(rewards, values, mask, torch.tensor([0.8, 0.0], dtype=torch.float64), 0.9, 0.5)
+    rewards, values, mask = (tensor.repeat(2, 1) for tensor in (row(0, 0.2, X), row(0.5, 0.7, X), row(1, 1, 0)))
+    advantages = gae(rewards, values, mask, torch.tensor([0.8, 0.0], dtype=torch.float64), 0.9, 0.5)
     first = 0.9 * 0.7 - 0.5
-    assert found[:, 1].tolist() == pytest.approx([0.22, -0.5])
-    assert found[:, 0].tolist() == pytest.approx([first + 0.45 * 0.22, first - 0.45 * 0.5])
-    assert found[:, 2].tolist() == [0, 0]
+    assert advantages[:, 1].tolist() == pytest.approx([0.22, -0.5])
+    assert advantages[:, 0].tolist() == pytest.approx([first + 0.45 * 0.22, first - 0.45 * 0.5])
+    assert advantages[:, 2].tolist() == [0, 0]
 
 
 MESSAGES = torch.tensor([[0, 0, NO_STEP, 1, 1, 1, NO_STEP], [NO_STEP, 0, 0, NO_STEP, NO_STEP, 2, NO_STEP]])
@@ -61,11 +61,11 @@ def test_over_turns_a_message_is_one_step_and_its_tokens_share_the_advantage():
     Row 1, cut at a state worth 0.4: 0.9·0.4 − 0.2 = 0.16, and 0.9·0.2 − 0.1 + 0.45·0.16 = 0.152."""
     values = torch.tensor([[0.5, X, X, 0.6, X, X, X], [X, 0.1, X, X, X, 0.2, X]])
     rewards = torch.tensor([[0, 0, X, -0.1, 0, 1, X], [X, 0, 0, X, X, 0, X]])
-    found = estimate(rewards, values, MESSAGES, torch.tensor([0.0, 0.4]), 0.9, 0.5, "turns")
-    assert found.advantages[0].tolist() == pytest.approx([0.175, 0.175, 0, 0.3, 0.3, 0.3, 0])
-    assert found.advantages[1].tolist() == pytest.approx([0, 0.152, 0.152, 0, 0, 0.16, 0])
-    assert found.value_mask.int().tolist() == [[1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 0]]
-    assert found.returns[0].tolist() == pytest.approx([0.675, 0, 0, 0.9, 0, 0, 0])
+    estimated = estimate(rewards, values, MESSAGES, torch.tensor([0.0, 0.4]), 0.9, 0.5, "turns")
+    assert estimated.advantages[0].tolist() == pytest.approx([0.175, 0.175, 0, 0.3, 0.3, 0.3, 0])
+    assert estimated.advantages[1].tolist() == pytest.approx([0, 0.152, 0.152, 0, 0, 0.16, 0])
+    assert estimated.value_mask.int().tolist() == [[1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 1, 0]]
+    assert estimated.returns[0].tolist() == pytest.approx([0.675, 0, 0, 0.9, 0, 0, 0])
 
 
 def test_a_message_with_a_tool_s_answer_inside_is_still_one_step():
@@ -81,34 +81,34 @@ def test_an_episode_that_was_cut_counts_up_to_the_state_before_its_last_step(ove
     """A step is a token, or a whole message; episodes that ended, and those without a step, stay as they are."""
     messages = torch.cat([MESSAGES[:1], MESSAGES, torch.full((1, 7), NO_STEP)])
     values = torch.arange(0.1, 0.8, 0.1).repeat(4, 1)
-    left, bootstrap = cut_before_last_step(messages, torch.tensor([True, False, False, True]), values, over)
-    assert left[0].tolist() == kept
-    assert torch.equal(left[1:], messages[1:])
+    shortened, bootstrap = cut_before_last_step(messages, torch.tensor([True, False, False, True]), values, over)
+    assert shortened[0].tolist() == kept
+    assert torch.equal(shortened[1:], messages[1:])
     assert bootstrap.tolist() == pytest.approx([value, 0, 0, 0])
 
 
 @pytest.mark.parametrize("over", ["tokens", "turns"])
 def test_lambda_1_and_a_critic_at_zero_is_the_monte_carlo_return(over: str):
     rewards = torch.tensor([[0, 0.5, X, 0, 0, 1, X], [X, 0, -1, X, X, 2, X]])
-    found = estimate(rewards, torch.zeros(2, 7), MESSAGES, torch.zeros(2), 1.0, 1.0, over)
-    later = {"tokens": [1.5, 1.5, 0, 1, 1, 1, 0], "turns": [1.5, 1.5, 0, 1, 1, 1, 0]}[over]
-    assert found.advantages[0].tolist() == pytest.approx(later)
-    assert found.advantages[1].tolist() == pytest.approx([0, 1, 1, 0, 0, 2, 0])
+    estimated = estimate(rewards, torch.zeros(2, 7), MESSAGES, torch.zeros(2), 1.0, 1.0, over)
+    expected = {"tokens": [1.5, 1.5, 0, 1, 1, 1, 0], "turns": [1.5, 1.5, 0, 1, 1, 1, 0]}[over]
+    assert estimated.advantages[0].tolist() == pytest.approx(expected)
+    assert estimated.advantages[1].tolist() == pytest.approx([0, 1, 1, 0, 0, 2, 0])
 
 
 def test_the_returns_are_what_the_critic_should_have_said():
     rewards, values = torch.tensor([[0.0, 0, X, 0, 0, 1, X]]), torch.tensor([[0.1, 0.2, X, 0.3, 0.4, 0.5, X]])
-    found = estimate(rewards, values, MESSAGES[:1], torch.zeros(1), 1.0, 1.0, "tokens")
-    assert found.returns[0].tolist() == pytest.approx([1, 1, 0, 1, 1, 1, 0])
+    estimated = estimate(rewards, values, MESSAGES[:1], torch.zeros(1), 1.0, 1.0, "tokens")
+    assert estimated.returns[0].tolist() == pytest.approx([1, 1, 0, 1, 1, 1, 0])
 
 
 def test_the_outcome_is_at_the_last_sampled_token():
     process = torch.tensor([[0, 0.1, 0, 0, 0, 0.2, 0], [0.0] * 7])
-    found = token_rewards(MESSAGES, process, torch.tensor([1.0, 3.0]))
-    assert found[0].tolist() == pytest.approx([0, 0.1, 0, 0, 0, 1.2, 0])
-    assert found[1].tolist() == pytest.approx([0, 0, 0, 0, 0, 3, 0])
-    nothing = token_rewards(torch.full((1, 3), NO_STEP), torch.zeros(1, 3), torch.tensor([5.0]))
-    assert nothing.tolist() == [[0, 0, 0]], "a row without a sampled token gets nothing"
+    rewards = token_rewards(MESSAGES, process, torch.tensor([1.0, 3.0]))
+    assert rewards[0].tolist() == pytest.approx([0, 0.1, 0, 0, 0, 1.2, 0])
+    assert rewards[1].tolist() == pytest.approx([0, 0, 0, 0, 0, 3, 0])
+    no_rewards = token_rewards(torch.full((1, 3), NO_STEP), torch.zeros(1, 3), torch.tensor([5.0]))
+    assert no_rewards.tolist() == [[0, 0, 0]], "a row without a sampled token gets nothing"
 
 
 numbers = st.floats(-2, 2, allow_nan=False)
@@ -119,10 +119,10 @@ steps = st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_siz
 def test_the_masked_recursion_is_the_dense_one_on_what_was_sampled(steps, bootstrap, gamma, lam):
     rewards, values, mask = (row(*column) for column in zip(*steps, strict=True))
     end = torch.tensor([bootstrap], dtype=torch.float64)
-    kept = mask[0].bool()
-    dense = gae(rewards[:, kept], values[:, kept], torch.ones(1, int(kept.sum())), end, gamma, lam)
-    found = gae(rewards, values, mask, end, gamma, lam)
-    assert torch.allclose(found[:, kept], dense) and not found[:, ~kept].any()
+    sampled = mask[0].bool()
+    dense = gae(rewards[:, sampled], values[:, sampled], torch.ones(1, int(sampled.sum())), end, gamma, lam)
+    advantages = gae(rewards, values, mask, end, gamma, lam)
+    assert torch.allclose(advantages[:, sampled], dense) and not advantages[:, ~sampled].any()
 
 
 @given(steps=steps, gamma=st.floats(0, 1))
@@ -141,8 +141,8 @@ def test_whitening_counts_what_the_mask_shows_on_all_processes():
     summed = moments(values, mask) + moments(torch.tensor([[6.0, X]]), torch.tensor([[1, 0]]))
     assert mean_and_variance(summed) == pytest.approx((3, 3.5))
     deviation = 3.5**0.5
-    found = whitened(values, mask, summed)
-    assert found[0].tolist() == pytest.approx([-2 / deviation, 0, -1 / deviation, 0])
+    whitened_values = whitened(values, mask, summed)
+    assert whitened_values[0].tolist() == pytest.approx([-2 / deviation, 0, -1 / deviation, 0])
 
 
 def test_nothing_is_whitened_to_nothing():

@@ -39,8 +39,8 @@ class Player:
     def __call__(self, index: int, problem: Problem) -> ConversationRecord:
         self.played.append(problem.text)
         seed = len(self.played) // 8 + 1
-        own = {"reward": FLAT, "rewards": {"pedagogical": FLAT}} if self.is_flat(problem.text) else {}
-        return conversation(index, problem, seed, **own, **self.changes)
+        flat_fields = {"reward": FLAT, "rewards": {"pedagogical": FLAT}} if self.is_flat(problem.text) else {}
+        return conversation(index, problem, seed, **flat_fields, **self.changes)
 
 
 def batch_of(folder: Path, model: Path, play: Player, *overrides: str, problems: list[Problem] = MANY) -> tuple:
@@ -81,7 +81,7 @@ def test_what_is_left_out_teaches_nothing_and_the_rest_as_much_as_in_a_batch_of_
 def test_rows_that_are_left_out_have_no_token_and_are_counted(model: Path, tmp_path: Path) -> None:
     flat = first_problem(tmp_path / "first", model)
     trainer, batch = batch_of(tmp_path / "run", model, Player(flat.__eq__), "train.groups_without_variance=drop")
-    assert sum(each.mask_BT.any(dim=1).sum().item() for each in batch) == 4
+    assert sum(micro_batch.mask_BT.any(dim=1).sum().item() for micro_batch in batch) == 4
     figures = trainer._figures
     assert [figures[f"groups/{name}"] for name in ("without_variance", "left_out", "played")] == [[0.5], [0.5], [2]]
     assert figures["reward"], "their rewards are still in the log"
@@ -93,7 +93,7 @@ def test_further_problems_take_the_place_of_groups_without_variance(model: Path,
     play = Player(flat.__eq__)
     trainer, batch = batch_of(tmp_path / "run", model, play, "train.groups_without_variance=resample")
     assert len(play.played) == 12 and len(set(play.played)) == 3, "one further group, of a problem of its own"
-    assert sum(each.mask_BT.any(dim=1).sum().item() for each in batch) == 8
+    assert sum(micro_batch.mask_BT.any(dim=1).sum().item() for micro_batch in batch) == 8
     assert trainer._figures["groups/left_out"] == [0]
     files = sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir())
     assert files == ["step_000000-0-1.parquet", "step_000000-0.parquet"], "nothing that was played is lost"
@@ -105,7 +105,7 @@ def test_no_more_is_played_than_allowed_and_a_batch_without_any_signal_is_kept(m
     trainer, batch = batch_of(tmp_path, model, play, *overrides)
     assert len(play.played) == 3 * 8
     loss, gradients = trainer.loss_and_gradients(batch)
-    assert loss == 0 and all(not each.any() for each in gradients.values()), "nothing to learn, and no NaN"
+    assert loss == 0 and all(not gradient.any() for gradient in gradients.values()), "nothing to learn, and no NaN"
     figures = trainer._figures
     assert figures["groups/without_variance"] == [1] and figures["groups/left_out"] == [0]
 
@@ -145,8 +145,8 @@ def test_further_problems_are_new_as_long_as_there_are_any(
 ) -> None:
     ids = [str(number) for number in range(20)]
     played = [str(number) for number in tried]
-    further = FurtherProblems(ids, seed=3)
-    drawn = further.draw(step, attempt, played, count)
+    problems = FurtherProblems(ids, seed=3)
+    drawn = problems.draw(step, attempt, played, count)
     assert drawn == FurtherProblems(ids, seed=3).draw(step, attempt, played, count), "a restarted trainer asks the same"
     assert len(drawn) == count
     fresh = drawn[: 20 - len(tried)]
@@ -176,9 +176,9 @@ SUPERVISED = [
     ],
 )
 def test_where_a_flat_group_counts_or_teaches_it_is_kept(overrides: list[str], said: str) -> None:
-    own = ["--config-name", "quickstart", "train.groups_without_variance=resample", *overrides]
+    options = ["--config-name", "quickstart", "train.groups_without_variance=resample", *overrides]
     with pytest.raises(ConfigError, match=said):
-        load(TrainRLConfig, "train_rl", own, check_train_rl)
+        load(TrainRLConfig, "train_rl", options, check_train_rl)
 
 
 def test_lost_verdicts_stop_the_run_before_anything_is_played_again(model: Path, tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_rows_to_compare_by_are_found_behind_a_micro_batch_that_was_left_out(mod
     flat = first_problem(tmp_path / "first", model)
     options = ["train.groups_without_variance=drop", "train.per_device_train_batch_size=1"]
     trainer, batch = batch_of(tmp_path / "run", model, Player(flat.__eq__), *options)
-    trainer.micro_batches = sorted(batch, key=lambda each: each.mask_BT.any().item())
+    trainer.micro_batches = sorted(batch, key=lambda micro_batch: micro_batch.mask_BT.any().item())
     rows = sampled_rows(trainer)
     assert len(rows.mask_BT) == 1 and rows.mask_BT.any()
     trainer.micro_batches = trainer.micro_batches[:1]
-    nothing = sampled_rows(trainer)
-    assert len(nothing.mask_BT) == 1 and not nothing.mask_BT.any(), "all processes score together"
+    empty_rows = sampled_rows(trainer)
+    assert len(empty_rows.mask_BT) == 1 and not empty_rows.mask_BT.any(), "all processes score together"
 
 
 def test_a_process_with_parts_of_groups_says_what_to_do() -> None:
@@ -218,14 +218,14 @@ def test_a_group_teaches_by_what_is_compared() -> None:
     scores = [Scores(0.6, 0.4, 5.0), Scores(0.4, 0.4 + 0.2 * 0.4 / 0.3, 5.0)]
     records = [
         conversation(
-            place,
+            index,
             PROBLEMS[0],
             1,
-            verdicts=[Verdict("pedagogical_eval", 0, scores=each)],
+            verdicts=[Verdict("pedagogical_eval", 0, scores=judge_scores)],
             rewards={"pedagogical": 0.5},
-            reward=0.5 + place / 1000,
+            reward=0.5 + index / 1000,
         )
-        for place, each in enumerate(scores)
+        for index, judge_scores in enumerate(scores)
     ]
     assert GroupVariance(2, {}).flat_groups(records) == []
     assert GroupVariance(2, {}, reward_step=0.1).flat_groups(records) == [0]

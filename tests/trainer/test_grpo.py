@@ -51,32 +51,32 @@ def supervised(index: int, problem: Problem, seed: int, kinds: tuple[str, ...] =
         turn = rng.choice([0, 2, 4])
         branches.append(branch(rng, kind, turn, turns[turn].span[0], -1.0 if kind != "correction" else None))
     penalties = [rng.choice([0.0, -0.5, -2.0, None]) for _ in range(3)]
-    for place, penalty in zip((0, 2, 4), penalties, strict=True):
+    for turn_index, penalty in zip((0, 2, 4), penalties, strict=True):
         review = Review(None if penalty is None else penalty == 0, "task", penalty, "Why.", "What is right?")
-        turns[place] = replace(turns[place], review=review)
-    for each in branches:
-        if each.kind == "draft":
-            draft = Draft("rejected", len(each.ids), Review(False, "task", -1.0))
-            turns[each.turn] = replace(turns[each.turn], drafts=(draft,))
+        turns[turn_index] = replace(turns[turn_index], review=review)
+    for sample in branches:
+        if sample.kind == "draft":
+            draft = Draft("rejected", len(sample.ids), Review(False, "task", -1.0))
+            turns[sample.turn] = replace(turns[sample.turn], drafts=(draft,))
     return record.model_copy(update={"branches": branches, "turns": turns, "turn_rewards": {"supervisor": penalties}})
 
 
 def gradients_by_token(trainer: OfflineLoop, batch: Sequence[Batch]) -> list[torch.Tensor]:
     """For each micro-batch the gradient of its loss on the log-prob of every completion token."""
-    found, divided = [], totals(batch, trainer.accelerator)
+    gradients, batch_totals = [], totals(batch, trainer.accelerator)
     for micro in batch:
         scores = log_probs(trainer.model, micro, micro.wanted_BT, trainer.accelerator)
         logps = scores.logps_BT.detach().requires_grad_()
-        trainer.algorithm.loss(replace(scores, logps_BT=logps), micro, divided, first_pass=True).backward()
-        found.append(logps.grad)
-    return found
+        trainer.algorithm.loss(replace(scores, logps_BT=logps), micro, batch_totals, first_pass=True).backward()
+        gradients.append(logps.grad)
+    return gradients
 
 
 def rows_in(micro: Batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(prompt ids, completion ids) of each row, without padding."""
 
     def unpadded(ids: torch.Tensor, mask: torch.Tensor) -> list[tuple[int, ...]]:
-        return [tuple(own[there.bool()].tolist()) for own, there in zip(ids, mask, strict=True)]
+        return [tuple(row_ids[row_mask.bool()].tolist()) for row_ids, row_mask in zip(ids, mask, strict=True)]
 
     prompts = unpadded(micro.prompt_ids_BP, micro.prompt_mask_BP)
     return list(zip(prompts, unpadded(micro.completion_ids_BT, micro.completion_mask_BT), strict=True))
@@ -90,17 +90,17 @@ def test_gradients_are_where_they_may_be_and_nowhere_else(
     """No policy gradient at a token that was not sampled, no gradient of the cross-entropy at one that is no target;
     and each row of the batch is there once."""
     kinds = st.lists(st.sampled_from(["draft", "policy", "correction"]), max_size=3).map(tuple)
-    each = [data.draw(kinds) for _ in range(8)]
+    kinds_by_index = [data.draw(kinds) for _ in range(8)]
     records = {}
 
     def play(index: int, problem: Problem) -> ConversationRecord:
-        records[index] = supervised(index, problem, seed, each[index])
+        records[index] = supervised(index, problem, seed, kinds_by_index[index])
         return records[index]
 
     folder = tmp_path_factory.mktemp("fuzz")
     trainer = offline_trainer(folder, model, [*SUPERVISED, *CREDIT, *CORRECTIONS, f"train.loss_type={loss}"], play)
     batch = trainer.batch()
-    wanted = {
+    rows = {
         (tuple(row.prompt_ids), tuple(row.completion_ids)): row
         for record in records.values()
         for row in rows_of(record)
@@ -109,11 +109,11 @@ def test_gradients_are_where_they_may_be_and_nowhere_else(
     for micro, gradients in zip(batch, gradients_by_token(trainer, batch), strict=True):
         for key, gradient in zip(rows_in(micro), gradients, strict=True):
             seen.append(key)
-            sampled, target = (torch.tensor(each).bool() for each in (wanted[key].mask, wanted[key].target))
+            sampled, target = (torch.tensor(mask).bool() for mask in (rows[key].mask, rows[key].target))
             length = len(sampled)
             assert not gradient[:length][~(sampled | target)].any() and not gradient[length:].any()
             assert (gradient[:length][target] < 0).all(), "it makes them likelier"
-    assert sorted(seen) == sorted(wanted), "every row once"
+    assert sorted(seen) == sorted(rows), "every row once"
 
 
 def test_a_message_behind_a_prompt_of_its_own_is_a_row_behind_that_alone() -> None:
@@ -132,8 +132,8 @@ def test_turn_credit_puts_opposite_signs_on_a_good_and_a_bad_turn(model: Path, t
 
     def play(index: int, problem: Problem) -> ConversationRecord:
         record = conversation(index, problem, seed=5, rewards={"pedagogical": 0.5}, reward=0.5)
-        own = [0.0, -1.0, 0.0] if index % 2 else [-1.0, 0.0, 0.0]
-        return record.model_copy(update={"turn_rewards": {"supervisor": own}})
+        penalties = [0.0, -1.0, 0.0] if index % 2 else [-1.0, 0.0, 0.0]
+        return record.model_copy(update={"turn_rewards": {"supervisor": penalties}})
 
     trainer = offline_trainer(tmp_path, model, [*SUPERVISED, *CREDIT], play)
     for micro in trainer.batch():
@@ -160,7 +160,7 @@ def test_without_weight_corrections_change_nothing_at_all(model: Path, tmp_path:
     assert some_loss != loss and not torch.equal(some_gradients["model.norm.weight"], gradients["model.norm.weight"])
 
 
-@pytest.mark.parametrize("loss", [each for each in LOSSES if each != "bnpo"])
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "bnpo"])
 def test_more_corrections_do_not_thin_out_the_policy_gradient(loss: str, model: Path, tmp_path: Path) -> None:
     """The policy gradient at the sampled tokens is the same with three corrections a conversation as with none. (bnpo
     divides by the tokens of a micro-batch, so it depends on how a batch is cut.)"""
@@ -171,17 +171,17 @@ def test_more_corrections_do_not_thin_out_the_policy_gradient(loss: str, model: 
 
         overrides = [*SUPERVISED, *CORRECTIONS, "train.corrections.rows_per_batch=100", f"train.loss_type={loss}"]
         trainer = offline_trainer(tmp_path / folder, model, overrides, play)
-        batch, found = trainer.batch(), {}
+        batch, by_row = trainer.batch(), {}
         for micro, gradients in zip(batch, gradients_by_token(trainer, batch), strict=True):
             for key, gradient, mask in zip(rows_in(micro), gradients, micro.mask_BT, strict=True):
                 if mask.any():
-                    found[key] = gradient[mask]
-        return found
+                    by_row[key] = gradient[mask]
+        return by_row
 
-    alone, beside = sampled("alone", ()), sampled("beside", ("correction",) * 3)
-    assert alone.keys() == beside.keys() and len(alone) == 8
+    alone, with_corrections = sampled("alone", ()), sampled("beside", ("correction",) * 3)
+    assert alone.keys() == with_corrections.keys() and len(alone) == 8
     for key, gradient in alone.items():
-        assert torch.allclose(beside[key], gradient, rtol=1e-4, atol=1e-9)
+        assert torch.allclose(with_corrections[key], gradient, rtol=1e-4, atol=1e-9)
 
 
 def test_the_cross_entropy_is_a_mean_over_all_targets(model: Path, tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_the_cross_entropy_is_a_mean_over_all_targets(model: Path, tmp_path: Pat
     targets = sum(micro.target_BT.sum().item() for micro in batch)
     assert targets == totals(batch, trainer.accelerator).targets > 0
     for micro, gradients in zip(batch, gradients_by_token(trainer, batch), strict=True):
-        own = gradients[micro.target_BT]
-        assert torch.allclose(own, torch.full_like(own, -0.25 * 0.5 / targets), rtol=1e-5)
+        target_gradients = gradients[micro.target_BT]
+        assert torch.allclose(target_gradients, torch.full_like(target_gradients, -0.25 * 0.5 / targets), rtol=1e-5)
 
 
 def test_the_cross_entropy_may_leave_out_what_the_policy_wrote_itself(model: Path, tmp_path: Path) -> None:
@@ -205,18 +205,18 @@ def test_the_cross_entropy_may_leave_out_what_the_policy_wrote_itself(model: Pat
 
     def play(index: int, problem: Problem) -> ConversationRecord:
         record = supervised(index, problem, 9, ("correction",))
-        [own] = record.branches
-        said = record.completion_ids[slice(*record.turns[own.turn].span)]
-        own = replace(own, ids=(*said[:2], 498, 499), hint_ids=())
-        return record.model_copy(update={"branches": [own]})
+        [correction] = record.branches
+        message_ids = record.completion_ids[slice(*record.turns[correction.turn].span)]
+        correction = replace(correction, ids=(*message_ids[:2], 498, 499), hint_ids=())
+        return record.model_copy(update={"branches": [correction]})
 
     overrides = [*SUPERVISED, *CORRECTIONS, "train.corrections.targets=changed"]
     trainer = offline_trainer(tmp_path, model, overrides, play)
     batch, seen = trainer.batch(), 0
     for micro, gradients in zip(batch, gradients_by_token(trainer, batch), strict=True):
-        for ids, own, gradient in zip(micro.completion_ids_BT, micro.target_BT, gradients, strict=True):
-            if own.any():
-                assert ids[own].tolist() == [498, 499] and (gradient[own] < 0).all() and not gradient[~own].any()
+        for ids, mask, gradient in zip(micro.completion_ids_BT, micro.target_BT, gradients, strict=True):
+            if mask.any():
+                assert ids[mask].tolist() == [498, 499] and (gradient[mask] < 0).all() and not gradient[~mask].any()
                 seen += 1
     assert seen == 8
 
@@ -284,7 +284,7 @@ def test_the_loss_is_a_mean_over_conversations_with_a_verdict_alone(
     trainer = offline_trainer(tmp_path, model, [*UNJUDGED, f"train.loss_type={loss}", *more], unjudged())
     batch = with_a_distant_reference(trainer.batch())
     records = [unjudged()(index, Problem.of(f"lesson {index}", "")) for index in range(8)]
-    lengths = {tuple(each.prompt_ids): sum(each.mask) for each in records if each.reward is not None}
+    lengths = {tuple(record.prompt_ids): sum(record.mask) for record in records if record.reward is not None}
     seen = []
     for micro, gradients in zip(batch, gradients_by_token(trainer, batch), strict=True):
         judged = [lengths.get(prompt, 0) for prompt, _ in rows_in(micro)]
@@ -294,26 +294,26 @@ def test_the_loss_is_a_mean_over_conversations_with_a_verdict_alone(
             assert mask.sum() == sampled and not gradient[~mask].any()
             if not sampled:
                 continue
-            divided = {
+            divisor = {
                 "grpo": len(lengths) * sampled,
                 "sapo": len(lengths) * sampled,
                 "dr_grpo": len(lengths) * trainer.algorithm.options.max_completion_length,
-                "bnpo": sum(judged) * sum(bool(each.mask_BT.any()) for each in batch),
+                "bnpo": sum(judged) * sum(bool(micro_batch.mask_BT.any()) for micro_batch in batch),
             }.get(loss, sum(lengths.values()))
-            wanted = (-advantages + 0.1 * 0.7)[mask] / divided
-            assert torch.allclose(gradient[mask], wanted, rtol=1e-4, atol=1e-8)
+            expected = (-advantages + 0.1 * 0.7)[mask] / divisor
+            assert torch.allclose(gradient[mask], expected, rtol=1e-4, atol=1e-8)
             seen.append(prompt)
     assert sorted(seen) == sorted(lengths) and len(seen) == 5
 
 
 def test_what_a_conversation_without_a_verdict_says_changes_nothing(model: Path, tmp_path: Path) -> None:
     """Neither the loss, nor a gradient, nor the logged KL, nor the mismatch."""
-    found = []
+    results = []
     for name, changes in (("one", {}), ("two", {"completion_ids": [7] * 9, "mask": [1] * 9, "logprobs": [-9.0] * 9})):
         trainer = offline_trainer(tmp_path / name, model, [*UNJUDGED, "train.mu=2"], unjudged(**changes))
         loss, gradients, logged = learned(trainer, with_a_distant_reference(trainer.batch()))
-        found.append((gradients, [loss, logged["kl"], logged["mismatch/mean_abs_logprob_diff"]]))
-    (gradients, numbers), (other_gradients, other_numbers) = found
+        results.append((gradients, [loss, logged["kl"], logged["mismatch/mean_abs_logprob_diff"]]))
+    (gradients, numbers), (other_gradients, other_numbers) = results
     assert numbers == pytest.approx(other_numbers, abs=1e-6) and numbers[1] > 0.1
     assert all(torch.allclose(gradients[key], other_gradients[key], atol=1e-6) for key in gradients)
 
@@ -329,7 +329,7 @@ def test_a_batch_without_any_verdict_teaches_nothing(model: Path, tmp_path: Path
     overrides = [*UNJUDGED, "train.loss_type=grpo"]
     trainer = offline_trainer(tmp_path, model, overrides, lambda i, problem: conversation(i, problem, 1, **NO_VERDICT))
     loss, gradients = trainer.loss_and_gradients(trainer.batch())
-    assert loss == 0 and math.isfinite(loss) and not any(each.any() for each in gradients.values())
+    assert loss == 0 and math.isfinite(loss) and not any(gradient.any() for gradient in gradients.values())
 
 
 # The log-probs of before the step ----------------------------------------------------------------------------------
@@ -347,17 +347,17 @@ def test_one_forward_pass_gives_the_same_loss_gradient_and_figures(
         f"train.importance_sampling_correction={corrected}",
         "train.per_device_train_batch_size=2",
     ]
-    found = []
+    results = []
     for needed in (False, True):
         trainer = offline_trainer(tmp_path / str(needed), model, overrides)
         trainer.algorithm.needs_old_log_probs = needed
         passes: list[int] = []
         trainer.model.register_forward_hook(lambda *_, own=passes: own.append(1))
-        found.append((*learned(trainer, trainer.batch()), len(passes)))
-    (loss, gradients, figures, passes), (old_loss, old_gradients, old_figures, old_passes) = found
+        results.append((*learned(trainer, trainer.batch()), len(passes)))
+    (loss, gradients, figures, passes), (old_loss, old_gradients, old_figures, old_passes) = results
     assert (passes, old_passes) == (4, 8)
     assert loss == pytest.approx(old_loss, abs=1e-6)
-    largest = max(each.abs().max() for each in old_gradients.values())
+    largest = max(gradient.abs().max() for gradient in old_gradients.values())
     assert largest > 1e-6
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, old_gradients[name], rtol=0, atol=1e-4 * largest), name

@@ -47,11 +47,11 @@ def answered(request: SampleRequest, rewards: Sequence[float]) -> SampleResponse
     """The held-out conversations of a version with one of these rewards, a little more or less on each lesson."""
     mean, problems = rewards[request.policy_version], request.all_problems()
     records = [
-        conversation(place, problem, 1, reward=mean + 0.01 * (place % 3), rewards={"pedagogical": mean})
-        for place, problem in enumerate(problems)
+        conversation(index, problem, 1, reward=mean + 0.01 * (index % 3), rewards={"pedagogical": mean})
+        for index, problem in enumerate(problems)
     ]
-    own = {"policy": request.wanted_policy, "conversations": records, "reward_weights": WEIGHTS}
-    return SampleResponse(request_id=request.request_id, **own)
+    fields = {"policy": request.wanted_policy, "conversations": records, "reward_weights": WEIGHTS}
+    return SampleResponse(request_id=request.request_id, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,15 @@ def train(
     """A training with a step less than there are rewards, one for each version. Returns it, and what it asked for on
     the held-out lessons."""
     steps = len(rewards) - 1
-    own = ["evaluation.every=1", f"train.max_steps={steps}", "train.mu=1", "train.beta=0", "logging.save_steps=100"]
-    trainer = offline_trainer(folder, model, [*own, *overrides], checkpoint=checkpoint, held_out=LESSONS)
-    asked: list[SampleRequest] = []
+    base = ["evaluation.every=1", f"train.max_steps={steps}", "train.mu=1", "train.beta=0", "logging.save_steps=100"]
+    trainer = offline_trainer(folder, model, [*base, *overrides], checkpoint=checkpoint, held_out=LESSONS)
+    requests: list[SampleRequest] = []
     play = trainer.player._client.sample
 
     def sample(request: SampleRequest) -> SampleResponse:
         if "-heldout-" not in request.request_id:
             return play(request)
-        asked.append(request)
+        requests.append(request)
         return answered(request, rewards)
 
     trainer.player._client = SimpleNamespace(sample=sample)
@@ -85,7 +85,7 @@ def train(
         raise
     if trainer.held_out is not None:
         measure_held_out(trainer, trainer.held_out, PolicyVersion("run", steps), steps, last=True)
-    return trainer, asked
+    return trainer, requests
 
 
 def evaluations(folder: Path) -> list[dict]:
@@ -94,14 +94,14 @@ def evaluations(folder: Path) -> list[dict]:
 
 def test_the_same_lessons_and_students_each_time_and_nothing_of_them_in_the_training(model, tmp_path) -> None:
     every = ("evaluation.every=2", "evaluation.num_samples_per_problem=2")
-    trainer, asked = train(tmp_path / "with", model, [0.5, 0.5, 0.6, 0.6, 0.7], *every)
-    assert [(each.policy_version, each.greedy) for each in asked] == [
+    trainer, requests = train(tmp_path / "with", model, [0.5, 0.5, 0.6, 0.6, 0.7], *every)
+    assert [(request.policy_version, request.greedy) for request in requests] == [
         (step, greedy) for step in (0, 2, 4) for greedy in (False, True)
     ]
-    assert len({each.request_id for each in asked}) == len(asked)
+    assert len({request.request_id for request in requests}) == len(requests)
     free = {"request_id", "policy_version", "greedy"}
-    assert len({each.model_dump_json(exclude=free) for each in asked}) == 1, "no seed may depend on the step"
-    assert asked[0].fixed_seeds and asked[0].problems == [each.text for each in LESSONS for _ in range(2)]
+    assert len({request.model_dump_json(exclude=free) for request in requests}) == 1, "no seed may depend on the step"
+    assert requests[0].fixed_seeds and requests[0].problems == [lesson.text for lesson in LESSONS for _ in range(2)]
     lines = evaluations(tmp_path / "with")
     assert [(line["step"], line["sampled"]["reward"]["n"]) for line in lines] == [(0, 20), (2, 20), (4, 20)]
     assert lines[2]["sampled"]["change"]["mean"] == pytest.approx(0.2) and lines[2]["sampled"]["since"] == 0
@@ -110,7 +110,7 @@ def test_the_same_lessons_and_students_each_time_and_nothing_of_them_in_the_trai
     alone, none = train(tmp_path / "without", model, [0.5] * 5, "evaluation.every=0")
     assert not none and not (tmp_path / "without" / EVALUATIONS_NAME).exists()
     names = ("loss", "reward", "grad_norm", "learning_rate", "judge/failed_share", "completions/mean_length")
-    steps = [[line for line in each.state.log_history if "reward" in line] for each in (trainer, alone)]
+    steps = [[line for line in run.state.log_history if "reward" in line] for run in (trainer, alone)]
     figures = [[[line[name] for name in names] for line in history] for history in steps]
     assert figures[0] == figures[1] and len(figures[0]) == 4
     rollouts = [sorted(path.name for path in (tmp_path / name / "rollouts").iterdir()) for name in ("with", "without")]
@@ -122,19 +122,19 @@ EVERY = ["evaluation.every=2", "evaluation.eval_datasets=[{name_or_path: held_ou
 
 def evaluation(folder: Path, sample: Any, *overrides: str, **changes: Any) -> HeldOutEvaluation:
     """That of a trainer that has just begun."""
-    own = {"config": training(*EVERY, *overrides), "run_folder": folder, "run_id": "run", "held_out": LESSONS}
-    own |= {"client": None, "server": AssignedServer(0, "", True), "checkpoint": None}
+    attributes = {"config": training(*EVERY, *overrides), "run_folder": folder, "run_id": "run", "held_out": LESSONS}
+    attributes |= {"client": None, "server": AssignedServer(0, "", True), "checkpoint": None}
     gpus = SimpleNamespace(wake_engines=lambda: None)
     player = SimpleNamespace(sample=sample, check_judging=lambda records: None)
-    return HeldOutEvaluation(SimpleNamespace(**own | changes, gpus=gpus), player)
+    return HeldOutEvaluation(SimpleNamespace(**attributes | changes, gpus=gpus), player)
 
 
 @pytest.mark.parametrize(
     ("every", "mu", "due"), [(1, 1, [0, 1, 2, 3]), (3, 1, [0, 3, 6]), (3, 2, [0, 4, 6, 10]), (2, 4, [0, 4, 8])]
 )
 def test_it_is_due_once_in_so_many_steps_rounded_up_to_whole_batches(every, mu, due, tmp_path) -> None:
-    found = evaluation(tmp_path, None, f"evaluation.every={every}", f"train.mu={mu}")
-    assert [step for step in range(0, due[-1] + 1, mu) if found.is_due(step)] == due
+    held_out = evaluation(tmp_path, None, f"evaluation.every={every}", f"train.mu={mu}")
+    assert [step for step in range(0, due[-1] + 1, mu) if held_out.is_due(step)] == due
 
 
 @pytest.mark.parametrize(
@@ -143,20 +143,20 @@ def test_it_is_due_once_in_so_many_steps_rounded_up_to_whole_batches(every, mu, 
 def test_the_leaders_of_the_servers_ask_for_each_lesson_once(servers, processes, shares, tmp_path) -> None:
     urls = [f"http://127.0.0.1:{8005 + number}" for number in range(servers)]
     client = BalancedServers.__new__(BalancedServers) if servers > processes else None
-    asked: list[SampleRequest] = []
+    calls: list[SampleRequest] = []
 
     def sample(request: SampleRequest) -> SampleResponse:
-        asked.append(request)
+        calls.append(request)
         return answered(request, [0.5])
 
     for rank in range(processes):
         server = assign_server(GenerationConfig(server_urls=urls), rank, processes)
-        own = ("evaluation.samplings=[sampled]", f"generation.server_urls=[{','.join(urls)}]")
+        overrides = ("evaluation.samplings=[sampled]", f"generation.server_urls=[{','.join(urls)}]")
         if server.is_leader:
-            found = evaluation(tmp_path, sample, *own, server=server, client=client)
-            found.measure(PolicyVersion("run", 0), 0, Accelerator(cpu=True))
-    assert [len(each.problems) for each in asked] == shares and len({each.request_id for each in asked}) == len(shares)
-    assert sorted(text for each in asked for text in each.problems) == sorted(each.text for each in LESSONS)
+            held_out = evaluation(tmp_path, sample, *overrides, server=server, client=client)
+            held_out.measure(PolicyVersion("run", 0), 0, Accelerator(cpu=True))
+    assert [len(call.problems) for call in calls] == shares and len({call.request_id for call in calls}) == len(shares)
+    assert sorted(text for call in calls for text in call.problems) == sorted(lesson.text for lesson in LESSONS)
 
 
 @pytest.mark.parametrize("dies_at", [None, 7, 33])
@@ -166,8 +166,8 @@ def test_an_interrupted_evaluation_plays_nothing_twice(dies_at: int | None, room
 
     def measure() -> None:
         service = room.open(generation)
-        found = evaluation(tmp_path, lambda request: loop.run_until_complete(service.sample(request)))
-        found.measure(room.teacher.policy, 2, Accelerator(cpu=True))
+        held_out = evaluation(tmp_path, lambda request: loop.run_until_complete(service.sample(request)))
+        held_out.measure(room.teacher.policy, 2, Accelerator(cpu=True))
 
     def say(_: str) -> str:
         if len(room.teacher.calls) == dies_at:
@@ -263,19 +263,20 @@ def entry(reward: float, tokens: float = 100, distinct: float = 0.5, change: flo
 )
 def test_the_signs_of_a_collapse(now: dict, mismatches: tuple, signs: list[str]) -> None:
     lines = [
-        {"sampled": each, "mismatch": m} for each, m in zip((entry(0.5), entry(0.5), now), mismatches, strict=True)
+        {"sampled": sampled, "mismatch": mismatch}
+        for sampled, mismatch in zip((entry(0.5), entry(0.5), now), mismatches, strict=True)
     ]
     assert [sign.partition(":")[0] for sign in signs_of_collapse(lines)] == signs
 
 
 def test_what_is_measured_of_conversations() -> None:
     records = [conversation(index, LESSONS[index % 2], 1, reward=0.25 * index) for index in range(3)]
-    found = summarise([*records, conversation(3, LESSONS[0], 1, reward=None, overflow="full")])
-    assert found["reward"]["mean"] == pytest.approx(0.25) and found["reward"]["n"] == 3
-    assert found["rewards"] == {LESSONS[0].id: [0.0, 0.5], LESSONS[1].id: [0.25]}
-    assert (found["overflow_share"], found["without_reward"]) == (0.25, 0.25)
-    assert found["distinct_messages"] == 3 / 12, "each conversation says “message 0”, “message 2” and “message 4”"
-    assert found["tokens"] == sum(sum(record.mask) for record in [*records, conversation(3, LESSONS[0], 1)]) / 4
+    summary = summarise([*records, conversation(3, LESSONS[0], 1, reward=None, overflow="full")])
+    assert summary["reward"]["mean"] == pytest.approx(0.25) and summary["reward"]["n"] == 3
+    assert summary["rewards"] == {LESSONS[0].id: [0.0, 0.5], LESSONS[1].id: [0.25]}
+    assert (summary["overflow_share"], summary["without_reward"]) == (0.25, 0.25)
+    assert summary["distinct_messages"] == 3 / 12, "each conversation says “message 0”, “message 2” and “message 4”"
+    assert summary["tokens"] == sum(sum(record.mask) for record in [*records, conversation(3, LESSONS[0], 1)]) / 4
 
 
 @pytest.mark.parametrize(
@@ -324,23 +325,23 @@ class Lessons(ScriptedBatches):
 
 
 def configured(folder: Path, world: Path, port: int, *more: str) -> list[str]:
-    own = ["evaluation.every=2", "evaluation.max_val_examples=12", "train.max_steps=3", "logging.save_steps=2"]
+    overrides = ["evaluation.every=2", "evaluation.max_val_examples=12", "train.max_steps=3", "logging.save_steps=2"]
     held_out = f"evaluation.eval_datasets=[{{name_or_path: {world / 'lessons_heldout.jsonl'}}}]"
-    return [*quickstart_overrides(folder, world / "blank", world, port), *own, held_out, *more]
+    return [*quickstart_overrides(folder, world / "blank", world, port), *overrides, held_out, *more]
 
 
 def test_a_whole_training_and_what_page_plots_and_report_show_of_it(world: Path, tmp_path: Path) -> None:
     server = Lessons(tmp_path, [0.3, 0.3, 0.5, 0.9])
     with served(server) as port:
         run_training(None, configured(tmp_path, world, port))
-        asked = [each.policy_version for each in server.asked]
+        versions = [request.policy_version for request in server.asked]
         run_training(None, configured(tmp_path, world, port))  # no step is missing: only the last policy is measured
-    assert asked == [0, 0, 2, 2, 3, 3] and [each.policy_version for each in server.asked] == [*asked, 3, 3]
+    assert versions == [0, 0, 2, 2, 3, 3] and [request.policy_version for request in server.asked] == [*versions, 3, 3]
     assert [line["step"] for line in evaluations(tmp_path)] == [0, 2, 3]
     assert json.loads((tmp_path / "learning.json").read_text())["verdict"] == LEARNED
     assert ["seconds/eval" in line for line in metrics_of(tmp_path)] == [True, False, True]
     data = load_run(tmp_path)
-    [chart] = [each for each in charts(data) if each.title == "Reward on held-out lessons"]
+    [chart] = [chart for chart in charts(data) if chart.title == "Reward on held-out lessons"]
     assert len(chart.marks) == 6 and "Collapse" not in dict(facts(data))
     assert "held_out" in {path.stem for path in write_plots(data)}
     marks = RunMetrics(tmp_path).metrics(find_conversation_sets(tmp_path)).marks
@@ -358,5 +359,5 @@ def test_two_processes_share_the_lessons_of_two_servers(world: Path, tmp_path: P
     assert done.returncode != 0 and "the policy has collapsed: reward: it is" in done.stderr, done.stderr[-4000:]
     assert "Traceback" not in done.stderr and kept(tmp_path) == [2]
     for server in servers:
-        assert [each.policy_version for each in server.asked] == [0, 0, 2, 2] and len(server.asked[0].problems) == 6
+        assert [call.policy_version for call in server.asked] == [0, 0, 2, 2] and len(server.asked[0].problems) == 6
     assert [line["sampled"]["reward"]["n"] for line in evaluations(tmp_path)] == [12, 12]

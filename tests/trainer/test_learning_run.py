@@ -20,8 +20,8 @@ _RULE = "{% for turn in conversation %}{{ turn.role }}: {{ turn.content | replac
 
 
 def likes_the_letter_e(body: dict, nth: int) -> Behaviour:
-    said = "".join(re.findall(r"^teacher: (.*)$", body["messages"][0]["content"], re.MULTILINE))
-    share = said.lower().count("e") / max(len(said), 1)
+    text = "".join(re.findall(r"^teacher: (.*)$", body["messages"][0]["content"], re.MULTILINE))
+    share = text.lower().count("e") / max(len(text), 1)
     scores = {"task_final_score": share, "forward_progression_score": share, "overall_momentum_score": 10 * share}
     return says(json.dumps(scores))
 
@@ -66,19 +66,19 @@ def train(endpoint: JudgeEndpoint, world: Path, run_folder: Path, override: str)
 def test_a_training_says_whether_it_learned(
     override: str, verdict: str, endpoint: JudgeEndpoint, world: Path, tmp_path: Path
 ) -> None:
-    shown = train(endpoint, world, tmp_path, override)
+    output = train(endpoint, world, tmp_path, override)
     written = json.loads((tmp_path / "learning.json").read_text(encoding="utf-8"))
     print(json.dumps(written, indent=2, ensure_ascii=False))
     assert written["verdict"] == verdict, written
-    where = " in training" if verdict == LEARNED else ""
-    assert f"Did the tutor learn? {verdict.capitalize()}{where}." in shown
-    moved = written["figures"]["movement"]["relative_norm"]
-    assert moved == 0 if override == "train.learning_rate=0" else 0.001 < moved < 1
+    suffix = " in training" if verdict == LEARNED else ""
+    assert f"Did the tutor learn? {verdict.capitalize()}{suffix}." in output
+    movement = written["figures"]["movement"]["relative_norm"]
+    assert movement == 0 if override == "train.learning_rate=0" else 0.001 < movement < 1
     checks = [json.loads(line) for line in (tmp_path / "judge_checks.jsonl").read_text().splitlines()]
     assert [check["step"] for check in checks] == [0, 8, 16] and not any(check["failed"] for check in checks)
     assert all(check["gap"] == {"mean": 0.0, "ci95": None, "n": 4} for check in checks), "the same judge twice"
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in logged if "guard/gap" in line] == [1, 9, 17]
     assert {"reward.png", "lengths.png", "mismatch.png", "judge.png"} <= {
-        p.name for p in (tmp_path / "plots").iterdir()
+        path.name for path in (tmp_path / "plots").iterdir()
     }

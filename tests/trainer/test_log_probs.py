@@ -60,9 +60,11 @@ def plain_log_probs(model, ids: torch.Tensor, attention: torch.Tensor, length: i
 def micro_batch(ids: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor) -> Batch:
     """A micro-batch with these tokens; its advantages and the engine's log-probs do not matter."""
     prompt = ids.size(1) - wanted.size(1)
-    (prompts, completions), (before, after) = (each.split([prompt, wanted.size(1)], dim=1) for each in (ids, attention))
-    nothing = torch.zeros(wanted.shape)
-    return Batch(prompts, before, completions, after, wanted, nothing.bool(), nothing, nothing)
+    (prompts, completions), (prompt_mask, completion_mask) = (
+        tensor.split([prompt, wanted.size(1)], dim=1) for tensor in (ids, attention)
+    )
+    zeros = torch.zeros(wanted.shape)
+    return Batch(prompts, prompt_mask, completions, completion_mask, wanted, zeros.bool(), zeros, zeros)
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,17 +75,17 @@ def test_wanted_tokens_have_their_log_prob_and_gradient_and_all_others_nothing(
     ids, attention, wanted, length = batch
     model, scored = trainer.model, (padding_free_trainer if padding == NO_PADDING else trainer).model
     scores = log_probs(scored, micro_batch(ids, attention, wanted), wanted, trainer.accelerator, padding)
-    found, entropies = scores.logps_BT, scores.entropy_BT
+    logps, entropies = scores.logps_BT, scores.entropy_BT
     plain = plain_log_probs(model, ids, attention, length)
-    assert found.shape == entropies.shape == wanted.shape and scores.values is None and scores.aux_loss is None
-    assert torch.allclose(found[wanted], plain[wanted], atol=1e-5)
-    assert not found[~wanted].any() and not entropies[~wanted].any()
+    assert logps.shape == entropies.shape == wanted.shape and scores.values is None and scores.aux_loss is None
+    assert torch.allclose(logps[wanted], plain[wanted], atol=1e-5)
+    assert not logps[~wanted].any() and not entropies[~wanted].any()
     assert (entropies[wanted] > 0).all()
-    own, other = (
-        torch.autograd.grad(each, of.model.embed_tokens.weight)[0]
-        for each, of in ((found.sum(), scored), ((plain * wanted).sum(), model))
+    gradient, expected_gradient = (
+        torch.autograd.grad(total, scoring_model.model.embed_tokens.weight)[0]
+        for total, scoring_model in ((logps.sum(), scored), ((plain * wanted).sum(), model))
     )
-    assert torch.allclose(own, other, atol=1e-4)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-4)
 
 
 @settings(max_examples=60)
@@ -91,9 +93,9 @@ def test_wanted_tokens_have_their_log_prob_and_gradient_and_all_others_nothing(
 def test_trimming_leaves_out_nothing_but_padding_and_rows_without_wanted_tokens(batch) -> None:
     ids, attention, wanted, _ = batch
     trimmed = TrimmedRows.of(attention, wanted)
-    left = trimmed.apply(attention)
-    assert left[:, 0].any() and (
-        left[:, -1].any() or left.size(1) == attention.size(1) - wanted.size(1) - trimmed.left + 1
+    remaining = trimmed.apply(attention)
+    assert remaining[:, 0].any() and (
+        remaining[:, -1].any() or remaining.size(1) == attention.size(1) - wanted.size(1) - trimmed.left + 1
     )
     assert set(trimmed.rows.tolist()) >= set(wanted.any(dim=1).nonzero().flatten().tolist())
     completion = torch.nn.functional.pad(wanted, (attention.size(1) - wanted.size(1), 0)).long()
@@ -138,6 +140,6 @@ def test_small_tiles_give_what_large_ones_give(folder: Path, monkeypatch: pytest
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE < 10_000
     monkeypatch.setattr(chunked_logprob, "TOKEN_CHUNK_SIZE", 7)
     monkeypatch.setattr(trl_utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 100)
-    for one, other in zip(large, scored(), strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for expected, actual in zip(large, scored(), strict=True):
+        assert torch.allclose(expected, actual, atol=1e-5)
     assert (large[0] != 0).sum() == wanted.sum()

@@ -79,13 +79,13 @@ def with_adapter(world: Path, adapter: Path) -> PeftModel:
 
 def differences(model: torch.nn.Module, run_folder: Path, step: int, processes: int = 1) -> torch.Tensor:
     """The engine's log-probs of a batch's sampled tokens minus those of transformers."""
-    found = []
+    per_record = []
     for rank in range(processes):
         for record in read_records(run_folder / "rollouts" / f"step_{step:06d}-{rank}.parquet"):
-            own = scores(model, record.prompt_ids, record.completion_ids)
+            logps = scores(model, record.prompt_ids, record.completion_ids)
             mask = torch.tensor(record.mask).bool()
-            found.append(own[mask] - torch.tensor(record.logprobs)[mask])
-    return torch.cat(found)
+            per_record.append(logps[mask] - torch.tensor(record.logprobs)[mask])
+    return torch.cat(per_record)
 
 
 def assert_run_is_right(run_folder: Path, world: Path, processes: int) -> None:
@@ -101,16 +101,18 @@ def assert_run_is_right(run_folder: Path, world: Path, processes: int) -> None:
     base = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
     assert differences(base, run_folder, _STEPS - 1, processes).abs().mean() > 0.005
     published = load_file(policy_path(run_folder, _STEPS) / "adapter_model.safetensors")
-    left = load_file(run_folder / "adapter" / "adapter_model.safetensors")
-    assert set(left) == set(published) and all(torch.equal(left[name], published[name]) for name in left)
-    assert {each.dtype for each in left.values()} == {torch.float32}
+    saved = load_file(run_folder / "adapter" / "adapter_model.safetensors")
+    assert set(saved) == set(published) and all(torch.equal(saved[name], published[name]) for name in saved)
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
     merged = AutoModelForCausalLM.from_pretrained(run_folder / "model")
     ids = torch.randint(0, merged.config.vocab_size, (4, 40))
     with torch.no_grad():
-        wanted, found, before = (
-            each.eval()(ids).logits for each in (with_adapter(world, run_folder / "adapter"), merged, base)
+        adapter_logits, merged_logits, base_logits = (
+            model.eval()(ids).logits for model in (with_adapter(world, run_folder / "adapter"), merged, base)
         )
-    assert torch.allclose(found, wanted, atol=1e-4) and not torch.allclose(found, before, atol=1e-2)
+    assert torch.allclose(merged_logits, adapter_logits, atol=1e-4) and not torch.allclose(
+        merged_logits, base_logits, atol=1e-2
+    )
     assert not list(run_folder.glob("*.unfinished"))
 
 
@@ -147,12 +149,12 @@ def test_openais_api_answers_with_the_adapter(trained: RunningServer, world: Pat
     assert difference.abs().max() < 0.02 and difference.abs().mean() < 0.002
     base = AutoModelForCausalLM.from_pretrained(world / "blank", dtype=torch.float32)
     assert (scores(base, prompt_ids, ids) - logprobs).abs().mean() > 0.005
-    whole = prompt_ids + ids
+    all_ids = prompt_ids + ids
     echoed = client.completions.create(
-        model="teacher", prompt=whole, max_tokens=1, temperature=0, logprobs=1, echo=True
+        model="teacher", prompt=all_ids, max_tokens=1, temperature=0, logprobs=1, echo=True
     ).choices[0]
-    given = torch.tensor(echoed.logprobs.token_logprobs[1 : len(whole)])
-    assert torch.allclose(given, scores(model, whole[:1], whole[1:]), atol=0.02)
+    echoed_logprobs = torch.tensor(echoed.logprobs.token_logprobs[1 : len(all_ids)])
+    assert torch.allclose(echoed_logprobs, scores(model, all_ids[:1], all_ids[1:]), atol=0.02)
     streamed = client.chat.completions.create(
         model="teacher", messages=SAY_HELLO, temperature=0, max_tokens=8, stream=True
     )
@@ -168,23 +170,23 @@ def test_a_resumed_run_goes_on_with_its_adapter_and_a_new_server_takes_it_up(
     journal = (folder / "journal.jsonl").read_text()
     (folder / "journal.jsonl").write_text(journal.replace(str(trained.run_folder), str(folder)))
     before = load_file(policy_path(folder, _STEPS) / "adapter_model.safetensors")
-    with running_server(world, folder, *judged, *_LORA) as again:
-        assert again.client.health().policy == trained.client.health().policy
-        client = openai.OpenAI(base_url=f"{again.client.url}/v1", api_key="none")
+    with running_server(world, folder, *judged, *_LORA) as new_server:
+        assert new_server.client.health().policy == trained.client.health().policy
+        client = openai.OpenAI(base_url=f"{new_server.client.url}/v1", api_key="none")
         _, logprobs, prompt_ids, ids = scored_chat(client, seed=3)
         model = with_adapter(world, policy_path(folder, _STEPS))
         assert torch.allclose(scores(model, prompt_ids, ids), logprobs, atol=0.02)
-        done = launch("1CPU", [*again.overrides, *_TRAINING, f"train.max_steps={_STEPS + 1}"])
+        done = launch("1CPU", [*new_server.overrides, *_TRAINING, f"train.max_steps={_STEPS + 1}"])
         assert done.returncode == 0, done.stderr[-4000:]
-        assert again.client.health().policy.version == _STEPS + 1
+        assert new_server.client.health().policy.version == _STEPS + 1
         changed = [f"train.max_steps={_STEPS + 2}", "teacher_model.lora.rank=4"]
-        other = launch("1CPU", [*again.overrides, *_TRAINING, *changed])
-        assert other.returncode == 2 and "teacher_model.lora.rank was 6 and is 4 now" in other.stderr
+        refused = launch("1CPU", [*new_server.overrides, *_TRAINING, *changed])
+        assert refused.returncode == 2 and "teacher_model.lora.rank was 6 and is 4 now" in refused.stderr
     assert [line["step"] for line in metrics_of(folder)] == list(range(1, _STEPS + 2))
     taken_up = load_file(policy_path(folder, _STEPS) / "adapter_model.safetensors")
     assert all(torch.equal(taken_up[name], before[name]) for name in before), "published again before the next batch"
-    left = load_file(folder / "adapter" / "adapter_model.safetensors")
-    assert any(not torch.equal(left[name], before[name]) for name in before)
+    saved = load_file(folder / "adapter" / "adapter_model.safetensors")
+    assert any(not torch.equal(saved[name], before[name]) for name in before)
 
 
 def test_a_trainer_without_lora_is_told_before_its_first_batch(trained: RunningServer, tmp_path: Path) -> None:
@@ -228,14 +230,16 @@ def test_16_bits_beside_the_adapter(
     assert done.returncode == 0, done.stderr[-4000:]
     lines = metrics_of(tmp_path)
     assert all(line["mismatch/mean_abs_logprob_diff"] < 0.05 for line in lines)  # the engine is float32
-    kept = torch.float32 if accelerate_config is None else torch.bfloat16  # DeepSpeed's float32 masters are its own
-    assert {each.dtype for each in load_file(tmp_path / "adapter" / "adapter_model.safetensors").values()} == {kept}
+    dtype = torch.float32 if accelerate_config is None else torch.bfloat16  # DeepSpeed's float32 masters are its own
+    assert {weight.dtype for weight in load_file(tmp_path / "adapter" / "adapter_model.safetensors").values()} == {
+        dtype
+    }
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert merged.dtype == torch.bfloat16
     ids = torch.randint(0, merged.config.vocab_size, (4, 40))
     with torch.no_grad():
-        wanted = with_adapter(world, tmp_path / "adapter")(ids).logits
-        assert (merged.float()(ids).logits - wanted).abs().mean() < 0.02
+        expected = with_adapter(world, tmp_path / "adapter")(ids).logits
+        assert (merged.float()(ids).logits - expected).abs().mean() < 0.02
 
 
 def move_adapter_run(source: Path, target: Path) -> None:

@@ -54,26 +54,26 @@ OBJECTIVE = {
 
 
 def test_an_option_that_changes_the_objective_is_set_and_not_left_to_transformers(tmp_path: Path, monkeypatch) -> None:
-    seen: dict[str, Any] = {}
+    passed_options: dict[str, Any] = {}
     one_gpu = SimpleNamespace(n_gpu=1)
-    monkeypatch.setattr(arguments, "TrainingArguments", lambda **options: seen.update(options) or one_gpu)
+    monkeypatch.setattr(arguments, "TrainingArguments", lambda **options: passed_options.update(options) or one_gpu)
     arguments.training_arguments(load(TrainRLConfig, "train_rl", [], check_train_rl), tmp_path)
-    assert {name: seen.get(name, "left to transformers") for name in OBJECTIVE} == OBJECTIVE
+    assert {name: passed_options.get(name, "left to transformers") for name in OBJECTIVE} == OBJECTIVE
 
 
 # The loss of a micro-batch ----------------------------------------------------------------------------------------
 
 
 def grpo(loss: str, *overrides: str) -> GRPO:
-    own = [f"train.loss_type={loss}", "generation.max_tokens_in_conversation=64", *overrides]
-    return GRPO(load(TrainRLConfig, "train_rl", own, check_train_rl))
+    options = [f"train.loss_type={loss}", "generation.max_tokens_in_conversation=64", *overrides]
+    return GRPO(load(TrainRLConfig, "train_rl", options, check_train_rl))
 
 
 def micro_batch(mask: Tensor, old: Tensor, advantages: Tensor, engine: Tensor, reference: Tensor | None) -> Batch:
     """A micro-batch with these log-probs; its tokens do not matter."""
-    nothing = torch.zeros_like(mask, dtype=torch.long)
+    zeros = torch.zeros_like(mask, dtype=torch.long)
     return Batch(
-        *(nothing, nothing, nothing, mask.long(), mask, torch.zeros_like(mask), advantages, engine),
+        *(zeros, zeros, zeros, mask.long(), mask, torch.zeros_like(mask), advantages, engine),
         old_logps_BT=old,
         ref_logps_BT=reference,
     )
@@ -108,8 +108,8 @@ def test_the_loss_of_two_conversations_by_hand(loss: str) -> None:
     micro = micro_batch(MASK, old, advantages, old - ENGINE.log(), LOGPS + TO_REFERENCE.log())
     totals = Totals(rows=2, tokens=5, targets=1, micro_batches=1, values=1)
     scores = Scores(LOGPS, torch.zeros_like(LOGPS), None, None)
-    found = grpo(loss, "train.beta=0.1", *clip).loss(scores, micro, totals, first_pass=True)
-    assert found.item() == pytest.approx(BY_HAND[loss], abs=1e-6)
+    loss_value = grpo(loss, "train.beta=0.1", *clip).loss(scores, micro, totals, first_pass=True)
+    assert loss_value.item() == pytest.approx(BY_HAND[loss], abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", get_args(ImportanceSamplingMode))
@@ -130,18 +130,18 @@ def test_loss_gradient_and_figures_are_those_of_trl(loss: str, beta: float, mode
     totals = Totals(rows=12, tokens=77, targets=1, micro_batches=2, values=1)
     algorithm = grpo(loss, f"train.beta={beta}", f"train.importance_sampling_mode={mode}")
 
-    ours = logps.clone().requires_grad_()
-    own = algorithm.loss(Scores(ours, entropies, None, None), micro, totals, first_pass=False)
-    own.backward()
-    theirs = logps.clone().requires_grad_()
-    of_trl, figures = loss_of_trl(algorithm, theirs, entropies, micro, totals)
-    of_trl.backward()
+    our_logps = logps.clone().requires_grad_()
+    our_loss = algorithm.loss(Scores(our_logps, entropies, None, None), micro, totals, first_pass=False)
+    our_loss.backward()
+    trl_logps = logps.clone().requires_grad_()
+    trl_loss, figures = loss_of_trl(algorithm, trl_logps, entropies, micro, totals)
+    trl_loss.backward()
 
-    assert own.item() == pytest.approx(of_trl.item(), rel=0, abs=1e-12)
-    assert ours.grad.any() and torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert our_loss.item() == pytest.approx(trl_loss.item(), rel=0, abs=1e-12)
+    assert our_logps.grad.any() and torch.allclose(our_logps.grad, trl_logps.grad, rtol=0, atol=1e-12)
     logged = algorithm.end_pass(False, Accelerator(cpu=True), None)
     extremes = {"clip_ratio/low_min", "clip_ratio/high_max"}
-    assert logged == pytest.approx({name: each for name, each in figures.items() if name not in extremes}, rel=1e-5)
+    assert logged == pytest.approx({name: value for name, value in figures.items() if name not in extremes}, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["sequence_truncate", "sequence_mask"])
@@ -159,16 +159,16 @@ def test_the_loss_of_whole_samples_is_that_of_trl(loss: str, mode: str) -> None:
     old, engine = logps + 0.5 * random(6, 9), logps + 0.5 * random(6, 9)
     micro = micro_batch(mask, old, random(6, 1).expand(6, 9), engine, None)
     totals = Totals(rows=12, tokens=77, targets=1, micro_batches=2, values=1)
-    own = (f"train.importance_sampling_mode={mode}", "train.importance_sampling_level=sequence", "train.beta=0")
-    algorithm = grpo(loss, *own)
+    options = (f"train.importance_sampling_mode={mode}", "train.importance_sampling_level=sequence", "train.beta=0")
+    algorithm = grpo(loss, *options)
 
-    ours, theirs = (logps.clone().requires_grad_() for _ in range(2))
-    loss_now = algorithm.loss(Scores(ours, random(6, 9).exp(), None, None), micro, totals, first_pass=False)
-    loss_now.backward()
-    of_trl, _ = loss_of_trl(algorithm, theirs, random(6, 9).exp(), micro, totals)
-    of_trl.backward()
-    assert ours.grad.any() and torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-12)
-    assert loss_now.item() == pytest.approx(of_trl.item(), rel=0, abs=1e-12)
+    our_logps, trl_logps = (logps.clone().requires_grad_() for _ in range(2))
+    our_loss = algorithm.loss(Scores(our_logps, random(6, 9).exp(), None, None), micro, totals, first_pass=False)
+    our_loss.backward()
+    trl_loss, _ = loss_of_trl(algorithm, trl_logps, random(6, 9).exp(), micro, totals)
+    trl_loss.backward()
+    assert our_logps.grad.any() and torch.allclose(our_logps.grad, trl_logps.grad, rtol=0, atol=1e-12)
+    assert our_loss.item() == pytest.approx(trl_loss.item(), rel=0, abs=1e-12)
 
 
 def test_the_ratio_of_a_sample_by_hand() -> None:
@@ -264,8 +264,8 @@ def test_the_policy_s_loss_is_clipped_where_the_advantage_pushes_further() -> No
 
 
 def test_the_two_sides_of_the_clip_are_their_own() -> None:
-    found = clipped(tokens(1.5, 0.5).log(), tokens(0, 0), tokens(1, -1), torch.ones(1, 2), LossOptions(0.1, 0.3))
-    assert found[0].tolist() == pytest.approx([-1.3, 0.9])
+    losses = clipped(tokens(1.5, 0.5).log(), tokens(0, 0), tokens(1, -1), torch.ones(1, 2), LossOptions(0.1, 0.3))
+    assert losses[0].tolist() == pytest.approx([-1.3, 0.9])
 
 
 def test_ratios_to_the_engine_by_hand() -> None:
@@ -309,9 +309,9 @@ def test_explained_variance() -> None:
 def test_the_kl_is_k3() -> None:
     """Ratio 1.5: 0.5 − ln 1.5; ratio 0.5: −0.5 − ln 0.5. The mean over samples of π_old is the KL: with π_old = (½, ½)
     and π = (¾, ¼), ½ ln(½ / ¾) + ½ ln(½ / ¼)."""
-    found = approximate_kl(tokens(0.75, 0.25).log(), tokens(0.5, 0.5).log())
-    assert found[0].tolist() == pytest.approx([0.5 - math.log(1.5), -0.5 - math.log(0.5)])
-    assert found.mean().item() == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    kl = approximate_kl(tokens(0.75, 0.25).log(), tokens(0.5, 0.5).log())
+    assert kl[0].tolist() == pytest.approx([0.5 - math.log(1.5), -0.5 - math.log(0.5)])
+    assert kl.mean().item() == pytest.approx(0.5 * math.log(2 / 3) + 0.5 * math.log(2))
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["first pass", "later pass"])
@@ -327,9 +327,9 @@ def test_the_gradient_of_the_kl_to_the_reference_is_that_of_kl_policy_reference(
         of(logits.log_softmax(-1)).backward()
         return logits.grad.tolist()
 
-    found = gradient(lambda logps: (old * kl_to_reference(logps, old.log(), reference.log())).sum())
+    actual = gradient(lambda logps: (old * kl_to_reference(logps, old.log(), reference.log())).sum())
     exact = gradient(lambda logps: (logps.exp() * (logps - reference.log())).sum())
-    assert found == pytest.approx(exact, abs=1e-12)
-    assert moved or found == pytest.approx([0.320702, -0.082466, -0.238236], abs=1e-5)
+    assert actual == pytest.approx(exact, abs=1e-12)
+    assert moved or actual == pytest.approx([0.320702, -0.082466, -0.238236], abs=1e-5)
     k3 = gradient(lambda logps: (old * approximate_kl(reference.log(), logps)).sum())
     assert k3 != pytest.approx(exact, abs=0.01) and (moved or k3 == pytest.approx([0.3, 0.0, -0.3]))

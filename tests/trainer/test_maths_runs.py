@@ -111,19 +111,19 @@ def by_hand(record: ConversationRecord, outcome: str, hard: bool, thinks: bool) 
     """docs/classroom.md, worked out once more from what was said."""
     if outcome == "no verdict":
         return dict.fromkeys(("end_rm", "thinking", "end_of_conversation", "length"))
-    said = [turn for turn in record.turns if turn.role == "teacher"]
-    length = -0.5 if any(turn.tokens >= 23 for turn in said) else 0.0
+    turns = [turn for turn in record.turns if turn.role == "teacher"]
+    length = -0.5 if any(turn.tokens >= 23 for turn in turns) else 0.0
     if outcome != "accepted" and hard:
         return {"end_rm": -LAMBDA, "thinking": 0.0, "end_of_conversation": 0.0, "length": length}
-    right = [solution.text != WRONG for solution in record.solutions]
-    unbalanced = sum(turn.text.count("<think>") != turn.text.count("</think>") for turn in said)
+    correct = [solution.text != WRONG for solution in record.solutions]
+    unbalanced = sum(turn.text.count("<think>") != turn.text.count("</think>") for turn in turns)
     closed = sum(
-        turn.text.count("<think>") == turn.text.count("</think>") and says_a_thought(turn.text) for turn in said
+        turn.text.count("<think>") == turn.text.count("</think>") and says_a_thought(turn.text) for turn in turns
     )
-    goodbye = any("<end_of_conversation>" in turn.text and "<think>" not in turn.text for turn in said)
+    goodbye = any("<end_of_conversation>" in turn.text and "<think>" not in turn.text for turn in turns)
     return {
-        "end_rm": fmean(right) - (LAMBDA if outcome != "accepted" else 0.0),
-        "thinking": 0.5 * closed / len(said) * thinks - 0.5 * unbalanced,
+        "end_rm": fmean(correct) - (LAMBDA if outcome != "accepted" else 0.0),
+        "thinking": 0.5 * closed / len(turns) * thinks - 0.5 * unbalanced,
         "end_of_conversation": 0.1 if goodbye else 0.0,
         "length": length,
     }
@@ -150,8 +150,8 @@ def test_a_training_step(world: Path, tmp_path: Path, case: str) -> None:
     model = with_long_context(world / "blank", tmp_path / "model")
     judge = Judge()
     with judge_endpoint(student) as of_student, judge_endpoint(judge) as of_judge:
-        started = command(tmp_path / "run", model, of_student.url, of_judge.url, *CASES[case])
-        done = subprocess.run(started, cwd=ROOT, capture_output=True, text=True, timeout=900)
+        command_line = command(tmp_path / "run", model, of_student.url, of_judge.url, *CASES[case])
+        done = subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -160,8 +160,8 @@ def test_a_training_step(world: Path, tmp_path: Path, case: str) -> None:
     for records, line in zip(steps, lines, strict=True):
         check_step(records, line, judged, hard, forced, thinks)
     assert {record.type for records in steps for record in records} == {"guided", "attempt"}
-    asked = len(of_judge.calls)
-    assert (asked > 0) == judged
+    calls = len(of_judge.calls)
+    assert (calls > 0) == judged
 
 
 def check_step(
@@ -182,8 +182,8 @@ def check_step(
             "teacher" if record.type == "guided" else "student",
             "teacher",
         )
-        said = [turn.text for turn in record.turns if turn.role == "teacher"]
-        assert all(text.startswith("<think>\n") for text in said) == forced
+        texts = [turn.text for turn in record.turns if turn.role == "teacher"]
+        assert all(text.startswith("<think>\n") for text in texts) == forced
         assert sum(record.mask) == sum(turn.tokens for turn in record.turns if turn.role == "teacher")
         expected.append(None if outcome == "no verdict" else sum(rewards.values()))
     assert [record.reward for record in records] == pytest.approx(expected)

@@ -13,11 +13,11 @@ from tests.support.offline_trainer import offline_trainer, save_tiny_model
 
 
 def mismatch(mode: str, *micro_batches: tuple[list, list, list]) -> dict[str, float]:
-    found = MismatchFigures()
+    mismatch_figures = MismatchFigures()
     for trained, sampled, masks in micro_batches:
         rows, mask = (torch.tensor(trained), torch.tensor(sampled)), torch.tensor(masks).bool()
-        found.add(*rows, mask, importance_ratio(*rows, mask, mode, 2.0))
-    return found.figures(lambda tensor: tensor)
+        mismatch_figures.add(*rows, mask, importance_ratio(*rows, mask, mode, 2.0))
+    return mismatch_figures.figures(lambda tensor: tensor)
 
 
 ONE = ([[-1.0, -1.0]], [[-1.1, float("nan")]], [[1, 1]])

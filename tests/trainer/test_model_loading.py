@@ -44,21 +44,21 @@ def test_liger_replaces_layers_of_policy_and_reference_but_not_the_head(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = training(f"teacher_model.model_name_or_path={tiny_model}", "train.use_liger_kernel=true", "train.beta=0.1")
-    made = training_arguments(config, tmp_path)
+    training_args = training_arguments(config, tmp_path)
     with pytest.raises(ConfigError, match="train.use_liger_kernel is true, but .*pip install liger-kernel"):
-        load_policy(config, made)
+        load_policy(config, training_args)
     monkeypatch.setattr(model_loading, "apply_liger_kernel", lambda *_: None)
     with pytest.raises(ConfigError, match="Liger has no kernels for qwen"):
-        load_policy(config, made)
-    given = []
+        load_policy(config, training_args)
+    kernel_options = []
 
     def replace_a_norm(model: Any, kernels: dict[str, bool]) -> None:
         model.base_model.norm.forward = model.base_model.norm.forward
-        given.append(kernels)
+        kernel_options.append(kernels)
 
     monkeypatch.setattr(model_loading, "apply_liger_kernel", replace_a_norm)
-    load_policy(config, made)
-    assert given == [{"cross_entropy": False, "fused_linear_cross_entropy": False}] * 2
+    load_policy(config, training_args)
+    assert kernel_options == [{"cross_entropy": False, "fused_linear_cross_entropy": False}] * 2
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -66,10 +66,10 @@ def test_what_the_forward_pass_stores_is_moved_and_the_gradients_stay(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TRL's context itself needs a GPU; torch's stands in for it."""
-    moved = []
+    moved_shapes = []
 
     def move(stored: torch.Tensor) -> torch.Tensor:
-        moved.append(stored.shape)
+        moved_shapes.append(stored.shape)
         return stored.clone()
 
     hooks = torch.autograd.graph.saved_tensors_hooks(move, lambda stored: stored)
@@ -79,6 +79,6 @@ def test_what_the_forward_pass_stores_is_moved_and_the_gradients_stay(
         trainer = offline_trainer(tmp_path / value, model, [f"train.activation_offloading={value}"])
         trainer.create_optimizer()
         trainer.training_step(trainer.model, {})
-        gradients.append(torch.cat([each.grad.flatten() for each in trainer.model.parameters()]))
-        assert bool(moved) == (value == "true")
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()]))
+        assert bool(moved_shapes) == (value == "true")
     assert torch.equal(*gradients)

@@ -37,8 +37,8 @@ def lively(index: int, problem: Problem) -> ConversationRecord:
 
 def flat_second(index: int, problem: Problem) -> ConversationRecord:
     """As `lively`; in the second group all rewards are equal, or missing."""
-    same = {"reward": 0.5 if index % 2 else None, "rewards": {"pedagogical": 0.5 if index % 2 else None}}
-    return conversation(index, problem, seed=1, prompt_ids=[21, 22, 23], **(same if index >= GROUP else {}))
+    equal_rewards = {"reward": 0.5 if index % 2 else None, "rewards": {"pedagogical": 0.5 if index % 2 else None}}
+    return conversation(index, problem, seed=1, prompt_ids=[21, 22, 23], **(equal_rewards if index >= GROUP else {}))
 
 
 def all_flat(index: int, problem: Problem) -> ConversationRecord:
@@ -71,8 +71,10 @@ def move(model: torch.nn.Module) -> None:
 def best_and_worst(play: Any) -> list[tuple[ConversationRecord, ConversationRecord]]:
     """The pairs of a batch of two groups, found without the trainer."""
     records = [play(index, Problem.of(f"lesson {index}", "")) for index in range(2 * GROUP)]
-    groups = [[each for each in records[at : at + GROUP] if each.reward is not None] for at in (0, GROUP)]
-    pairs = [tuple(f(group, key=lambda each: each.reward) for f in (max, min)) for group in groups]
+    groups = [
+        [record for record in records[first : first + GROUP] if record.reward is not None] for first in (0, GROUP)
+    ]
+    pairs = [tuple(extreme(group, key=lambda record: record.reward) for extreme in (max, min)) for group in groups]
     return [(best, worst) for best, worst in pairs if best.reward > worst.reward]
 
 
@@ -83,8 +85,8 @@ def plain_margins(start: Path, trainer: Any, play: Any) -> tuple[torch.Tensor, t
 
     def ratio(record: ConversationRecord) -> torch.Tensor:
         summed = []
-        for each in (model, reference):
-            rows = [(of_sampled(each, row) * torch.tensor(row.mask)).sum() for row in rows_of(record)]
+        for scored_model in (model, reference):
+            rows = [(of_sampled(scored_model, row) * torch.tensor(row.mask)).sum() for row in rows_of(record)]
             summed.append(torch.stack(rows).sum())
         return summed[0] - summed[1].detach()
 
@@ -92,8 +94,8 @@ def plain_margins(start: Path, trainer: Any, play: Any) -> tuple[torch.Tensor, t
 
 
 def assert_same(found: dict[str, torch.Tensor], wanted: torch.nn.Module, within: float = 1e-6) -> None:
-    gradients = {name: each.grad for name, each in wanted.named_parameters() if each.grad is not None}
-    assert set(found) == set(gradients) and max(each.abs().max() for each in gradients.values()) > 1e-2
+    gradients = {name: parameter.grad for name, parameter in wanted.named_parameters() if parameter.grad is not None}
+    assert set(found) == set(gradients) and max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
     for name, gradient in gradients.items():
         assert (found[name] - gradient).abs().max() < within, name
 
@@ -119,11 +121,11 @@ def test_the_gradient_is_that_of_a_plain_reference_however_the_batch_is_divided(
 ) -> None:
     trainer = trainer_of(*overrides, play=play)
     batch = trainer.batch()
-    _, found = trainer.loss_and_gradients(batch)
+    _, gradients = trainer.loss_and_gradients(batch)
     margins, model = plain_margins(start, trainer, play)
     loss = -logsigmoid(margins).mean()
     loss.backward()
-    assert_same(found, model)
+    assert_same(gradients, model)
     logged = {name: values[-1] for name, values in trainer._figures.items()}
     assert logged["online_dpo/loss"] == pytest.approx(loss.item(), abs=1e-6)
     assert logged["online_dpo/reward_margin"] == pytest.approx(margins.mean().item(), abs=1e-5)
@@ -136,7 +138,7 @@ def test_the_gradient_is_that_of_trls_dpo_on_the_pairs_that_are_made_of_a_run(
     trainer_of: Any, start: Path, tmp_path: Path
 ) -> None:
     trainer, tokenizer = trainer_of(), AutoTokenizer.from_pretrained(start)
-    _, found = trainer.loss_and_gradients(trainer.batch())
+    _, gradients = trainer.loss_and_gradients(trainer.batch())
     records = [lively(index, Problem.of(f"lesson {index // GROUP}", "")) for index in range(2 * GROUP)]
     pairs = list(PairMaker({}, lambda text: [], lambda ids: "", least_margin=0).of_step(records))
     write_pairs(tmp_path / "pairs.parquet", pairs, tokenizer)
@@ -148,24 +150,24 @@ def test_the_gradient_is_that_of_trls_dpo_on_the_pairs_that_are_made_of_a_run(
     trl.model.load_state_dict(trainer.model.state_dict())
     assert len(pairs) == 2
     trl.compute_loss(trl.model, PairCollator(tokenizer.pad_token_id)(rows_of_pairs(pairs))).backward()
-    assert_same(found, trl.model, within=2e-6)  # both are float32
+    assert_same(gradients, trl.model, within=2e-6)  # both are float32
 
 
 @pytest.mark.parametrize("more", [[], LORA], ids=["whole", "LoRA"])
 def test_it_begins_at_the_reference_and_learns_what_is_better(trainer_of: Any, more: list[str]) -> None:
     trainer = trainer_of(*more, "train.learning_rate=3e-3", "train.lr_scheduler_type=constant", moved=False)
     figures = [step(trainer) for _ in range(6)]
-    first, last = ({name: each[f"online_dpo/{name}"] for name in ("loss", "reward_margin", "reward_accuracy")}
-                   for each in (figures[0], figures[-1]))  # fmt: skip
+    first, last = ({name: line[f"online_dpo/{name}"] for name in ("loss", "reward_margin", "reward_accuracy")}
+                   for line in (figures[0], figures[-1]))  # fmt: skip
     assert first == {"loss": pytest.approx(0.693147, abs=1e-5), "reward_margin": 0, "reward_accuracy": 0.5}
     assert last["reward_accuracy"] == 1 and last["loss"] < 0.6 and last["reward_margin"] > 0.1
 
 
 def test_a_batch_without_pairs_teaches_nothing(trainer_of: Any) -> None:
     trainer = trainer_of("train.groups_without_variance=keep", play=all_flat)
-    _, found = trainer.loss_and_gradients(trainer.batch())
+    _, gradients = trainer.loss_and_gradients(trainer.batch())
     assert trainer._figures["online_dpo/groups_without_pair"] == [2]
-    assert "online_dpo/loss" not in trainer._figures and not any(each.any() for each in found.values())
+    assert "online_dpo/loss" not in trainer._figures and not any(gradient.any() for gradient in gradients.values())
 
 
 def test_shuffled_rewards_make_other_pairs(trainer_of: Any) -> None:
@@ -187,15 +189,18 @@ def test_shuffled_rewards_make_other_pairs(trainer_of: Any) -> None:
 
 @given(st.lists(st.lists(st.sampled_from([None, 0.0, 0.25, 1.0]), min_size=3, max_size=3), max_size=6))
 def test_every_group_whose_rewards_differ_has_its_best_and_its_worst_in_one_pair(groups: list[list]) -> None:
-    places = pairs_of([reward for group in groups for reward in group], 3)
+    assignments = pairs_of([reward for group in groups for reward in group], 3)
     number = 0
-    for at, group in enumerate(groups):
-        own, known = places[3 * at : 3 * at + 3], [reward for reward in group if reward is not None]
-        if len(set(known)) < 2:
-            assert own == [(0, 0)] * 3
+    for index, group in enumerate(groups):
+        of_group, rewards = assignments[3 * index : 3 * index + 3], [reward for reward in group if reward is not None]
+        if len(set(rewards)) < 2:
+            assert of_group == [(0, 0)] * 3
             continue
-        sides = {side: (reward, pair) for reward, (pair, side) in zip(group, own, strict=True) if side}
-        assert sides == {1: (max(known), number), -1: (min(known), number)} and sum(side != 0 for _, side in own) == 2
+        sides = {side: (reward, pair) for reward, (pair, side) in zip(group, of_group, strict=True) if side}
+        assert (
+            sides == {1: (max(rewards), number), -1: (min(rewards), number)}
+            and sum(side != 0 for _, side in of_group) == 2
+        )
         number += 1
 
 
@@ -218,8 +223,8 @@ trainer.train()
 logged = [each["online_dpo/reward_margin"] for each in trainer.state.log_history if "online_dpo/loss" in each]
 print(json.dumps([logged, *(each.double().flatten()[:50].tolist() for each in trainer.model.parameters())]))
 """
-    (alone,) = in_processes(program, 1, str(tmp_path / "one"), str(start))
+    (single,) = in_processes(program, 1, str(tmp_path / "one"), str(start))
     first, second = in_processes(program, 2, str(tmp_path / "two"), str(start))
-    assert first == second and len(alone) == len(first) and alone[0][0] == 0 < alone[0][1]
-    for one, two in zip(alone, first, strict=True):
-        assert two == pytest.approx(one, abs=1e-5)
+    assert first == second and len(single) == len(first) and single[0][0] == 0 < single[0][1]
+    for expected, actual in zip(single, first, strict=True):
+        assert actual == pytest.approx(expected, abs=1e-5)

@@ -40,9 +40,9 @@ def test_every_optimizer_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(stag
     )
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [line.removeprefix("found ") for line in done.stdout.splitlines() if line.startswith("found ")]
-    found = {each.pop("optimizer"): each for each in map(json.loads, lines)}
-    assert set(found) == set(OPTIMIZERS)
-    for name, each in found.items():
-        assert each["apart"] == 0 and each["moved"] > 1e-4, name
-        assert (each["apart without states"] > 1e-3) == (name != "sgd"), f"{name}: its states do not count"
-        assert each["bytes per parameter"] == pytest.approx(state_bytes(name, stage), rel=0.02), name
+    results = {result.pop("optimizer"): result for result in map(json.loads, lines)}
+    assert set(results) == set(OPTIMIZERS)
+    for name, result in results.items():
+        assert result["apart"] == 0 and result["moved"] > 1e-4, name
+        assert (result["apart without states"] > 1e-3) == (name != "sgd"), f"{name}: its states do not count"
+        assert result["bytes per parameter"] == pytest.approx(state_bytes(name, stage), rel=0.02), name

@@ -39,21 +39,21 @@ LORA = "teacher_model.lora={enable: true, rank: 4, dropout: 0}"
 @pytest.fixture(scope="module")
 def folders(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model of each kind with random weights, and a tokenizer."""
-    tokenizer, found = AutoTokenizer.from_pretrained(world / "blank"), {}
+    tokenizer, paths = AutoTokenizer.from_pretrained(world / "blank"), {}
     for name, config in MODELS.items():
-        found[name] = tmp_path_factory.mktemp(name)
+        paths[name] = tmp_path_factory.mktemp(name)
         torch.manual_seed(7)
         config.vocab_size = len(tokenizer)
-        AutoModelForCausalLM.from_config(config).save_pretrained(found[name])
-        tokenizer.save_pretrained(found[name])
-    return found
+        AutoModelForCausalLM.from_config(config).save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
 
 
 def play(index: int, problem: Problem) -> ConversationRecord:
     """Conversations of uneven length: every other one is cut, and one prompt is longer."""
     record = conversation(index, problem, seed=3)
-    kept = len(record.completion_ids) - 3 * index if index % 2 else len(record.completion_ids)
-    cut = {name: getattr(record, name)[:kept] for name in ("completion_ids", "mask", "logprobs")}
+    length = len(record.completion_ids) - 3 * index if index % 2 else len(record.completion_ids)
+    cut = {name: getattr(record, name)[:length] for name in ("completion_ids", "mask", "logprobs")}
     return record.model_copy(update={**cut, "prompt_ids": record.prompt_ids * (4 if index == 5 else 1)})
 
 
@@ -64,15 +64,15 @@ def passes(trainer: Any) -> tuple[list[Batch], list[float], list[torch.Tensor]]:
 
     @torch.no_grad()
     def move() -> None:
-        for each in (own for own in trainer.model.parameters() if own.requires_grad):
-            each += 0.02 * torch.randn(each.shape, generator=draw)
+        for weight in (parameter for parameter in trainer.model.parameters() if parameter.requires_grad):
+            weight += 0.02 * torch.randn(weight.shape, generator=draw)
 
     move()
     batch = trainer.batch()
     for _ in range(2):
-        loss, found = trainer.loss_and_gradients(batch)
+        loss, named_gradients = trainer.loss_and_gradients(batch)
         losses.append(loss)
-        gradients.append(torch.cat([found[name].flatten() for name in sorted(found)]))
+        gradients.append(torch.cat([named_gradients[name].flatten() for name in sorted(named_gradients)]))
         move()
     return batch, losses, gradients
 
@@ -100,21 +100,21 @@ def test_log_probs_values_and_gradients_are_those_of_padded_rows(
         trainer.model.double()
         if "train.gradient_checkpointing=true" in overrides:  # otherwise `Trainer.train` switches it on
             trainer.model.gradient_checkpointing_enable()
-    (padded, *expected), (free, *found) = (passes(trainer) for trainer in trainers)
+    (padded, *expected), (free, *actual) = (passes(trainer) for trainer in trainers)
     assert [trainer.padding for trainer in trainers] == [TRIMMED, NO_PADDING]
-    assert found[0] == pytest.approx(expected[0], abs=1e-6)
-    for own, other in zip(found[1], expected[1], strict=True):
+    assert actual[0] == pytest.approx(expected[0], abs=1e-6)
+    for own, other in zip(actual[1], expected[1], strict=True):
         assert (own - other).norm() < 1e-6 * other.norm()
     if "max_tokens" in overrides[-1]:
         assert len(free) < len(padded), "more rows fit into as many tokens"
         return
     for own, other in zip(free, padded, strict=True):
         for name in ("old_logps_BT", "ref_logps_BT", "old_values_BT"):
-            one, two = getattr(own, name), getattr(other, name)
-            assert (one is None) == (two is None)
-            if one is not None:
+            free_values, padded_values = getattr(own, name), getattr(other, name)
+            assert (free_values is None) == (padded_values is None)
+            if free_values is not None:
                 real = own.completion_mask_BT * own.wanted_BT.any(dim=1, keepdim=True)
-                assert ((one - two) * real).abs().max() < 1e-5 and (one * real).any(), name
+                assert ((free_values - padded_values) * real).abs().max() < 1e-5 and (free_values * real).any(), name
 
 
 def test_a_row_says_where_its_sequences_begin() -> None:
@@ -123,17 +123,17 @@ def test_a_row_says_where_its_sequences_begin() -> None:
     attention, wanted = (ids > 0).long(), torch.tensor([[True, False], [False, False], [True, False]])
     attention[2, 0] = 1
     row = PackedRow.of(attention, wanted)
-    found = {
-        name: each if isinstance(each, int) else each.tolist() for name, each in row.inputs(ids, attention).items()
+    inputs = {
+        name: value if isinstance(value, int) else value.tolist() for name, value in row.inputs(ids, attention).items()
     }
-    assert found == {
+    assert inputs == {
         **{"input_ids": [[1, 2, 3, 8, 9, 10]], "position_ids": [[0, 1, 2, 0, 1, 2]]},
         **dict.fromkeys(["cu_seq_lens_q", "cu_seq_lens_k"], [0, 3, 6]),
         **dict.fromkeys(["max_length_q", "max_length_k"], 3),
     }
-    kept = ids * attention
-    kept[1] = 0
-    assert torch.equal(row.undo(row.apply(ids)), kept)
+    expected = ids * attention
+    expected[1] = 0
+    assert torch.equal(row.undo(row.apply(ids)), expected)
 
 
 def on_meta(config: Any, attention: str = "sdpa") -> Any:
@@ -168,10 +168,10 @@ def test_a_model_whose_sequences_would_see_each_other_is_refused(
     config: Any, attention: str, problem: str | None
 ) -> None:
     model = on_meta(config, attention)
-    found = attend_within_sequences(model)
+    reason = attend_within_sequences(model)
     changed = problem is None and attention == "sdpa"
     assert model.config._attn_implementation == ("sdpa_of_each_sequence" if changed else attention)
-    assert found is None if problem is None else re.search(problem, found)
+    assert reason is None if problem is None else re.search(problem, reason)
 
 
 def test_a_refused_model_names_the_key(folders: dict[str, Path], tmp_path: Path) -> None:

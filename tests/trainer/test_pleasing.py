@@ -70,9 +70,9 @@ def test_it_is_named_again_after_it_was_gone() -> None:
     ],
 )
 def test_another_student_is_not_named(after) -> None:
-    found = list(played(PleasingWatch(), [FAITHFUL] * 256, [after] * 256, [after] * 256))
-    assert [warnings for _, warnings in found] == [[], [], []]
-    assert all(figures["guard/student_pleases"] == 0.0 for figures, _ in found)
+    results = list(played(PleasingWatch(), [FAITHFUL] * 256, [after] * 256, [after] * 256))
+    assert [warnings for _, warnings in results] == [[], [], []]
+    assert all(figures["guard/student_pleases"] == 0.0 for figures, _ in results)
 
 
 def test_chance_is_not_named() -> None:

@@ -72,13 +72,13 @@ class Framed:
         record, full = conversation(index, problem, seed=1), {"overflow": "full"} if index % 2 else {}
         ids, mask, turns = [], [], []
         for turn in record.turns[:count]:
-            own = turn.span is not None
-            said = [self._rng.randrange(20, 26) for _ in range(self._rng.randrange(3, 8))]
-            start, framed = len(ids), [*said, 5]
-            ids += framed + [7] + ([11, 9] if own else [12, 9]) * (turn is not record.turns[count - 1])
-            mask += [int(own)] * len(framed) + [0] * (len(ids) - start - len(framed))
-            turns.append(replace(turn, span=(start, start + len(framed)) if own else None))
-        fields = {"completion_ids": ids, "mask": mask, "logprobs": [-6.0 * own for own in mask], "turns": turns}
+            is_sampled = turn.span is not None
+            message_ids = [self._rng.randrange(20, 26) for _ in range(self._rng.randrange(3, 8))]
+            start, framed = len(ids), [*message_ids, 5]
+            ids += framed + [7] + ([11, 9] if is_sampled else [12, 9]) * (turn is not record.turns[count - 1])
+            mask += [int(is_sampled)] * len(framed) + [0] * (len(ids) - start - len(framed))
+            turns.append(replace(turn, span=(start, start + len(framed)) if is_sampled else None))
+        fields = {"completion_ids": ids, "mask": mask, "logprobs": [-6.0 * bit for bit in mask], "turns": turns}
         rewards = {"reward": self.reward, "rewards": {"pedagogical": self.reward}}
         return record.model_copy(update=fields | rewards | full | {"prompt_ids": [7, 10, 9, 20, 21, 5, 7, 12, 9]})
 
@@ -115,9 +115,9 @@ def assert_gradients(found: dict[str, torch.Tensor], trainer: Any, losses: list[
     """The trainer's gradients of the policy are those of losses that were computed without it."""
     trainer.model.zero_grad()
     torch.stack(losses).sum().backward()
-    for name, each in trainer.model.named_parameters():
-        if each.grad is not None and "value_head" not in name:
-            assert torch.allclose(found[name], each.grad, rtol=0, atol=1e-6), name
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.grad is not None and "value_head" not in name:
+            assert torch.allclose(found[name], parameter.grad, rtol=0, atol=1e-6), name
             assert found[name].abs().max() > least, name
 
 
@@ -141,7 +141,7 @@ def reinforce(model: torch.nn.Module, row: ConversationRecord | TrainingRow, rew
 
 def weights(trainer: Any, of_head: bool) -> dict[str, torch.Tensor]:
     named = trainer.model.named_parameters()
-    return {name: each.detach().clone() for name, each in named if ("value_head" in name) is of_head}
+    return {name: parameter.detach().clone() for name, parameter in named if ("value_head" in name) is of_head}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -161,29 +161,29 @@ def test_the_tokens_of_an_episode_follow_each_other_across_samples() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 1000))
 def test_what_is_joined_comes_apart_again(lengths: list[list[int]], seed: int) -> None:
-    by_sample = torch.tensor([each for own in lengths for each in own])
-    tokens = EpisodeTokens.of([len(own) for own in lengths], by_sample)
+    by_sample = torch.tensor([length for episode in lengths for length in episode])
+    tokens = EpisodeTokens.of([len(episode) for episode in lengths], by_sample)
     values = torch.rand(len(by_sample), 4, generator=torch.Generator().manual_seed(seed))
-    there = torch.arange(4) < by_sample.unsqueeze(1)
-    found = tokens.apart(tokens.joined(values, 0.0), 4, len(by_sample))
-    assert torch.equal(found, torch.where(there, values, 0.0))
+    mask = torch.arange(4) < by_sample.unsqueeze(1)
+    restored = tokens.apart(tokens.joined(values, 0.0), 4, len(by_sample))
+    assert torch.equal(restored, torch.where(mask, values, 0.0))
 
 
 def test_advantages_of_messages_are_the_same_in_one_sample_and_in_three() -> None:
     """λ and γ cross samples: three messages of two tokens, in one sample with the environment's tokens between them,
     and each in one of its own."""
     values, outcome = torch.rand(6, generator=torch.Generator().manual_seed(3)), torch.tensor([0.8])
-    one, at, spread = torch.full((1, 10), NO_STEP), [0, 1, 4, 5, 8, 9], torch.zeros(1, 10)
-    one[0, at], spread[0, at] = torch.tensor([0, 0, 1, 1, 2, 2]), values
-    own = estimate(token_rewards(one, torch.zeros(1, 10), outcome), spread, one, torch.zeros(1), 0.9, 0.8, "turns")
+    one, positions, spread = torch.full((1, 10), NO_STEP), [0, 1, 4, 5, 8, 9], torch.zeros(1, 10)
+    one[0, positions], spread[0, positions] = torch.tensor([0, 0, 1, 1, 2, 2]), values
+    single = estimate(token_rewards(one, torch.zeros(1, 10), outcome), spread, one, torch.zeros(1), 0.9, 0.8, "turns")
 
     tokens = EpisodeTokens.of([3], torch.tensor([2, 2, 2]))
     numbers = tokens.joined(torch.tensor([[0, 0], [1, 1], [2, 2]]), NO_STEP)
     rewards = token_rewards(numbers, torch.zeros(1, 6), outcome)
     joined = tokens.joined(values.reshape(3, 2), 0.0)
-    found = estimate(rewards, joined, numbers, torch.zeros(1), 0.9, 0.8, "turns")
-    assert torch.allclose(found.advantages[0], own.advantages[0, at])
-    assert torch.equal(tokens.apart(found.advantages, 2, 3)[1], found.advantages[0, 2:4])
+    split = estimate(rewards, joined, numbers, torch.zeros(1), 0.9, 0.8, "turns")
+    assert torch.allclose(split.advantages[0], single.advantages[0, positions])
+    assert torch.equal(tokens.apart(split.advantages, 2, 3)[1], split.advantages[0, 2:4])
 
 
 # Gradients -----------------------------------------------------------------------------------------------------------
@@ -193,23 +193,23 @@ def test_advantages_of_messages_are_the_same_in_one_sample_and_in_three() -> Non
 def test_with_a_critic_at_zero_and_lambda_1_it_is_reinforce(trainer_of, over: str) -> None:
     """The mean over all sampled tokens, computed without the trainer."""
     trainer = trainer_of(*PLAIN, f"train.ppo.gae_over={over}", "train.ppo.value_weight=0", play=unjudged)
-    _, found = trainer.loss_and_gradients(trainer.batch())
+    _, gradients = trainer.loss_and_gradients(trainer.batch())
     records = [record for record in (unjudged(i, lesson(i)) for i in range(8)) if record.reward is not None]
     tokens = sum(sum(record.mask) for record in records)
     assert {record.reward for record in records} > {records[0].reward}
     losses = [reinforce(trainer.model, record, record.reward) / tokens for record in records]
-    assert_gradients(found, trainer, losses, 1e-4)
+    assert_gradients(gradients, trainer, losses, 1e-4)
 
 
 def in_rows(index: int, problem: Problem) -> ConversationRecord:
     """As `unjudged`, but each message stands behind a prompt of its own: the first is the row of the conversation."""
     record = unjudged(index, problem)
     end, branches = record.turns[0].span[1], []
-    for place in (2, 4):
-        own = slice(*record.turns[place].span)
-        tokens = (tuple(record.completion_ids[own]), tuple(record.logprobs[own]))
-        branches.append(AuxSample("policy", place, 0, *tokens, prompt_ids=(30 + place, 40 + index, 50)))
-    turns = [replace(turn, span=turn.span if place == 0 else None) for place, turn in enumerate(record.turns)]
+    for turn_index in (2, 4):
+        span = slice(*record.turns[turn_index].span)
+        tokens = (tuple(record.completion_ids[span]), tuple(record.logprobs[span]))
+        branches.append(AuxSample("policy", turn_index, 0, *tokens, prompt_ids=(30 + turn_index, 40 + index, 50)))
+    turns = [replace(turn, span=turn.span if turn_index == 0 else None) for turn_index, turn in enumerate(record.turns)]
     first = {name: getattr(record, name)[:end] for name in ("completion_ids", "mask", "logprobs")}
     return record.model_copy(update=first | {"branches": branches, "turns": turns})
 
@@ -220,13 +220,13 @@ def test_rows_of_their_own_are_the_steps_of_one_episode(trainer_of, over: str) -
     the last one have the outcome's share that is due to them, whichever row they stand in."""
     overrides = [*PLAIN, f"train.ppo.gae_over={over}", "train.ppo.value_weight=0"]
     trainer = trainer_of(*overrides, play=in_rows)
-    _, found = trainer.loss_and_gradients(trainer.batch())
+    _, gradients = trainer.loss_and_gradients(trainer.batch())
     records = [record for record in (in_rows(i, lesson(i)) for i in range(8)) if record.reward is not None]
     rows = [(record, row) for record in records for row in rows_of(record)]
     assert len(rows) == 3 * len(records)
     tokens = sum(sum(row.mask) for _, row in rows)
     losses = [reinforce(trainer.model, row, record.reward) / tokens for record, row in rows]
-    assert_gradients(found, trainer, losses, 1e-4)
+    assert_gradients(gradients, trainer, losses, 1e-4)
 
     trainer = trainer_of(*overrides, "train.ppo.gamma=0.5", play=in_rows, name="discounted")
     paid = {}
@@ -236,10 +236,10 @@ def test_rows_of_their_own_are_the_steps_of_one_episode(trainer_of, over: str) -
     for record in records:
         later = 0
         for number, row in reversed(list(enumerate(rows_of(record)))):
-            sampled = [token for token, own in zip(row.completion_ids, row.mask, strict=True) if own]
+            sampled = [token for token, is_sampled in zip(row.completion_ids, row.mask, strict=True) if is_sampled]
             count = len(sampled)
             steps = [2 - number] * count if over == "turns" else [later + count - 1 - i for i in range(count)]
-            assert paid[tuple(sampled)] == pytest.approx([record.reward * 0.5**each for each in steps])
+            assert paid[tuple(sampled)] == pytest.approx([record.reward * 0.5**remaining for remaining in steps])
             later += count
 
 
@@ -251,8 +251,8 @@ def test_the_values_are_those_of_the_states_before_the_tokens(trainer_of) -> Non
         head.bias.fill_(0.25)
     for micro in trainer.batch():
         parts = (micro.prompt_ids_BP, micro.completion_ids_BT, micro.completion_mask_BT, micro.old_values_BT)
-        for prompt, completion, there, old_values in zip(*parts, strict=True):
-            ids = torch.cat([prompt, completion[there.bool()]]).unsqueeze(0)
+        for prompt, completion, mask, old_values in zip(*parts, strict=True):
+            ids = torch.cat([prompt, completion[mask.bool()]]).unsqueeze(0)
             with torch.no_grad():
                 hidden = trainer.model.model(input_ids=ids).last_hidden_state[0]
                 values = hidden @ head.weight[0] + 0.25
@@ -267,10 +267,10 @@ def test_the_head_learns_and_the_trunk_only_if_it_is_to(trainer_of, train_trunk:
     trainer = trainer_of(*more, f"train.ppo.train_trunk={str(train_trunk).lower()}")
     with torch.no_grad():
         trainer.algorithm.value_head.weight.fill_(0.1)
-    _, found = trainer.loss_and_gradients(without_advantages(trainer))
-    of_head = {name: each for name, each in found.items() if "value_head" in name}
-    assert len(of_head) == 2 and all(each.abs().max() > 1e-4 for each in of_head.values())
-    rest = max(each.abs().max().item() for name, each in found.items() if name not in of_head)
+    _, gradients = trainer.loss_and_gradients(without_advantages(trainer))
+    of_head = {name: gradient for name, gradient in gradients.items() if "value_head" in name}
+    assert len(of_head) == 2 and all(gradient.abs().max() > 1e-4 for gradient in of_head.values())
+    rest = max(gradient.abs().max().item() for name, gradient in gradients.items() if name not in of_head)
     assert rest > 1e-5 if train_trunk else rest == 0
 
 
@@ -279,25 +279,25 @@ def test_the_critic_s_loss_is_half_the_mean_squared_error_over_the_states(traine
     trainer = trainer_of(*PLAIN, "train.ppo.value_clip=null")
     batch = without_advantages(trainer)
     returns = torch.cat([micro.returns_BT[micro.value_mask_BT] for micro in batch])
-    loss, found = trainer.loss_and_gradients(batch)
+    loss, gradients = trainer.loss_and_gradients(batch)
     assert loss == pytest.approx(0.25 * returns.square().mean().item(), abs=1e-6)
-    assert found["value_head.bias"].item() == pytest.approx(-0.5 * returns.mean().item(), abs=1e-6)
+    assert gradients["value_head.bias"].item() == pytest.approx(-0.5 * returns.mean().item(), abs=1e-6)
 
 
 def test_entropy_is_that_of_what_is_sampled_and_raises_it(trainer_of) -> None:
     trainer = trainer_of("train.ppo.entropy_weight=0.5", "train.ppo.value_weight=0")
-    batch, wanted, count = without_advantages(trainer), 0.0, 0
+    batch, entropy, count = without_advantages(trainer), 0.0, 0
     for record in (lively(index, lesson(index)) for index in range(8)):
         with torch.no_grad():
             logps = scored(trainer.model, record)
-        wanted += (-(logps.exp() * logps).sum(-1) * torch.tensor(record.mask)).sum().item()
+        entropy += (-(logps.exp() * logps).sum(-1) * torch.tensor(record.mask)).sum().item()
         count += sum(record.mask)
     loss, _ = trainer.loss_and_gradients(batch)
-    assert loss == pytest.approx(-0.5 * wanted / count, abs=1e-4)
+    assert loss == pytest.approx(-0.5 * entropy / count, abs=1e-4)
     trainer.optimizer.step()
     trainer.loss_and_gradients(batch)
     before, after = trainer._figures["entropy"]
-    assert before == pytest.approx(wanted / count, abs=1e-4) and after > before
+    assert before == pytest.approx(entropy / count, abs=1e-4) and after > before
 
 
 def test_the_kl_pulls_back_by_how_far_each_token_s_log_prob_is_from_the_reference(trainer_of) -> None:
@@ -305,11 +305,11 @@ def test_the_kl_pulls_back_by_how_far_each_token_s_log_prob_is_from_the_referenc
     reference is 0.7 nats away everywhere. k3 alone would pull by 1 − e^−0.7 = 0.503."""
     trainer = trainer_of("train.beta=0.5", "train.ppo.value_weight=0")
     batch = [replace(micro, ref_logps_BT=micro.old_logps_BT - 0.7) for micro in without_advantages(trainer)]
-    _, found = trainer.loss_and_gradients(batch)
+    _, gradients = trainer.loss_and_gradients(batch)
     records = [lively(index, lesson(index)) for index in range(8)]
     tokens = sum(sum(record.mask) for record in records)
     logps = [(torch.tensor(record.mask) * of_sampled(trainer.model, record)).sum() for record in records]
-    assert_gradients(found, trainer, [0.5 * 0.7 * each / tokens for each in logps], 1e-5)
+    assert_gradients(gradients, trainer, [0.5 * 0.7 * logp / tokens for logp in logps], 1e-5)
 
 
 # The critic ----------------------------------------------------------------------------------------------------------
@@ -321,19 +321,19 @@ def test_a_centred_critic_begins_at_the_mean_return(trainer_of, tmp_path: Path) 
     trainer = trainer_of("train.ppo.lam=1.0", "train.ppo.whiten_advantages=false", play=unjudged)
     batch = trainer.batch()
     records = [record for record in (unjudged(i, lesson(i)) for i in range(8)) if record.reward is not None]
-    weights_of = [sum(record.mask) for record in records]
-    mean = sum(w * record.reward for w, record in zip(weights_of, records, strict=True)) / sum(weights_of)
+    counts = [sum(record.mask) for record in records]
+    mean = sum(count * record.reward for count, record in zip(counts, records, strict=True)) / sum(counts)
     for micro in batch:
         assert micro.old_values_BT.flatten().tolist() == pytest.approx([mean] * micro.old_values_BT.numel(), abs=1e-6)
-        wanted = torch.where(micro.mask_BT, micro.returns_BT - mean, 0.0)
-        assert torch.allclose(micro.advantages_BT, wanted, atol=1e-6)
+        expected = torch.where(micro.mask_BT, micro.returns_BT - mean, 0.0)
+        assert torch.allclose(micro.advantages_BT, expected, atol=1e-6)
     assert trainer._figures["ppo/explained_variance"] == [pytest.approx(0, abs=1e-6)]
     trainer.save_model(str(tmp_path / "saved"))
     head = trainer_of(name="again", checkpoint=tmp_path / "saved").algorithm.value_head
     assert head.offset.item() == pytest.approx(mean) and not head.weight.any()
 
 
-@pytest.mark.parametrize("is_cut", [lambda place: place % 2, lambda place: True], ids=["half", "all"])
+@pytest.mark.parametrize("is_cut", [lambda index: index % 2, lambda index: True], ids=["half", "all"])
 def test_a_centred_critic_begins_where_it_would_without_the_cut_conversations(trainer_of, is_cut) -> None:
     """What a cut conversation would have got is unknown, and not 0: where all others have 0.8, nothing is better or
     worse. If every one was cut, the verdicts on what there is of them are all that is known."""
@@ -385,11 +385,11 @@ def test_target_kl_stops_the_updates_on_this_batch_alone(trainer_of) -> None:
 def test_later_passes_keep_the_old_values_and_log_probs(trainer_of) -> None:
     trainer = trainer_of("train.mu=2", "train.learning_rate=1e-2", "train.ppo.value_learning_rate=0.1")
     first = step(trainer)
-    kept = ("old_values_BT", "old_logps_BT", "returns_BT", "advantages_BT")
-    old = [[getattr(micro, name).clone() for name in kept] for micro in trainer.micro_batches]
+    names = ("old_values_BT", "old_logps_BT", "returns_BT", "advantages_BT")
+    old = [[getattr(micro, name).clone() for name in names] for micro in trainer.micro_batches]
     second = step(trainer)
-    for micro, was in zip(trainer.micro_batches, old, strict=True):
-        assert all(torch.equal(getattr(micro, name), each) for name, each in zip(kept, was, strict=True))
+    for micro, old_tensors in zip(trainer.micro_batches, old, strict=True):
+        assert all(torch.equal(getattr(micro, name), tensor) for name, tensor in zip(names, old_tensors, strict=True))
     assert first["clip_fraction"] == first["value_clip_fraction"] == 0
     assert second["approx_kl"] > 0 and second["clip_fraction"] > 0 and second["value_clip_fraction"] > 0
 
@@ -400,11 +400,11 @@ def test_a_conversation_without_a_verdict_trains_nobody_and_is_in_no_figure(trai
     def other(index: int, problem: Problem) -> ConversationRecord:
         record = unjudged(index, problem)
         if record.reward is None:
-            ids = [7 if own else token for token, own in zip(record.completion_ids, record.mask, strict=True)]
+            ids = [7 if sampled else token for token, sampled in zip(record.completion_ids, record.mask, strict=True)]
             record = record.model_copy(update={"completion_ids": ids, "logprobs": [-9.0 * m for m in record.mask]})
         return record
 
-    found = []
+    results = []
     for name, play in (("one", unjudged), ("two", other)):
         trainer = trainer_of(play=play, name=name)
         with torch.no_grad():
@@ -413,8 +413,8 @@ def test_a_conversation_without_a_verdict_trains_nobody_and_is_in_no_figure(trai
         logged = {key: values for key, values in trainer._figures.items() if key.startswith("ppo/")}
         masked = sum(micro.mask_BT.sum().item() for micro in batch)
         assert masked == sum(sum(lively(i, lesson(i)).mask) for i in range(8) if i % 3)
-        found.append((trainer.loss_and_gradients(batch), logged))
-    ((loss, gradients), logged), ((other_loss, other_gradients), other_logged) = found
+        results.append((trainer.loss_and_gradients(batch), logged))
+    ((loss, gradients), logged), ((other_loss, other_gradients), other_logged) = results
     assert loss == pytest.approx(other_loss, abs=1e-6) and len(logged) == 5
     assert all(logged[key] == pytest.approx(other_logged[key], abs=1e-6) for key in logged)
     assert all(torch.allclose(gradients[key], other_gradients[key], atol=1e-6) for key in gradients)
@@ -423,7 +423,7 @@ def test_a_conversation_without_a_verdict_trains_nobody_and_is_in_no_figure(trai
 def test_whole_batches_without_a_verdict_leave_everything_as_it_is(trainer_of) -> None:
     trainer = trainer_of(play=lambda _, problem: unjudged(0, problem))
     loss, gradients = trainer.loss_and_gradients(trainer.batch())
-    assert loss == 0 and not any(each.any() for each in gradients.values())
+    assert loss == 0 and not any(gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])
@@ -433,8 +433,8 @@ def test_a_conversation_that_was_cut_has_the_value_of_its_end_in_place_of_its_re
         trainer.algorithm.value_head.bias.fill_(0.875)  # of every state
     returns = [row.max().item() for micro in trainer.batch() for row in micro.returns_BT]
     rewards = [cut(i, lesson(i)).reward for i in range(8)]
-    wanted = [0.875 if bootstrap and place % 2 else reward for place, reward in enumerate(rewards)]
-    assert returns == pytest.approx(wanted, abs=1e-4) and len(set(rewards)) > 4
+    expected = [0.875 if bootstrap and index % 2 else reward for index, reward in enumerate(rewards)]
+    assert returns == pytest.approx(expected, abs=1e-4) and len(set(rewards)) > 4
     assert trainer._figures["ppo/truncated_share"] == [0.5 if bootstrap else 0]
 
 
@@ -444,15 +444,15 @@ def test_turn_rewards_are_paid_at_their_message_s_last_token_as_a_mean(trainer_o
     def priced(index: int, problem: Problem) -> ConversationRecord:
         return conversation(index, problem, seed=1, turn_rewards={"length": [1.0, None, -0.5]})
 
-    credit = [f"train.turn_credit.{each}" for each in ("mode=immediate", "weight=0.4", "rewards={length: 1}")]
+    credit = [f"train.turn_credit.{option}" for option in ("mode=immediate", "weight=0.4", "rewards={length: 1}")]
     trainer = trainer_of(*PLAIN, *credit, play=priced)
     rows = [pair for micro in trainer.batch() for pair in zip(micro.mask_BT, micro.returns_BT, strict=True)]
     for index, (mask, returns) in enumerate(rows):
         record = priced(index, lesson(index))
         for turn, later in ((0, 0.4 * 0.5 / 2), (2, 0.4 * -0.5 / 2), (4, 0.4 * -0.5 / 2)):
-            own = slice(*record.turns[turn].span)
-            assert mask[own].all() and not mask[own.stop], "the frame of the template is no step"
-            assert returns[own].tolist() == pytest.approx([record.reward + later] * len(returns[own]))
+            span = slice(*record.turns[turn].span)
+            assert mask[span].all() and not mask[span.stop], "the frame of the template is no step"
+            assert returns[span].tolist() == pytest.approx([record.reward + later] * len(returns[span]))
 
 
 def test_shuffled_rewards_are_those_of_other_conversations(trainer_of) -> None:
@@ -474,11 +474,11 @@ def test_what_is_published_and_released_is_what_grpo_publishes(
         save_together(trainer, lambda save: save(folder / "model"))
         if trainer.has_adapter:
             save_adapter_together(trainer, lambda save: save(folder / "adapter"))
-        found = {}
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        tensor_names = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             is_weights = path.suffix == ".safetensors"
-            found[str(path.relative_to(folder))] = sorted(load_file(path)) if is_weights else []
-        return found
+            tensor_names[str(path.relative_to(folder))] = sorted(load_file(path)) if is_weights else []
+        return tensor_names
 
     ppo = saved(trainer_of(*more, name="ppo"), tmp_path / "of_ppo")
     grpo = offline_trainer(tmp_path / "grpo", tmp_path / "model", ["train.beta=0", *more])

@@ -52,8 +52,8 @@ FIGURES = (
 
 def play(step: int, index: int, problem: Problem) -> ConversationRecord:
     """Of the first process's four conversations three have a verdict, of the second one's only one; two are cut."""
-    nothing = {"reward": None, "rewards": {"pedagogical": None}, "verdicts": []}
-    changes = nothing if index in (2, 4, 5, 7) else {"overflow": "the student's context is full"} if index < 2 else {}
+    unjudged = {"reward": None, "rewards": {"pedagogical": None}, "verdicts": []}
+    changes = unjudged if index in (2, 4, 5, 7) else {"overflow": "the student's context is full"} if index < 2 else {}
     return conversation(index, problem, seed=10 + step, **changes)
 
 
@@ -70,7 +70,7 @@ class Done:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         head = load_file(self.folder / "checkpoints" / f"checkpoint-{STEPS}" / HEAD_FILE)
-        return weights_in(policy_path(self.folder, STEPS)) | {f"head.{name}": each for name, each in head.items()}
+        return weights_in(policy_path(self.folder, STEPS)) | {f"head.{name}": weight for name, weight in head.items()}
 
 
 def trained(
@@ -80,8 +80,13 @@ def trained(
     folder.mkdir(parents=True, exist_ok=True)
     with served(ScriptedBatches(str(folder), play)) as port:
         for steps in stops:
-            own = [*quickstart_overrides(folder, world / "blank", world, port), *PPO, *more, f"train.max_steps={steps}"]
-            run_training(launcher, own)
+            overrides = [
+                *quickstart_overrides(folder, world / "blank", world, port),
+                *PPO,
+                *more,
+                f"train.max_steps={steps}",
+            ]
+            run_training(launcher, overrides)
     return Done(folder)
 
 
@@ -102,10 +107,10 @@ def assert_same(found: Done, wanted: Done, tolerance: float = 1e-4) -> None:
 @pytest.mark.parametrize("launcher", ["zero2_2CPU", "zero3_2CPU"])
 def test_two_processes_train_policy_and_critic_as_one_does(launcher: str, alone: Done, world: Path, tmp_path) -> None:
     """Their verdicts are uneven: three on the first process, one on the second."""
-    found = trained(tmp_path / "two", world, launcher, [])
-    assert_same(found, alone)
-    assert found.weights["head.weight"].abs().max() > 1e-3, "the critic has learned"
-    assert critic_path(found.folder, 2).is_file() and not critic_path(found.folder, 3).exists()
+    run = trained(tmp_path / "two", world, launcher, [])
+    assert_same(run, alone)
+    assert run.weights["head.weight"].abs().max() > 1e-3, "the critic has learned"
+    assert critic_path(run.folder, 2).is_file() and not critic_path(run.folder, 3).exists()
 
 
 @pytest.mark.parametrize("launcher", [None, "zero2_2CPU"])
@@ -117,15 +122,15 @@ def test_a_resumed_run_makes_the_steps_of_one_that_was_not_interrupted(
 
 
 def test_an_adapter_is_trained_and_its_critic_is_not_in_it(world: Path, tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", world, None, LORA)
-    again = trained(tmp_path / "again", world, "zero2_2CPU", [*LORA, "logging.save_steps=2"], (2, STEPS))
-    for done in (whole, again):
+    uninterrupted = trained(tmp_path / "whole", world, None, LORA)
+    resumed = trained(tmp_path / "again", world, "zero2_2CPU", [*LORA, "logging.save_steps=2"], (2, STEPS))
+    for done in (uninterrupted, resumed):
         published = load_file(policy_path(done.folder, STEPS) / "adapter_model.safetensors")
         assert published and all("lora" in name for name in published)
-    assert_same(again, whole)
+    assert_same(resumed, uninterrupted)
 
 
 def test_bfloat16_keeps_the_values_in_float32(world: Path, tmp_path: Path) -> None:
-    found = trained(tmp_path / "half", world, None, ["train.dtype=bfloat16"])
-    assert len(found.lines) == STEPS and found.weights["head.weight"].dtype == torch.float32
-    assert found.weights["head.weight"].abs().max() > 1e-3
+    run = trained(tmp_path / "half", world, None, ["train.dtype=bfloat16"])
+    assert len(run.lines) == STEPS and run.weights["head.weight"].dtype == torch.float32
+    assert run.weights["head.weight"].abs().max() > 1e-3

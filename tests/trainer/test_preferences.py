@@ -96,8 +96,8 @@ def plain_loss(kind: str, model, reference, batch: dict, beta: float) -> torch.T
     def ratios(prefix: str = "") -> torch.Tensor:
         tensors = [batch[f"{prefix}{name}"] for name in ("input_ids", "attention_mask", "completion_mask")]
         with torch.no_grad():
-            known = summed_log_probs(reference, *tensors)
-        return summed_log_probs(model, *tensors) - known
+            reference_log_probs = summed_log_probs(reference, *tensors)
+        return summed_log_probs(model, *tensors) - reference_log_probs
 
     if kind == "dpo":
         better, worse = ratios().chunk(2)
@@ -119,34 +119,39 @@ def test_loss_and_gradients_are_those_of_a_plain_reference(tmp_path, blank, file
     model.load_state_dict({name: weight.double() for name, weight in trainer.model.state_dict().items()})
     batch = next(iter(trainer.get_train_dataloader()))
     assert ((batch["completion_mask"] == 0) & (batch["attention_mask"] == 1)).sum() > 0
-    loss, wanted = trainer.compute_loss(trainer.model, dict(batch)), plain_loss(kind, model, reference, batch, 0.3)
-    assert loss.item() == pytest.approx(wanted.item(), abs=1e-6)
+    loss, expected = trainer.compute_loss(trainer.model, dict(batch)), plain_loss(kind, model, reference, batch, 0.3)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     loss.backward()
-    wanted.backward()
-    others = dict(model.named_parameters())
-    largest = max(weight.grad.abs().max().item() for weight in others.values())
+    expected.backward()
+    expected_parameters = dict(model.named_parameters())
+    largest = max(weight.grad.abs().max().item() for weight in expected_parameters.values())
     for name, weight in trainer.model.named_parameters():
-        worst = (weight.grad.double() - others[name].grad).abs().max().item()
+        worst = (weight.grad.double() - expected_parameters[name].grad).abs().max().item()
         assert worst < 1e-6, f"{name}: {worst} of {largest}"
     assert largest > 1e-2
 
 
 def test_without_masks_the_batches_are_trls_own():
-    whole = [replace(p, chosen_mask=[1] * len(p.chosen_ids), rejected_mask=[1] * len(p.rejected_ids)) for p in PAIRS]
-    rows = rows_of(whole)[:3]
-    for own, wanted in (
+    unmasked = [
+        replace(pair, chosen_mask=[1] * len(pair.chosen_ids), rejected_mask=[1] * len(pair.rejected_ids))
+        for pair in PAIRS
+    ]
+    rows = rows_of(unmasked)[:3]
+    for batch, expected in (
         (PairCollator(PAD)(rows), DataCollatorForPreference(PAD)(rows)),
         (
-            SingleCollator(PAD, 40)(texts := singles(whole, 1)[:3]),
+            SingleCollator(PAD, 40)(texts := singles(unmasked, 1)[:3]),
             DataCollatorForUnpairedPreference(PAD, max_length=40)(
-                [each | {"KL_completion_ids": texts[i - 1]["completion_ids"]} for i, each in enumerate(texts)]
+                [text | {"KL_completion_ids": texts[index - 1]["completion_ids"]} for index, text in enumerate(texts)]
             ),
         ),
     ):
-        assert own.keys() == wanted.keys()
-        for name in own:
+        assert batch.keys() == expected.keys()
+        for name in batch:
             assert (
-                own[name][:, :40].equal(wanted[name][:, :40]) if own[name].dim() > 1 else own[name].equal(wanted[name])
+                batch[name][:, :40].equal(expected[name][:, :40])
+                if batch[name].dim() > 1
+                else batch[name].equal(expected[name])
             )
 
 
@@ -161,11 +166,11 @@ def test_the_batch_holds_the_masks_of_the_pairs_and_no_students_words():
 
 def test_kto_takes_every_text_once_and_neighbours_have_other_prompts():
     texts = singles(PAIRS, 5)
-    assert {(tuple(t["completion_ids"]), t["label"]) for t in texts} == {
+    assert {(tuple(text["completion_ids"]), text["label"]) for text in texts} == {
         *((tuple(pair.chosen_ids), True) for pair in PAIRS),
         *((tuple(pair.rejected_ids), False) for pair in PAIRS),
     }
-    assert all(one["prompt_ids"] != other["prompt_ids"] for one, other in zip(texts, texts[1:], strict=False))
+    assert all(text["prompt_ids"] != next_text["prompt_ids"] for text, next_text in zip(texts, texts[1:], strict=False))
 
 
 # What is trained on -----------------------------------------------------------------------------------------------
@@ -174,10 +179,10 @@ def test_kto_takes_every_text_once_and_neighbours_have_other_prompts():
 def test_problems_are_held_out_whole_and_the_same_ones_for_the_same_seed():
     twice = [*PAIRS, *(replace(pair, step=1) for pair in PAIRS)]
     learned, held_out = split(twice, 0.3, 7)
-    apart = [{pair.problem_id for pair in part} for part in (learned, held_out)]
-    assert len(apart[1]) == 3 and not apart[0] & apart[1] and len(held_out) == 6
+    problem_ids = [{pair.problem_id for pair in part} for part in (learned, held_out)]
+    assert len(problem_ids[1]) == 3 and not problem_ids[0] & problem_ids[1] and len(held_out) == 6
     assert split(twice[::-1], 0.3, 7)[1] == held_out[::-1]
-    assert {pair.problem_id for pair in split(twice, 0.3, 8)[1]} != apart[1]
+    assert {pair.problem_id for pair in split(twice, 0.3, 8)[1]} != problem_ids[1]
     assert split(PAIRS, 0, 7) == (PAIRS, [])
     with pytest.raises(DataError, match="All pairs are on 1 problem, which dataset.held_out_share=0.1 holds out"):
         split(PAIRS[:1], 0.1, 7)
@@ -202,29 +207,31 @@ def test_the_control_swaps_one_of_every_two_pairs_that_are_alike(shapes, seed):
         for source, good, bad in shapes
     ]
     swapped = with_swapped(pairs, seed)
-    signs = [1 if one == other else -1 for one, other in zip(pairs, swapped, strict=True)]
+    signs = [1 if pair == swapped_pair else -1 for pair, swapped_pair in zip(pairs, swapped, strict=True)]
     assert signs.count(-1) == len(pairs) // 2 and swapped == with_swapped(pairs, seed)
-    for one, other, sign in zip(pairs, swapped, signs, strict=True):
+    for pair, swapped_pair, sign in zip(pairs, swapped, signs, strict=True):
         if sign < 0:
-            assert (one.chosen_ids, one.chosen_mask) == (other.rejected_ids, other.rejected_mask)
-            assert (one.rejected_ids, one.rejected_mask) == (other.chosen_ids, other.chosen_mask)
+            assert (pair.chosen_ids, pair.chosen_mask) == (swapped_pair.rejected_ids, swapped_pair.rejected_mask)
+            assert (pair.rejected_ids, pair.rejected_mask) == (swapped_pair.chosen_ids, swapped_pair.chosen_mask)
     for source in ("group", "draft"):
-        own = [(sign, good - bad) for sign, (of, good, bad) in zip(signs, shapes, strict=True) if of == source]
-        assert abs(sum(sign for sign, _ in own)) <= 2
-        if len(own) == len(pairs) and not len(own) % 2:
-            apart = [difference for _, difference in own] or [0]
-            assert abs(sum(sign * difference for sign, difference in own)) <= max(apart) - min(apart)
+        signed = [
+            (sign, good - bad) for sign, (origin, good, bad) in zip(signs, shapes, strict=True) if origin == source
+        ]
+        assert abs(sum(sign for sign, _ in signed)) <= 2
+        if len(signed) == len(pairs) and not len(signed) % 2:
+            differences = [difference for _, difference in signed] or [0]
+            assert abs(sum(sign * difference for sign, difference in signed)) <= max(differences) - min(differences)
 
 
 def test_another_seed_of_the_control_swaps_others_and_holds_the_same_ones_out(tmp_path, blank, file, monkeypatch):
-    found = []
-    monkeypatch.setattr(preferences, "rows_of", lambda pairs: found.append(list(pairs)) or rows_of(pairs))
+    splits = []
+    monkeypatch.setattr(preferences, "rows_of", lambda pairs: splits.append(list(pairs)) or rows_of(pairs))
     for seed in (0, 1):
         control = ("dataset.shuffle_pairs=true", f"dataset.shuffle_seed={seed}", "dataset.held_out_share=0.3")
         trainer_of(make_config(tmp_path, blank, file, *control))
-    (learned, held_out), (others, same) = found[:2], found[2:]
-    assert held_out == same and learned != others
-    assert [pair.problem_id for pair in learned] == [pair.problem_id for pair in others]
+    (learned, held_out), (other_learned, other_held_out) = splits[:2], splits[2:]
+    assert held_out == other_held_out and learned != other_learned
+    assert [pair.problem_id for pair in learned] == [pair.problem_id for pair in other_learned]
 
 
 def test_pairs_that_do_not_fit_are_told_about_or_refused(tmp_path, blank, file, caplog):
@@ -241,10 +248,10 @@ def test_pairs_that_do_not_fit_are_told_about_or_refused(tmp_path, blank, file, 
     ):
         with pytest.raises(DataError, match=message):
             read_short_pairs(changed, TOKENIZER, length)
-    other = make_tokenizer(CHATML)
-    other.add_tokens(["another"])
+    other_tokenizer = make_tokenizer(CHATML)
+    other_tokenizer.add_tokens(["another"])
     with pytest.raises(DataError, match="holds token ids of another tokenizer than the model's"):
-        read_short_pairs(config.dataset, other, 128)
+        read_short_pairs(config.dataset, other_tokenizer, 128)
     for override, message in (
         ("dataset.pairs=null", "dataset.pairs names no file"),
         ("dataset.sources=[]", "dataset.sources is empty; name at least one of group, draft, desk, judge"),
@@ -266,14 +273,14 @@ def test_figures_by_hand():
     pairs = [replace(pair, source=source) for pair, source in zip(PAIRS, ["group", "desk", "desk"], strict=False)]
     figures = figures_of(log_probs, pairs, 0.5)
     assert list(figures) == ["all", "desk", "group"]
-    found = {
+    actual = {
         source: (
-            *(each["pairs"], each["accuracy"]["mean"], each["margin"]),
-            *(each["reward_accuracy"]["mean"], each["reward_margin"]),
+            *(entry["pairs"], entry["accuracy"]["mean"], entry["margin"]),
+            *(entry["reward_accuracy"]["mean"], entry["reward_margin"]),
         )
-        for source, each in figures.items()
+        for source, entry in figures.items()
     }
-    assert found == {
+    assert actual == {
         "all": (3, 0.5, 0.0, 0.5, pytest.approx(0.5 / 3)),
         "desk": (2, 0.25, -0.5, 0.75, 0.5),
         "group": (1, 1.0, 1.0, 0.0, -0.5),
@@ -306,10 +313,10 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(tmp_path, blank, file, m
     overrides = (f"train.loss={loss}", "logging.save_steps=3", *adapter)
     preferences.train(make_config(tmp_path / "whole", blank, file, *overrides))
     config = make_config(tmp_path / "broken", blank, file, *overrides)
-    shown, steps, stop_after = preferences.MetricsCallback.on_log, [], 4
+    on_log, steps, stop_after = preferences.MetricsCallback.on_log, [], 4
 
     def counted(self, args, state, control, logs=None, **_):
-        shown(self, args, state, control, logs)
+        on_log(self, args, state, control, logs)
         steps.append(state.global_step)
         if state.global_step == stop_after:
             raise KeyboardInterrupt

@@ -40,7 +40,7 @@ def exported(metrics: TrainingMetrics) -> dict[tuple[str, str], float]:
     registry.register(metrics)
     families = text_string_to_metric_families(generate_latest(registry).decode())
     samples = [sample for family in families for sample in family.samples]
-    return {(each.name, *each.labels.values()): each.value for each in samples}
+    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
 def test_a_step_by_hand() -> None:

@@ -110,8 +110,8 @@ def test_grpo_with_a_student_behind_an_api_stops_without_it_and_pays_for_nothing
     assert sum(line["student/cost_usd"] for line in lines) == pytest.approx(endpoint.billed_usd)
     text = requests.get(f"{server.client.url}/metrics", timeout=60).text
     assert 'classroom_student_calls{model="a-student",outcome="usable"}' in text
-    asked = Counter(call.body["model"] for call in endpoint.calls)
-    assert set(asked) == {"a-student"}
+    calls_by_model = Counter(call.body["model"] for call in endpoint.calls)
+    assert set(calls_by_model) == {"a-student"}
 
 
 def train(server: RunningServer, steps: int) -> subprocess.CompletedProcess:

@@ -61,19 +61,19 @@ def test_whatever_line_a_kill_leaves_the_next_server_does_the_rest_and_nothing_t
     """The journal is cut at every line, with half of the next one behind it; the answer is always the same, and no
     turn, verdict, solution or record is there twice."""
     generation = request.getfixturevalue(kind)
-    whole = Room(tokenizer, tmp_path / "whole")
-    whole.judge = ScriptedJudge(judge_that_accepts)
-    wanted = sample(whole, generation)
-    assert all(record.reward is not None for record in wanted.conversations)
-    lines = (whole.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
-    happened = Counter(what_happened(json.loads(line)) for line in lines[1:])
+    whole_room = Room(tokenizer, tmp_path / "whole")
+    whole_room.judge = ScriptedJudge(judge_that_accepts)
+    expected = sample(whole_room, generation)
+    assert all(record.reward is not None for record in expected.conversations)
+    lines = (whole_room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+    event_counts = Counter(what_happened(json.loads(line)) for line in lines[1:])
     for count in range(len(lines) + 1):
         room = Room(tokenizer, tmp_path / f"cut{count}")
         room.judge = ScriptedJudge(judge_that_accepts)
         write_journal(room, lines[:count], lines[count][: len(lines[count]) // 2] if count < len(lines) else b"")
-        assert sample(room, generation) == wanted, f"cut after {count} lines"
+        assert sample(room, generation) == expected, f"cut after {count} lines"
         events = [event for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] != "batch"]
-        assert Counter(map(what_happened, events)) == happened, f"cut after {count} lines"
+        assert Counter(map(what_happened, events)) == event_counts, f"cut after {count} lines"
 
 
 def test_record_and_rewards_of_an_earlier_server(room: Room, generation: GenerationConfig) -> None:
@@ -95,20 +95,20 @@ def test_a_batch_under_other_circumstances_is_played_anew(room: Room, generation
         generation = replace(generation, max_turns=3)
     else:
         request = REQUEST.model_copy(update={"seed": 2})
-    said = len(room.teacher.calls)
+    calls = len(room.teacher.calls)
     after = sample(room, generation, request)
-    assert len(room.teacher.calls) - said == sum(len(r.turns) // 2 + 1 for r in after.conversations)
+    assert len(room.teacher.calls) - calls == sum(len(record.turns) // 2 + 1 for record in after.conversations)
     if change != "body":
         assert [record.turns for record in after.conversations] != [record.turns for record in before.conversations]
-    said = len(room.teacher.calls)
-    assert sample(room, generation, request) == after and len(room.teacher.calls) == said
+    calls = len(room.teacher.calls)
+    assert sample(room, generation, request) == after and len(room.teacher.calls) == calls
     assert [room.open(generation).record(record.id) for record in after.conversations] == after.conversations
 
 
 def test_timeouts_and_ports_are_no_other_circumstances(room: Room, generation: GenerationConfig) -> None:
-    before, said = sample(room, generation), len(room.teacher.calls)
+    before, calls = sample(room, generation), len(room.teacher.calls)
     assert sample(room, replace(generation, server_port=9, sample_timeout_s=5.0)) == before
-    assert len(room.teacher.calls) == said
+    assert len(room.teacher.calls) == calls
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -150,9 +150,9 @@ def test_an_engine_that_dies_under_the_judge_is_no_failed_judgement(room: Room, 
         sample(room, generation)
     assert not [event for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] == "verdict"]
     room.judge = ScriptedJudge(judge_that_accepts)
-    said = len(room.teacher.calls)
+    calls = len(room.teacher.calls)
     assert all(record.reward is not None for record in sample(room, generation).conversations)
-    assert len(room.teacher.calls) == said
+    assert len(room.teacher.calls) == calls
 
 
 def test_a_running_request_refuses_another_body_under_its_id(room: Room, generation: GenerationConfig) -> None:

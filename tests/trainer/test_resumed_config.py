@@ -55,8 +55,8 @@ def checkpoint_made_with(run_folder: Path, *overrides: str, step: int = 20) -> P
     folder = run_folder / "checkpoints" / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     config = configured(run_folder, *overrides)
-    here = all(Path(source.name_or_path).is_file() for source in config.dataset.train_datasets)
-    problems = load_training_problems(config) if here else []
+    on_disk = all(Path(source.name_or_path).is_file() for source in config.dataset.train_datasets)
+    problems = load_training_problems(config) if on_disk else []
     write_config(folder, config, contents_at_start(config, problems))
     return folder
 
@@ -64,8 +64,8 @@ def checkpoint_made_with(run_folder: Path, *overrides: str, step: int = 20) -> P
 def test_every_key_of_the_training_and_its_data_is_decided_on() -> None:
     keys = set(keys_of(TrainRLConfig))
     decided = {key for key in keys if key.startswith(("train.", "dataset.", "teacher_model.lora.")) or "." not in key}
-    whose = {"teacher_model.model_name_or_path", "teacher_model.load_in_4bit", "generation.trained_role"}
-    assert decided - {"dry_run"} == (set(FIXED) | TAKES_EFFECT) - whose
+    model_keys = {"teacher_model.model_name_or_path", "teacher_model.load_in_4bit", "generation.trained_role"}
+    assert decided - {"dry_run"} == (set(FIXED) | TAKES_EFFECT) - model_keys
     assert set(FIXED) | TAKES_EFFECT <= keys and not set(FIXED) & TAKES_EFFECT
 
 
@@ -79,8 +79,8 @@ LAUNCHES = {
 @pytest.mark.parametrize("state", LAUNCHES)
 def test_a_training_launched_otherwise_does_not_begin_with_a_new_optimizer(state: str, tmp_path: Path) -> None:
     (tmp_path / state).touch()
-    for found, environment in LAUNCHES.items():
-        if found == state:
+    for launch_state, environment in LAUNCHES.items():
+        if launch_state == state:
             check_launch(tmp_path, {"ACCELERATE_USE_DEEPSPEED": "false", **environment})
         else:
             with pytest.raises(ConfigError, match="a new state of the optimizer. Give accelerate the --config_file"):
@@ -116,27 +116,27 @@ OTHERS = {
 def test_what_a_checkpoint_depends_on_may_not_change(tmp_path: Path, key: str) -> None:
     checkpoint_made_with(tmp_path, step=5)
     last = checkpoint_made_with(tmp_path)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         if key == "environment":  # another environment has other keys, so it is set after loading
             config = replace(configured(tmp_path), environment="tests.support.guessing")
         else:
             config = load(TrainRLConfig, "train_rl", [f"logging.save_dir={tmp_path}", f"{key}={OTHERS[key]}"])
         check_resume(tmp_path, config)
-    message = str(refused.value)
+    message = str(raised.value)
     assert message.startswith(f"The training cannot go on from {last}: {key} was ") and FIXED[key] in message
     assert message.endswith("Set back what has changed, or give a new run another folder, logging.save_dir=…")
 
 
 def test_the_model_of_a_trained_student_may_not_change(tmp_path: Path) -> None:
-    role, other = "generation.trained_role=student", "student_model.model_name_or_path=Qwen/Qwen3-0.6B"
-    for folder, own, fixed in ((tmp_path / "student", [role], True), (tmp_path / "teacher", [], False)):
-        checkpoint_made_with(folder, *own)
+    role, other_model = "generation.trained_role=student", "student_model.model_name_or_path=Qwen/Qwen3-0.6B"
+    for folder, overrides, fixed in ((tmp_path / "student", [role], True), (tmp_path / "teacher", [], False)):
+        checkpoint_made_with(folder, *overrides)
         if fixed:
             with pytest.raises(ConfigError, match="student_model.model_name_or_path was .* the weights of this one"):
-                check_resume(folder, configured(folder, *own, other))
+                check_resume(folder, configured(folder, *overrides, other_model))
         else:
-            [told] = check_resume(folder, configured(folder, *own, other))
-            assert told.startswith("student_model.model_name_or_path changes")
+            [line] = check_resume(folder, configured(folder, *overrides, other_model))
+            assert line.startswith("student_model.model_name_or_path changes")
 
 
 def test_a_checkpoint_from_before_the_role_could_be_chosen_goes_on(tmp_path: Path) -> None:
@@ -167,14 +167,14 @@ def test_supervision_may_begin_change_and_end_with_a_line_for_each_key(tmp_path:
         "train.corrections.mode=pass",
     )
     checkpoint_made_with(tmp_path)
-    begun = check_resume(tmp_path, configured(tmp_path, *supervised))
-    assert [line.partition(" changes from ")[0] for line in begun] == [
+    begun_lines = check_resume(tmp_path, configured(tmp_path, *supervised))
+    assert [line.partition(" changes from ")[0] for line in begun_lines] == [
         "train.turn_credit.mode",
         "train.corrections.mode",
         "supervisor_model",
         "generation.supervisor.share",
     ]
-    assert begun[1] == 'train.corrections.mode changes from "none" to "pass" after step 20'
+    assert begun_lines[1] == 'train.corrections.mode changes from "none" to "pass" after step 20'
     checkpoint_made_with(tmp_path, *supervised, step=30)
     other = ("generation.supervisor.on_invalid=replace", "generation.supervisor.penalties.leak=-4")
     changed = ("train.corrections.interval=5", "train.corrections.learning_rate=1e-5", "train.turn_credit.weight=0.1")
@@ -184,8 +184,8 @@ def test_supervision_may_begin_change_and_end_with_a_line_for_each_key(tmp_path:
     assert 'generation.supervisor.on_invalid changes from "observe" to "replace" after step 30' in lines
     assert any(line.startswith("generation.supervisor.penalties changes from ") for line in lines)
     assert len(lines) == 5
-    ended = check_resume(tmp_path, configured(tmp_path))
-    assert any(line.startswith("supervisor_model changes from ") and " to null " in line for line in ended)
+    ended_lines = check_resume(tmp_path, configured(tmp_path))
+    assert any(line.startswith("supervisor_model changes from ") and " to null " in line for line in ended_lines)
 
 
 def test_a_run_folder_may_be_moved_or_spelt_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +198,8 @@ def test_a_run_folder_may_be_moved_or_spelt_otherwise(tmp_path: Path, monkeypatc
 
 def test_a_checkpoint_that_does_not_say_what_it_was_made_with_is_told_about(tmp_path: Path) -> None:
     (checkpoint_made_with(tmp_path) / MADE_WITH).unlink()
-    (told,) = check_resume(tmp_path, configured(tmp_path, "train.mu=2"))
-    assert f"checkpoint-20 does not say what it was made with ({MADE_WITH})" in told
+    (line,) = check_resume(tmp_path, configured(tmp_path, "train.mu=2"))
+    assert f"checkpoint-20 does not say what it was made with ({MADE_WITH})" in line
 
 
 def test_the_launcher_refuses_before_any_model_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -298,19 +298,19 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_the_files_of_a_checkpoint_held_may_not_change_unnoticed(tmp_path: Path, files: Path, what: str) -> None:
-    change, refused, told = CHANGES[what]
+    change, refusal, notice = CHANGES[what]
     checkpoint_made_with(tmp_path / "run", *made_from(files))
     config = configured(tmp_path / "run", *made_from(files))
     assert check_resume(tmp_path / "run", config) == []
     check_problems(tmp_path / "run", load_training_problems(config))
     change(files)
     prompts._load.cache_clear()  # a training resumes in a new process
-    if refused is not None:
-        with pytest.raises(ConfigError, match=f"go on from .*checkpoint-20: .*{refused}.*Set back what has changed"):
+    if refusal is not None:
+        with pytest.raises(ConfigError, match=f"go on from .*checkpoint-20: .*{refusal}.*Set back what has changed"):
             check_resume(tmp_path / "run", config)
         return
     lines = check_resume(tmp_path / "run", config)
-    assert (re.search(told, lines.pop()) is not None) if told is not None else lines == []
+    assert (re.search(notice, lines.pop()) is not None) if notice is not None else lines == []
     assert lines == []
 
 
@@ -328,11 +328,11 @@ def test_files_in_the_run_folder_move_with_it(tmp_path: Path, world: Path) -> No
     shutil.copytree(world / "blank", run / "world/blank")
     checkpoint_made_with(run, f"teacher_model.model_name_or_path={run}/world/blank")
     moved = run.rename(tmp_path / "moved")
-    there = configured(moved, f"teacher_model.model_name_or_path={moved}/world/blank")
-    assert check_resume(moved, there) == []
+    config = configured(moved, f"teacher_model.model_name_or_path={moved}/world/blank")
+    assert check_resume(moved, config) == []
     turn_a_bit(moved / "world/blank/model.safetensors")
     with pytest.raises(ConfigError, match=r"…/world/blank/model.safetensors is not what it was"):
-        check_resume(moved, there)
+        check_resume(moved, config)
 
 
 def test_a_checkpoint_without_fingerprints_is_told_about(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_of_a_large_file_of_weights_a_sample_is_read(tmp_path: Path, monkeypatch
     """The header, and something of every MiB to the end."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [5 << 20], "data_offsets": [0, 5 << 20]}}).encode()
     path, data = tmp_path / "model.safetensors", bytes(5 << 20)
-    whole = len(header).to_bytes(8, "little") + header + data
+    original = len(header).to_bytes(8, "little") + header + data
 
     def of(content: bytes, most: int) -> str:
         path.write_bytes(content)
@@ -353,19 +353,19 @@ def test_of_a_large_file_of_weights_a_sample_is_read(tmp_path: Path, monkeypatch
         return fingerprint(path)
 
     def changed(*places: int) -> bytes:
-        content = bytearray(whole)
-        for place in places:
-            content[place] ^= 1
+        content = bytearray(original)
+        for index in places:
+            content[index] ^= 1
         return bytes(content)
 
-    sampled = of(whole, 1 << 20)
-    assert sampled.startswith("sampled ") and sampled == of(whole, 1 << 20)
+    sampled = of(original, 1 << 20)
+    assert sampled.startswith("sampled ") and sampled == of(original, 1 << 20)
     assert of(changed(20), 1 << 20) != sampled, "the header"
-    assert of(changed(len(whole) - 1), 1 << 20) != sampled, "the end"
+    assert of(changed(len(original) - 1), 1 << 20) != sampled, "the end"
     assert all(of(changed(number << 20), 1 << 20) != sampled for number in range(5))
-    assert of(whole + b"0", 1 << 20) != sampled, "the size"
+    assert of(original + b"0", 1 << 20) != sampled, "the size"
     assert of(changed((1 << 20) + 9000), 1 << 20) == sampled, "what lies between is not read"
-    assert of(changed((1 << 20) + 9000), 1 << 30) != of(whole, 1 << 30), "of a small file all is"
+    assert of(changed((1 << 20) + 9000), 1 << 30) != of(original, 1 << 30), "of a small file all is"
 
 
 # What takes effect -----------------------------------------------------------------------------------------------
@@ -401,18 +401,18 @@ def test_a_resumed_training_steps_with_the_configured_rate_schedule_and_saving(w
     assert rates(changed)[2:] == pytest.approx([2e-3, 1e-3]) and (tmp_path / "checkpoint-3").is_dir()
     longer = steps(tmp_path, blank, resume=True, lr_scheduler_type="linear", max_steps=6, learning_rate=3e-3)
     assert rates(longer)[2:] == pytest.approx([2e-3, 1.5e-3, 1e-3, 0.5e-3])
-    one, other = (dict(trainer.model.named_parameters()) for trainer in (first, changed))
-    assert any(not torch.equal(one[name], other[name]) for name in one)
+    parameters, changed_parameters = (dict(trainer.model.named_parameters()) for trainer in (first, changed))
+    assert any(not torch.equal(parameters[name], changed_parameters[name]) for name in parameters)
 
 
 def test_a_training_that_has_made_its_steps_makes_no_other(world: Path, tmp_path: Path) -> None:
     """transformers would make one more."""
     blank = world / "blank"
     steps(tmp_path, blank, resume=False, max_steps=2)
-    again = steps(tmp_path, blank, resume=True, max_steps=2)
-    assert again.state.global_step == 2 and len(rates(again)) == 2
-    made = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2").state_dict()
-    assert all(torch.equal(weight, made[name]) for name, weight in again.model.state_dict().items())
+    trainer = steps(tmp_path, blank, resume=True, max_steps=2)
+    assert trainer.state.global_step == 2 and len(rates(trainer)) == 2
+    saved_weights = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2").state_dict()
+    assert all(torch.equal(weight, saved_weights[name]) for name, weight in trainer.model.state_dict().items())
 
 
 def test_a_checkpoint_with_more_steps_than_configured_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_a_grpo_run_goes_on_with_another_learning_rate(
     room: Room, generation: GenerationConfig, world: Path, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A whole run, with scripted engines in the server; then it goes on, as it is configured then."""
-    begun = [
+    options = [
         f"teacher_model.model_name_or_path={world / 'blank'}",
         f"dataset.train_datasets=[{{name_or_path: {world / 'lessons_train.jsonl'}}}]",
         "train.number_of_problems_per_batch=1",
@@ -475,7 +475,7 @@ def test_a_grpo_run_goes_on_with_another_learning_rate(
     ]
 
     def run(*overrides: str) -> list[float]:
-        config = configured(room.folder, *begun, *overrides)
+        config = configured(room.folder, *options, *overrides)
         config.generation = replace(generation, server_port=port, colocate=False)
         train(config)
         lines = (room.folder / "metrics.jsonl").read_text().splitlines()

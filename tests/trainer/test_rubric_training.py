@@ -69,9 +69,9 @@ def test_five_steps_are_paid_by_the_rubric(
         assert line["reward"] == pytest.approx(by_hand, abs=1e-4) and line["reward_std"] > 0
         assert line["judge/failed_share"] == 0 and "judge/task_final_score" not in line
         assert line["judge/calls"] == CONVERSATIONS + line["judge/unusable_replies"] > CONVERSATIONS
-    paid = sum(call.billed_usd for call in endpoint.calls)
+    billed_usd = sum(call.billed_usd for call in endpoint.calls)
     assert (
         lines[-1]["judge/run_cost_usd"]
-        == pytest.approx(paid)
+        == pytest.approx(billed_usd)
         == pytest.approx(sum(line["judge/cost_usd"] for line in lines))
     )

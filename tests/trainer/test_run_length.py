@@ -138,8 +138,8 @@ def test_the_warning_is_about_the_engines_precision_and_no_learning_rate_at_all(
     for dtype, warned in (("auto", True), ("bfloat16", True), ("float16", False), ("float32", False)):
         config = shipped("language_tutor", f"teacher_model.vllm.dtype={dtype}")
         assert (report_length(config, 330).warning is not None) is warned
-    nothing = report_length(shipped("quickstart", "train.learning_rate=0"), None)
-    assert nothing.warning == "Nothing will be learned: train.learning_rate is 0."
+    zero_rate = report_length(shipped("quickstart", "train.learning_rate=0"), None)
+    assert zero_rate.warning == "Nothing will be learned: train.learning_rate is 0."
     slow = report_length(shipped("language_tutor_recipe", "train.learning_rate=5e-7"), 330)
     assert "It takes 2166 steps" in slow.warning  # 0.02 / 256 / (5e-7 × 0.07217) = 2165.1
 
@@ -151,9 +151,9 @@ def test_what_the_warning_asks_for_is_enough() -> None:
 
 
 def test_problems_on_the_hub_are_not_fetched_to_be_counted() -> None:
-    said = report_length_before_training(shipped("7b"))
-    assert said.warning is None and "is known when rd211/Big-Math-RL-Verified-Filtered is loaded" in said.lines[0]
-    assert "every 16 of them are a batch of 16 × 8 = 128 conversations and 2 optimizer steps" in said.lines[0]
+    report = report_length_before_training(shipped("7b"))
+    assert report.warning is None and "is known when rd211/Big-Math-RL-Verified-Filtered is loaded" in report.lines[0]
+    assert "every 16 of them are a batch of 16 × 8 = 128 conversations and 2 optimizer steps" in report.lines[0]
     limited = report_length_before_training(shipped("7b", "train.max_steps=10"))
     assert limited.lines[0].startswith("training: 5 batches") and "10 optimizer steps" in limited.lines[0]
 
@@ -179,8 +179,8 @@ def test_dry_runs_say_it_as_comments(weak: list[str], capsys: pytest.CaptureFixt
     for show in (train.more_of_dry_run, server.more_of_dry_run):
         show(config)
     assert launcher(["--config-name", "quickstart", *weak, "dry_run=true"]) == 0
-    said = capsys.readouterr().out
-    assert said.count(f"# {SAYS_2}") == said.count(f"# warning: {WARNS}") == 3
+    output = capsys.readouterr().out
+    assert output.count(f"# {SAYS_2}") == output.count(f"# warning: {WARNS}") == 3
 
 
 def test_a_trainer_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) -> None:
@@ -206,12 +206,12 @@ def test_a_server_says_it_as_it_starts(weak: list[str], monkeypatch, caplog) -> 
 
 
 def assert_told(caplog: pytest.LogCaptureFixture) -> None:
-    told = {
+    messages = {
         record.levelno: record.getMessage()
         for record in caplog.records
         if record.name == "classroom_rl.trainer.run_length"
     }
-    assert told[logging.INFO].startswith(SAYS_2) and told[logging.WARNING].startswith(WARNS)
+    assert messages[logging.INFO].startswith(SAYS_2) and messages[logging.WARNING].startswith(WARNS)
 
 
 def test_a_template_of_problems_that_fails_is_found_by_a_dry_run(weak: list[str], tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ class Server:
             assert self.begun[request.step + 1].wait(30), "the next batch waits for the judge"
         response = self.answer(request)
         for record in response.conversations:
-            for place, turn in enumerate(record.turns):
+            for index, turn in enumerate(record.turns):
                 if turn.policy is not None:
-                    record.turns[place] = replace(turn, policy=request.wanted_policy)
+                    record.turns[index] = replace(turn, policy=request.wanted_policy)
         self.events.append(f"judged {request.step}")
         return response
 
@@ -110,17 +110,17 @@ def train(folder: Path, model: Path, *overrides: str, steps: int = STEPS, fails_
 
 def played(server: Server) -> list[tuple[int, list[str], int]]:
     """Step, problems, and version of the weights of each request."""
-    return [(each.step, each.problems, each.wanted_policy.version) for each in server.requests]
+    return [(request.step, request.problems, request.wanted_policy.version) for request in server.requests]
 
 
 @pytest.mark.parametrize("extra", [(), ("dataset.curriculum=true",)], ids=["the dataset's order", "a curriculum"])
 def test_the_same_problems_are_played_one_version_earlier(extra: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     _, at_once = train(tmp_path / "at once", model, *extra)
     trainer, ahead = train(tmp_path / "ahead", model, AHEAD, *extra)
-    assert [each[:2] for each in played(ahead)] == [each[:2] for each in played(at_once)]
+    assert [request[:2] for request in played(ahead)] == [request[:2] for request in played(at_once)]
     assert [version for *_, version in played(at_once)] == [0, 1, 2, 3, 4]
     assert [version for *_, version in played(ahead)] == [0, 0, 1, 2, 3]
-    assert len({each.request_id for each in ahead.requests}) == STEPS
+    assert len({request.request_id for request in ahead.requests}) == STEPS
     figures = [line["policy/staleness"] for line in trainer.state.log_history if "policy/staleness" in line]
     assert figures == [0, 1, 1, 1, 1]
 
@@ -133,16 +133,16 @@ def test_a_batch_is_asked_for_while_one_is_trained_on_and_weights_wait_for_it(mo
 
 def test_the_next_batch_is_begun_while_the_judge_reads_this_one(model: Path, tmp_path: Path) -> None:
     _, server = train(tmp_path, model, AHEAD, slow_judge=True)
-    seen = server.events.index
+    index = server.events.index
     for step in range(STEPS - 1):
-        assert seen(f"play {step}") < seen(f"play {step + 1}") < seen(f"judged {step}") < seen(f"load {step + 1}")
-        assert seen(f"load {step}") < seen(f"play {step + 1}"), "by the weights trained on the batch before"
+        assert index(f"play {step}") < index(f"play {step + 1}") < index(f"judged {step}") < index(f"load {step + 1}")
+        assert index(f"load {step}") < index(f"play {step + 1}"), "by the weights trained on the batch before"
 
 
 def test_a_curriculum_waits_for_the_rewards_that_decide_its_problems(model: Path, tmp_path: Path) -> None:
     _, server = train(tmp_path, model, AHEAD, "dataset.curriculum=true")
-    seen = server.events.index
-    assert all(seen(f"judged {step}") < seen(f"play {step + 1}") for step in range(STEPS - 1))
+    index = server.events.index
+    assert all(index(f"judged {step}") < index(f"play {step + 1}") for step in range(STEPS - 1))
 
 
 def test_with_several_updates_on_a_batch_the_next_one_is_that_many_steps_older(model: Path, tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_batch_that_fails_stops_its_own_step_and_not_the_one_before(model: Pat
 
 
 def test_older_weights_without_a_correction_are_refused() -> None:
-    own = ["--config-name", "quickstart", AHEAD, "train.importance_sampling_correction=false"]
+    options = ["--config-name", "quickstart", AHEAD, "train.importance_sampling_correction=false"]
     with pytest.raises(ConfigError, match="nothing would correct for it"):
-        load(TrainRLConfig, "train_rl", own, check_train_rl)
+        load(TrainRLConfig, "train_rl", options, check_train_rl)
 
 
 def test_engines_that_sleep_play_nothing_ahead(tmp_path: Path) -> None:
@@ -177,19 +177,19 @@ def test_the_problems_of_a_step_are_those_that_trl_drew(processes: int) -> None:
     train = TrainConfig(number_of_problems_per_batch=2, num_samples_per_problem=3, mu=2)
     order = ProblemOrder(names, train, seed=9)
     ranks = [SimpleNamespace(process_index=rank, num_processes=processes) for rank in range(processes)]
-    found = [[problem for rank in ranks for problem in order.of(step, rank)] for step in range(12)]
-    assert all(found[step] == found[step + 1] for step in range(0, 12, 2)) and order.batches_per_epoch == 3
+    problems = [[problem for rank in ranks for problem in order.of(step, rank)] for step in range(12)]
+    assert all(problems[step] == problems[step + 1] for step in range(0, 12, 2)) and order.batches_per_epoch == 3
     for epoch in (0, 1):
-        drawn = [names[place] for place in RepeatSampler(names, 3, 2, seed=9 + 1_000_003 * epoch)]
-        assert sum(found[6 * epoch : 6 * epoch + 6 : 2], []) == drawn
-    assert found[:6] != found[6:]
+        drawn = [names[index] for index in RepeatSampler(names, 3, 2, seed=9 + 1_000_003 * epoch)]
+        assert sum(problems[6 * epoch : 6 * epoch + 6 : 2], []) == drawn
+    assert problems[:6] != problems[6:]
 
 
 def test_full_contexts_are_counted_and_only_a_batch_of_nothing_else_stops_the_run(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def check(share: float, *changes: dict[str, Any]) -> dict[str, float]:
-        records = [conversation(index, PROBLEMS[0], seed=1, **own) for index, own in enumerate(changes)]
+        records = [conversation(index, PROBLEMS[0], seed=1, **change) for index, change in enumerate(changes)]
         player = offline_trainer(tmp_path, model, [f"judge_model.max_failed_share={share}"]).player
         player.check_judging(records)
         return batch_metrics(records)

@@ -40,25 +40,25 @@ def test_it_is_trained_on_what_was_said_and_scored_on_the_server(trained: Runnin
         for path in sorted((trained.run_folder / "rollouts").glob("*.parquet"))
         for record in read_records(path, Trajectory)
     ]
-    assert len(records) == STEPS * 128 and {turn.role for each in records for turn in each.turns} <= {
+    assert len(records) == STEPS * 128 and {turn.role for record in records for turn in record.turns} <= {
         "teacher",
         "program",
     }
-    assert all(sum(each.mask) == sum(turn.tokens for turn in each.turns) for each in records)
-    assert all(each.reward == each.rewards["found"] + 0.5 * each.rewards["in_range"] for each in records)
-    mean = sum(each.rewards["in_range"] for each in records[:128]) / 128
+    assert all(sum(record.mask) == sum(turn.tokens for turn in record.turns) for record in records)
+    assert all(record.reward == record.rewards["found"] + 0.5 * record.rewards["in_range"] for record in records)
+    mean = sum(record.rewards["in_range"] for record in records[:128]) / 128
     assert steps[0]["rewards/in_range/mean"] == pytest.approx(mean)
     kinds = {f"rewards/{name}/{figure}" for name in ("found", "in_range") for figure in ("mean", "std")}
     assert {name for name in steps[0] if name.startswith("rewards/")} == kinds
     assert max(step["mismatch/mean_abs_logprob_diff"] for step in steps) < 1e-4, "token in, token out"
-    assert any(step["grad_norm"] > 0 for step in steps) or all(each.reward == 0 for each in records)
+    assert any(step["grad_norm"] > 0 for step in steps) or all(record.reward == 0 for record in records)
 
 
 def test_its_rewards_can_be_asked_for(trained: RunningServer) -> None:
     [path, *_] = sorted((trained.run_folder / "rollouts").glob("*.parquet"))
     records = read_records(path, Trajectory)
-    found = trained.client.rewards("in_range", [each.id for each in records])
-    assert found == [each.rewards["in_range"] for each in records]
+    rewards = trained.client.rewards("in_range", [record.id for record in records])
+    assert rewards == [record.rewards["in_range"] for record in records]
 
 
 def test_the_page_shows_its_episodes(trained: RunningServer) -> None:
@@ -69,8 +69,8 @@ def test_the_page_shows_its_episodes(trained: RunningServer) -> None:
         answer = get(f"{trained.client.url}{path}", timeout=30)
         assert answer.status_code == 200, answer.text
     assert "no tutor to talk to" in get(f"{trained.client.url}/api/run", timeout=30).json()["chat"]["why"]
-    which = {"where": "step-0", "id": page["columns"]["id"][0]}
-    answer = get(f"{trained.client.url}/api/conversation", params=which, timeout=30)
+    query = {"where": "step-0", "id": page["columns"]["id"][0]}
+    answer = get(f"{trained.client.url}/api/conversation", params=query, timeout=30)
     assert answer.status_code == 200, answer.text
-    shown = answer.json()
-    assert shown["turns"][0]["role"] == "teacher" and shown["verdicts"] == []
+    episode = answer.json()
+    assert episode["turns"][0]["role"] == "teacher" and episode["verdicts"] == []

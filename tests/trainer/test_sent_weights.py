@@ -44,8 +44,8 @@ def test_every_version_is_sent_and_again_if_the_server_restarts(
         run_training(launcher, [*overrides, SENT, f"train.max_steps={STEPS}"], kind=kind)
     assert [version for version, _ in server.versions] == [0, 1, 1, 2, 3]
     assert server.loaded == [], "nothing came through files"
-    again = server.versions[1][1], server.versions[2][1]
-    assert all(torch.equal(weight, again[1][name]) for name, weight in again[0].items())
+    repeated = server.versions[1][1], server.versions[2][1]
+    assert all(torch.equal(weight, repeated[1][name]) for name, weight in repeated[0].items())
     assert versions_on_disk(folder) == ["v000003"], "the last one"
     _, received = server.versions[-1]
     written = weights_in(policy_path(folder, STEPS))
@@ -94,8 +94,8 @@ def test_what_cannot_be_sent_is_refused(more: str, said: str) -> None:
 
 
 def test_on_several_machines_the_first_one_has_to_reach_all_servers() -> None:
-    own = ["generation.server_urls=[http://127.0.0.1:8005,http://127.0.0.1:8005]"]
-    config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", SENT, *own], check_train_rl)
+    overrides = ["generation.server_urls=[http://127.0.0.1:8005,http://127.0.0.1:8005]"]
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", SENT, *overrides], check_train_rl)
     check_machines(config, 1, 2)
     with pytest.raises(ConfigError, match="http://127.0.0.1:8005 means each machine's own"):
         check_machines(config, 2, 2)

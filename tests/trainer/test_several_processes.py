@@ -87,11 +87,11 @@ def assert_movement_is_that_of(now: dict[str, torch.Tensor], then: dict[str, tor
     """What the trainer wrote down of how far its parameters moved is what their files say."""
     movement = json.loads((run_folder / "learning.json").read_text())["figures"]["movement"]
     moved, norm = (
-        sum(each.double().square().sum() for each in tensors) ** 0.5
+        sum(tensor.double().square().sum() for tensor in tensors) ** 0.5
         for tensors in ([now[name] - then[name] for name in then], then.values())
     )
     assert movement["relative_norm"] == pytest.approx(float(moved / norm), rel=1e-5) and moved > 0
-    assert movement["compared"] == movement["of"] == sum(each.numel() for each in then.values())
+    assert movement["compared"] == movement["of"] == sum(tensor.numel() for tensor in then.values())
 
 
 def assert_moved_alike(
@@ -260,13 +260,13 @@ def test_rows_of_uneven_number_train_two_processes_as_one(
         replay = recorded.replay(folder, batches)
         replay.passes = 2 if "train.mu=2" in more else 1
         with served(replay) as port:
-            own = [*quickstart_overrides(folder, world / "blank", world, port), *_TRAINING, *_SUPERVISED, *more]
-            own.append(f"train.per_device_train_batch_size={4 // processes}")
-            run_training(None if processes == 1 else accelerate_config, own)
+            overrides = [*quickstart_overrides(folder, world / "blank", world, port), *_TRAINING, *_SUPERVISED, *more]
+            overrides.append(f"train.per_device_train_batch_size={4 // processes}")
+            run_training(None if processes == 1 else accelerate_config, overrides)
         weights.append(weights_in(folder / "model"))
         lines.append(metrics_of(folder))
-    for name in ("loss", *(f"corrections/{each}" for each in ("ce_loss", "rows", "pass_loss", "pass_examples"))):
-        alone, together = ([line[name] for line in each if name in line] for each in lines)
+    for name in ("loss", *(f"corrections/{figure}" for figure in ("ce_loss", "rows", "pass_loss", "pass_examples"))):
+        alone, together = ([line[name] for line in run_lines if name in line] for run_lines in lines)
         assert together == pytest.approx(alone, abs=1e-4), name
     assert any("corrections/ce_loss" in line or "corrections/pass_loss" in line for line in lines[0])
     for name, weight in weights[0].items():
@@ -285,7 +285,8 @@ def without_verdicts(batches: Batches) -> Batches:
     """As if judging had failed for all conversations of the second process."""
     half = len(batches[0]) // 2
     return [
-        [r if i < half else r.model_copy(update={"reward": None}) for i, r in enumerate(batch)] for batch in batches
+        [record if index < half else record.model_copy(update={"reward": None}) for index, record in enumerate(batch)]
+        for batch in batches
     ]
 
 

@@ -72,16 +72,16 @@ def test_only_a_process_that_keeps_them_gets_weights(tmp_path: Path) -> None:
 
 
 def test_no_more_than_one_piece_is_held(tmp_path: Path) -> None:
-    held: set[int] = set()
+    alive: set[int] = set()
     most = 0
 
     def pieces() -> Iterator[dict[str, torch.Tensor]]:
         nonlocal most
         for number in range(40):
             tensor = torch.full((25,), number, dtype=torch.float32)
-            held.add(number)
-            weakref.finalize(tensor, held.discard, number)
-            most = max(most, len(held))
+            alive.add(number)
+            weakref.finalize(tensor, alive.discard, number)
+            most = max(most, len(alive))
             yield {f"w{number}": tensor}
 
     write_shards(pieces(), tmp_path, shard_bytes=500)
@@ -99,18 +99,20 @@ _NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadat
 
 @given(tensors=st.dictionaries(_NAMES, _TENSORS, min_size=1, max_size=6))
 def test_a_written_file_is_read_by_the_library(tensors, tmp_path_factory: pytest.TempPathFactory) -> None:
-    made = {}
+    written = {}
     for name, (shape, dtype, transposed) in tensors.items():
         tensor = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
-        made[name.encode("utf-8", "ignore").decode() or "w"] = tensor.T if transposed and len(shape) == 2 else tensor
+        written[name.encode("utf-8", "ignore").decode() or "w"] = tensor.T if transposed and len(shape) == 2 else tensor
     path = tmp_path_factory.mktemp("file") / "model.safetensors"
     writer = SafetensorsWriter(path)
-    for name, tensor in made.items():
+    for name, tensor in written.items():
         writer.add(name, tensor)
     writer.close()
-    found = load_file(path)
-    assert found.keys() == made.keys()
-    assert all(found[name].dtype == each.dtype and torch.equal(found[name], each) for name, each in made.items())
+    loaded = load_file(path)
+    assert loaded.keys() == written.keys()
+    assert all(
+        loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor) for name, tensor in written.items()
+    )
 
 
 def test_a_shard_with_too_many_tensors_for_its_header_is_followed_by_another(tmp_path: Path) -> None:
@@ -131,12 +133,14 @@ def test_weights_of_an_earlier_save_go(tmp_path: Path) -> None:
 
 
 def test_files_in_memory_are_overwritten_with_fewer_and_with_more_weights(tmp_path: Path) -> None:
-    kept = KeptFiles()
+    kept_files = KeptFiles()
     for count, shard_bytes in ((3, 100), (1, 100), (4, 1000), (2, 8), (5, 8), (5, 8)):
         weights = {f"w{number}": torch.full((5,), 10.0 * count + number) for number in range(count)}
-        write_shards([weights], tmp_path, shard_bytes, kept)
-        found = weights_in(tmp_path)
-        assert found.keys() == weights.keys() and all(torch.equal(found[name], each) for name, each in weights.items())
+        write_shards([weights], tmp_path, shard_bytes, kept_files)
+        loaded = weights_in(tmp_path)
+        assert loaded.keys() == weights.keys() and all(
+            torch.equal(loaded[name], weight) for name, weight in weights.items()
+        )
         assert not list(tmp_path.glob("*.unfinished"))
 
 
@@ -147,22 +151,22 @@ def test_a_digest_depends_on_every_part_and_not_on_the_threads(tmp_path: Path, m
         for name, tensor in weights.items():
             writer.add(name, tensor)
         writer.close()
-        assert all(torch.equal(load_file(tmp_path / "w.safetensors")[name], each) for name, each in weights.items())
+        assert all(torch.equal(load_file(tmp_path / "w.safetensors")[name], tensor) for name, tensor in weights.items())
         with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
             return file.metadata()[CONTENT_DIGEST]
 
     large = torch.arange(700_001, dtype=torch.float32)  # several blocks, and a part of one
     base = {"a": large, "b": torch.ones(3)}
     assert len({digest(base, threads) for threads in (1, 2, 3, 8)}) == 1
-    others = []
-    for place in (0, 65_535, 65_536, 131_072, 700_000):
+    variants = []
+    for index in (0, 65_535, 65_536, 131_072, 700_000):
         changed = large.clone()
-        changed[place] += 1
-        others.append({**base, "a": changed})
+        changed[index] += 1
+        variants.append({**base, "a": changed})
     swapped = torch.cat([large[65_536:131_072], large[:65_536], large[131_072:]])
-    others += [{**base, "a": swapped}, {"b": base["b"], "a": large}, {"a": large, "c": base["b"]}]
-    others += [{**base, "b": torch.ones(3, 1)}, {**base, "b": torch.ones(3).view(torch.int32)}]
-    assert len({digest(each) for each in (base, *others)}) == 1 + len(others)
+    variants += [{**base, "a": swapped}, {"b": base["b"], "a": large}, {"a": large, "c": base["b"]}]
+    variants += [{**base, "b": torch.ones(3, 1)}, {**base, "b": torch.ones(3).view(torch.int32)}]
+    assert len({digest(weights) for weights in (base, *variants)}) == 1 + len(variants)
 
 
 @pytest.mark.parametrize("kind", [*_CONFIGS, "fused attention"])
@@ -172,6 +176,6 @@ def test_weights_are_described_without_being_gathered(kind: str, tmp_path: Path)
         parts = [f"self_attn.{part}_proj.weight" for part in "qkv"]
         model._weight_conversions = [WeightConverter("self_attn.qkv_proj.weight", parts, operations=[Chunk(dim=0)])]
     gathered = [item for piece in gathered_weights(model, keep=True) for item in piece.items()]
-    assert [(each.name, f"torch.{each.dtype}", each.shape) for each in described_weights(model)] == [
+    assert [(info.name, f"torch.{info.dtype}", info.shape) for info in described_weights(model)] == [
         (name, str(tensor.dtype), list(tensor.shape)) for name, tensor in gathered
     ]

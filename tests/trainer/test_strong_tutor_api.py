@@ -53,11 +53,11 @@ class StandIn(ThreadingHTTPServer):
     def prompt_logprobs(self, ids: list[int], count: int) -> list[dict[str, dict] | None]:
         with torch.no_grad():
             logps = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        found: list[dict[str, dict] | None] = [None]
-        for before, token in zip(logps, ids[1:], strict=False):
-            chosen = {*before.topk(count).indices.tolist(), token} if count else {token}
-            found.append({str(each): {"logprob": before[each].item()} for each in chosen})
-        return found
+        logprobs: list[dict[str, dict] | None] = [None]
+        for token_logps, token in zip(logps, ids[1:], strict=False):
+            chosen = {*token_logps.topk(count).indices.tolist(), token} if count else {token}
+            logprobs.append({str(candidate): {"logprob": token_logps[candidate].item()} for candidate in chosen})
+        return logprobs
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -69,8 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
         status = self.server.script.pop(0) if self.server.script else None
         answer: dict = {"error": {"message": "max_logprobs is 20"}}
         if status is None:
-            found = self.server.change(self.server.prompt_logprobs(body["prompt"], body["prompt_logprobs"]))
-            answer = {"choices": [{"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": found}]}
+            logprobs = self.server.change(self.server.prompt_logprobs(body["prompt"], body["prompt_logprobs"]))
+            answer = {"choices": [{"index": 0, "text": "x", "finish_reason": "length", "prompt_logprobs": logprobs}]}
         data = json.dumps(answer | {"id": "1", "object": "text_completion", "created": 1, "model": "m"}).encode()
         self.send_response(status or 200)
         self.send_header("Content-Type", "application/json")
@@ -118,11 +118,13 @@ def test_a_batch_learns_as_from_a_strong_tutor_that_is_loaded(
     options = [*options, f"train.distillation.model={strong}", f"train.distillation.weight={WEIGHT}"]
     loaded, served = trainer_of(*options), trainer_of(*options, f"train.distillation.base_url={server.url}")
     assert served.strong_tutor.model is None
-    (loss, gradients), (own_loss, own) = (each.loss_and_gradients(each.batch()) for each in (loaded, served))
-    assert own_loss == pytest.approx(loss, abs=1e-6)
-    assert max(each.abs().max() for each in gradients.values()) > 1e-5
-    for name, each in gradients.items():
-        assert (own[name] - each).abs().max() < 1e-6, name
+    (loss, gradients), (served_loss, served_gradients) = (
+        trainer.loss_and_gradients(trainer.batch()) for trainer in (loaded, served)
+    )
+    assert served_loss == pytest.approx(loss, abs=1e-6)
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-5
+    for name, gradient in gradients.items():
+        assert (served_gradients[name] - gradient).abs().max() < 1e-6, name
     assert served._figures["distillation/kl"] == pytest.approx(loaded._figures["distillation/kl"], abs=1e-6)
     assert {body["model"] for body in server.bodies} == {str(strong)}
 
@@ -142,10 +144,10 @@ def test_it_waits_for_a_server_that_is_full_or_not_there_and_sends_the_key(
     monkeypatch.setattr(strong_tutor_api, "PAUSE_S", 0.01)
     monkeypatch.setenv("TUTOR_KEY", "secret")
     server.script = [503, 429, 500]
-    found = api(server, strong, api_key_env="TUTOR_KEY").log_probs([REQUEST])
+    logps = api(server, strong, api_key_env="TUTOR_KEY").log_probs([REQUEST])
     assert len(server.bodies) == 4 and {body["key"] for body in server.bodies} == {"Bearer secret"}
-    whole = server.prompt_logprobs(REQUEST.ids, 0)
-    assert found.tolist() == pytest.approx([whole[index][str(REQUEST.ids[index])]["logprob"] for index in (2, 3)])
+    expected = server.prompt_logprobs(REQUEST.ids, 0)
+    assert logps.tolist() == pytest.approx([expected[index][str(REQUEST.ids[index])]["logprob"] for index in (2, 3)])
     monkeypatch.setattr(strong_tutor_api, "DEADLINE_S", 0.05)
     gone = StrongTutorApi(DistillationConfig(model="m", base_url=f"http://127.0.0.1:{free_port()}/v1"), 50)
     with pytest.raises(ProviderFailure, match=r"the strong tutor m at http.* has answered nothing for 0\.05 s: Conn"):
@@ -168,11 +170,11 @@ def test_what_is_refused_or_no_such_server_is_named(
         api(server, strong).log_probs([REQUEST])
     server.change = lambda found: [
         None,
-        *({str(60 + n): {"logprob": -0.1} for n in range(3)} | each for each in found[1:]),
+        *({str(60 + n): {"logprob": -0.1} for n in range(3)} | entry for entry in found[1:]),
     ]
     with pytest.raises(ConfigError, match=r"was asked for 5 tokens with ids below 50, and gave .*60, 61, 62"):
         api(server, strong).most_likely([REQUEST], 5)
-    server.change = lambda found: [None, *({token: {"p": 0} for token in each} for each in found[1:])]
+    server.change = lambda found: [None, *({token: {"p": 0} for token in entry} for entry in found[1:])]
     with pytest.raises(ConfigError, match="gave log-probs that cannot be read"):
         api(server, strong).log_probs([REQUEST])
     monkeypatch.delenv("TUTOR_KEY", raising=False)
@@ -182,7 +184,7 @@ def test_what_is_refused_or_no_such_server_is_named(
 
 def test_without_a_request_there_is_nothing(server: StandIn, strong: Path) -> None:  # noqa: F811
     assert api(server, strong).log_probs([]).shape == (0,)
-    assert [each.shape for each in api(server, strong).most_likely([], 3)] == [(0, 3), (0, 4)]
+    assert [tensor.shape for tensor in api(server, strong).most_likely([], 3)] == [(0, 3), (0, 4)]
     assert not server.bodies
 
 
@@ -231,20 +233,22 @@ def test_vllm_s_own_server_gives_what_the_model_says(tiny_model: Path, tmp_path:
         options = DistillationConfig(model=str(tiny_model), base_url=f"http://127.0.0.1:{port}/v1")
         model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
         client = StrongTutorApi(options, model.config.vocab_size)
-        asked = [TokenRequest([5, 6, 7, 8 + n, 9], [3, 4]) for n in range(6)]
-        ids, logps = client.most_likely(asked, 4)
+        token_requests = [TokenRequest([5, 6, 7, 8 + n, 9], [3, 4]) for n in range(6)]
+        ids, logps = client.most_likely(token_requests, 4)
         with torch.no_grad():
-            whole = [model(torch.tensor([each.ids])).logits[0].log_softmax(-1)[2:4] for each in asked]
-        of_all = torch.cat(whole)
-        sampled = of_all.gather(-1, torch.tensor([[each.ids[i]] for each in asked for i in each.wanted])).squeeze(-1)
-        assert (client.log_probs(asked) - sampled).abs().max() < 1e-4
+            expected = [model(torch.tensor([request.ids])).logits[0].log_softmax(-1)[2:4] for request in token_requests]
+        of_all = torch.cat(expected)
+        sampled = of_all.gather(
+            -1, torch.tensor([[request.ids[i]] for request in token_requests for i in request.wanted])
+        ).squeeze(-1)
+        assert (client.log_probs(token_requests) - sampled).abs().max() < 1e-4
         best = of_all.topk(4)
         assert (logps[:, :4] - best.values).abs().max() < 1e-4
         assert (of_all.gather(-1, ids) - best.values).abs().max() < 1e-4
-        others = (1 - best.values.exp().sum(-1)).log()
-        assert (logps[:, 4] - others).abs().max() < 1e-3
+        remainder = (1 - best.values.exp().sum(-1)).log()
+        assert (logps[:, 4] - remainder).abs().max() < 1e-3
         with pytest.raises(ConfigError, match="Start the server with a larger --max-logprobs"):
-            client.most_likely(asked, 6)
+            client.most_likely(token_requests, 6)
         with pytest.raises(ConfigError, match="raise its --max-model-len"):
             client.log_probs([TokenRequest([5] * 200, [3])])
     finally:

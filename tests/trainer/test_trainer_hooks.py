@@ -37,11 +37,11 @@ def private_overrides(each: type) -> set[str]:
 
 
 def test_no_class_overrides_another_private_method_of_a_library():
-    found = {}
+    by_class = {}
     for module in pkgutil.walk_packages(classroom_rl.trainer.__path__, "classroom_rl.trainer."):
-        for name, each in vars(importlib.import_module(module.name)).items():
-            if inspect.isclass(each) and each.__module__ == module.name:
-                found[f"{module.name}.{name}"] = private_overrides(each)
-    assert found.pop("classroom_rl.trainer.trainer_hooks.AtomicCheckpoints") == set(SIGNATURES)
-    assert found["classroom_rl.trainer.loop.TrainingLoop"] == set()
-    assert not {name: overrides for name, overrides in found.items() if overrides}
+        for name, member in vars(importlib.import_module(module.name)).items():
+            if inspect.isclass(member) and member.__module__ == module.name:
+                by_class[f"{module.name}.{name}"] = private_overrides(member)
+    assert by_class.pop("classroom_rl.trainer.trainer_hooks.AtomicCheckpoints") == set(SIGNATURES)
+    assert by_class["classroom_rl.trainer.loop.TrainingLoop"] == set()
+    assert not {name: overrides for name, overrides in by_class.items() if overrides}

@@ -35,11 +35,11 @@ def measured(case: str, folder: Path, tokenizer_of: Path) -> dict[str, float]:
     """The loss of a batch, and for each parameter the norm of its gradient and the gradient along a fixed direction."""
     trainer = offline_trainer(folder / "run", save_tiny_model(folder / "model", tokenizer_of), CASES[case])
     loss, gradients = trainer.loss_and_gradients(trainer.batch())
-    found = {"loss": loss}
-    for place, (name, gradient) in enumerate(sorted(gradients.items())):
-        direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(place))
-        found[f"{name} norm"], found[f"{name} along"] = gradient.norm().item(), (gradient * direction).sum().item()
-    return found
+    figures = {"loss": loss}
+    for index, (name, gradient) in enumerate(sorted(gradients.items())):
+        direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(index))
+        figures[f"{name} norm"], figures[f"{name} along"] = gradient.norm().item(), (gradient * direction).sum().item()
+    return figures
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -48,8 +48,8 @@ def test_loss_and_gradients_are_those_of_before(
 ) -> None:
     """To 1e-6 on the kind of CPU that they were recorded on; another one adds up in another order."""
     monkeypatch.setattr(batch, "micro_batches", in_trls_order)
-    now = measured(case, tmp_path, world / "blank")
-    assert now.keys() == RECORDED[case].keys()
+    current = measured(case, tmp_path, world / "blank")
+    assert current.keys() == RECORDED[case].keys()
     tolerance = 1e-6 if torch.backends.cpu.get_cpu_capability() == RECORDED_ON else 1e-4
-    for name, value in now.items():
+    for name, value in current.items():
         assert value == pytest.approx(RECORDED[case][name], rel=tolerance, abs=tolerance), name

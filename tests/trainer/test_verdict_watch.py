@@ -26,8 +26,8 @@ Judge = Callable[[int, int], list[Verdict]]
 
 def scored(*values: float) -> list[Verdict]:
     """Attempts whose reward is each value."""
-    given = [Scores(value, value, 10 * value) for value in values]
-    return [Verdict("pedagogical_eval", attempt, scores=scores) for attempt, scores in enumerate(given)]
+    all_scores = [Scores(value, value, 10 * value) for value in values]
+    return [Verdict("pedagogical_eval", attempt, scores=scores) for attempt, scores in enumerate(all_scores)]
 
 
 def decided(*values: bool) -> list[Verdict]:
@@ -39,14 +39,14 @@ def batch(judge: Judge, step: int = 0, problems: int = 16, group: int = 8) -> li
     return [
         record.model_copy(
             update={
-                "id": f"{step}-{problem}-{place}",
+                "id": f"{step}-{problem}-{index}",
                 "step": step,
                 "problem_id": str(problem),
-                "verdicts": judge(problem, place),
+                "verdicts": judge(problem, index),
             }
         )
         for problem in range(problems)
-        for place in range(group)
+        for index in range(group)
     ]
 
 
@@ -56,9 +56,9 @@ def batch(judge: Judge, step: int = 0, problems: int = 16, group: int = 8) -> li
 def test_by_hand() -> None:
     """Attempts 0.2 and 0.4, 0.6 and 0.8. Of one conversation: 0.04, 0.04. Of two: 0.16, 0.36, 0.04, 0.16, mean 0.18."""
     two = [scored(0.2, 0.4), scored(0.6, 0.8)]
-    found = dependence(batch(lambda problem, place: two[place], problems=1, group=2))
-    assert (found.conversations, found.compared, found.same) == (2, 2, False)
-    assert found.share == pytest.approx(1 - 0.04 / 0.18)
+    measured = dependence(batch(lambda problem, place: two[place], problems=1, group=2))
+    assert (measured.conversations, measured.compared, measured.same) == (2, 2, False)
+    assert measured.share == pytest.approx(1 - 0.04 / 0.18)
     other_step = batch(lambda problem, place: scored(0.9, 0.9), step=1, problems=1, group=2)
     both = dependence(batch(lambda problem, place: two[place], problems=1, group=2) + other_step)
     assert both.share == pytest.approx(1 - 0.02 / 0.09), "a group of its own: its differences are 0 on both sides"
@@ -67,17 +67,17 @@ def test_by_hand() -> None:
 def test_decisions_count_as_0_and_1() -> None:
     """Attempts OK OK and OK REJECT. Of one conversation: 0, 1. Of two: 0, 1, 0, 1."""
     two = [decided(True, True), decided(True, False)]
-    found = dependence(batch(lambda problem, place: two[place], problems=1, group=2))
-    assert found.share == pytest.approx(0.0) and not found.same
+    measured = dependence(batch(lambda problem, place: two[place], problems=1, group=2))
+    assert measured.share == pytest.approx(0.0) and not measured.same
 
 
 def test_single_slips_of_a_judge_that_decides_are_no_noise() -> None:
     def judge(problem: int, place: int) -> list[Verdict]:
         return decided(True, (problem, place) not in [(3, 1), (20, 5)])
 
-    found = dependence(batch(judge, problems=32))
-    assert found.compared == 256 and found.differing == 2 and found.share is not None and found.share < 0.1
-    assert found.warning is None
+    measured = dependence(batch(judge, problems=32))
+    assert measured.compared == 256 and measured.differing == 2 and measured.share is not None and measured.share < 0.1
+    assert measured.warning is None
 
 
 def test_what_cannot_be_compared_is_not() -> None:
@@ -94,8 +94,8 @@ def test_the_same_verdict_on_a_problem_is_the_same_whatever_other_problems_get()
     one_differs = dependence(batch(lambda problem, place: scored(0.5, 0.5 + 0.1 * (problem == place == 3))))
     assert not one_differs.same
     equal_sums = [Scores(0.5, 0.25, 5), Scores(0.25, 0.5, 5)]
-    found = dependence(batch(lambda problem, place: [Verdict("pedagogical_eval", 0, scores=equal_sums[place % 2])]))
-    assert not found.same, "criteria count, not the reward that they make"
+    measured = dependence(batch(lambda problem, place: [Verdict("pedagogical_eval", 0, scores=equal_sums[place % 2])]))
+    assert not measured.same, "criteria count, not the reward that they make"
 
 
 # Over a run ---------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def warnings_of(judge: Judge, steps: int = 3) -> list[str | None]:
 def test_a_judge_that_rolls_dice_is_warned_about_and_a_noisy_one_is_not(seed: int) -> None:
     first, *later = warnings_of(noisy(0.0, seed))
     assert first is None, "128 conversations are too few"
-    assert all("do not depend on the conversation" in each for each in later)
+    assert all("do not depend on the conversation" in warning for warning in later)
     assert warnings_of(noisy(0.5, seed)) == [None, None, None]
 
 
@@ -160,18 +160,18 @@ def test_a_judge_of_one_verdict_is_warned_about_once(tmp_path: Path, caplog: pyt
         logged = [
             monitor.check(processes, step, batch(lambda problem, place: scored(0.7, 0.7), step)) for step in (0, 2, 4)
         ]
-    assert [of_the_judge(each) for each in logged] == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
-    [said] = [each.getMessage() for each in caplog.records if "same verdict" in each.getMessage()]
-    assert said.startswith("step 1: The judge gave every conversation on a problem the same verdict")
-    assert "in the last 128 conversations" in said
+    assert [of_the_judge(line) for line in logged] == [{"guard/blind_judge": 1.0}] * 3 and not list(tmp_path.iterdir())
+    [message] = [record.getMessage() for record in caplog.records if "same verdict" in record.getMessage()]
+    assert message.startswith("step 1: The judge gave every conversation on a problem the same verdict")
+    assert "in the last 128 conversations" in message
 
 
 def test_a_judge_that_reads_is_logged_and_not_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitor, processes = monitor_in(tmp_path), PartialState(cpu=True)
     with caplog.at_level(logging.WARNING):
         logged = [monitor.check(processes, step, batch(noisy(0.8, step), step)) for step in (0, 2)]
-    assert [each["guard/blind_judge"] for each in logged] == [0.0, 0.0] and not caplog.records
-    assert all(0.6 < each["guard/verdict_dependence"] < 0.95 for each in logged)
+    assert [line["guard/blind_judge"] for line in logged] == [0.0, 0.0] and not caplog.records
+    assert all(0.6 < line["guard/verdict_dependence"] < 0.95 for line in logged)
 
 
 def unread(share: float) -> Judge:
@@ -191,10 +191,10 @@ def test_a_rise_of_what_no_rule_can_read_is_warned_about_once(tmp_path: Path, ca
             monitor.check(processes, step, batch(unread(share), step))
             for step, share in enumerate([0.25] * 4 + [0.625] * 4)
         ]
-    rises = [each.get("guard/beyond_rules_rise") for each in logged]
+    rises = [line.get("guard/beyond_rules_rise") for line in logged]
     assert rises == [None] * 3 + [0, 0.09375, 0.1875, 0.28125, 0.375], "of 512 conversations each"
-    [said] = [each.getMessage() for each in caplog.records]
-    assert said.startswith("step 7: The tutor says more and more that the embedded judge cannot read")
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith("step 7: The tutor says more and more that the embedded judge cannot read")
 
 
 def talks(count: int, text: str, persona: str) -> list[ConversationRecord]:
@@ -222,7 +222,7 @@ def test_a_student_that_strays_is_logged_and_warned_about_once(tmp_path: Path, c
     # Every eighth conversation: 30 answers, and 2 repeated questions.
     of_batch |= {"guard/student_errors": 0.0, "guard/student_words": (30 * 8 + 2 * len(Q1.split())) / 32}
     assert bad == 2 * [bounds | strays | of_batch]
-    warnings = [each.getMessage() for each in caplog.records]
+    warnings = [record.getMessage() for record in caplog.records]
     assert [warning.split(": ")[0] for warning in warnings] == ["step 2"] * 2, "once each"
     assert "only 0% of the turns asked to err" in warnings[0] and "8% of the student's turns say" in warnings[1]
 
@@ -230,5 +230,5 @@ def test_a_student_that_strays_is_logged_and_warned_about_once(tmp_path: Path, c
 def test_a_run_without_a_judge_is_left_alone(tmp_path: Path) -> None:
     for judged in (True, False):
         monitor = monitor_in(tmp_path, judged)
-        found = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
-        assert [of_the_judge(each) for each in found] == [{}] * 3
+        logged = [monitor.check(PartialState(cpu=True), step, batch(lambda *_: [], step)) for step in range(3)]
+        assert [of_the_judge(line) for line in logged] == [{}] * 3

@@ -58,9 +58,9 @@ class LoadingServer:
 
 @pytest.fixture
 def trainer(world: Path, tmp_path: Path) -> Iterator[SimpleNamespace]:
-    made = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"))
-    made.server = LoadingServer(tmp_path / "run")
-    yield made
+    tiny_trainer = offline_trainer(tmp_path / "run", save_tiny_model(tmp_path / "model", world / "blank"))
+    tiny_trainer.server = LoadingServer(tmp_path / "run")
+    yield tiny_trainer
     open_shared_memory(tmp_path / "run")
     for path in sorted(shared_memory_folder(tmp_path / "run").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -100,8 +100,8 @@ def test_the_server_gets_each_version_and_the_disk_some_of_them(trainer, tmp_pat
     ]
     on_disk = [version for version, folder, _ in trainer.server.loaded if folder.is_relative_to(run_folder)]
     assert on_disk == [4], "every four steps"
-    kept = ["v000003", "v000005", "v000006"]
-    assert versions_in(shared) == kept, "keep_published_policies is 2, and the next one is written over the oldest"
+    versions = ["v000003", "v000005", "v000006"]
+    assert versions_in(shared) == versions, "keep_published_policies is 2, and the next one is written over the oldest"
     assert versions_in(run_folder / "policy") == ["v000004"]
     assert shared.stat().st_mode & 0o777 == 0o700
 
@@ -184,20 +184,20 @@ def test_a_trainer_that_is_killed_while_it_publishes_leaves_whole_versions_only(
     """Whether its files are new, or those of an old version."""
     run_folder, shared = tmp_path / "run", shared_memory_folder(tmp_path / "run")
     publish(trainer, publisher(trainer, run_folder, MEMORY), published)
-    whole = [f"v{version:06d}" for version in range(published)][-2:]
-    before = {name: (shared / name / "model.safetensors").read_bytes() for name in whole}
+    whole_versions = [f"v{version:06d}" for version in range(published)][-2:]
+    before = {name: (shared / name / "model.safetensors").read_bytes() for name in whole_versions}
     done = subprocess.run([sys.executable, "-c", KILLED, str(run_folder), str(published)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
-    assert versions_in(shared) == [*whole, f"v{published:06d}.unfinished"]
+    assert versions_in(shared) == [*whole_versions, f"v{published:06d}.unfinished"]
     assert not (shared / f"v{published:06d}.unfinished" / "COMPLETE").exists(), "no version any more"
-    for name in whole:
+    for name in whole_versions:
         check_policy(shared / name, PolicyVersion("run", int(name[1:])))
         assert (shared / name / "model.safetensors").read_bytes() == before[name]
     for name in (f"v{published:06d}", f"v{published:06d}.unfinished"):
         with pytest.raises(DataError):
             check_policy(shared / name, PolicyVersion("run", published))
     remove_leftovers(run_folder)
-    assert versions_in(shared) == whole, "the next trainer clears up"
+    assert versions_in(shared) == whole_versions, "the next trainer clears up"
 
 
 def test_a_folder_of_somebody_else_is_used_by_neither_side(tmp_path: Path, monkeypatch) -> None:
@@ -238,8 +238,8 @@ def test_servers_elsewhere_have_other_memory() -> None:
 
 def test_a_trainer_on_several_machines_publishes_through_the_disk() -> None:
     """A server of its own on each machine may have the address 127.0.0.1 on all of them."""
-    for way, machines in (("memory", 1), ("disk", 2)):
-        check_machines(TrainRLConfig(train=TrainConfig(publish_through=way)), machines, machines)
+    for channel, machines in (("memory", 1), ("disk", 2)):
+        check_machines(TrainRLConfig(train=TrainConfig(publish_through=channel)), machines, machines)
     with pytest.raises(ConfigError, match="launched on 2: set train.publish_through=disk"):
         check_machines(TrainRLConfig(train=TrainConfig(publish_through="memory")), 2, 2)
 
@@ -281,7 +281,7 @@ def test_a_learning_rate_of_0_leaves_engine_and_trainer_as_close_as_they_were(
     through memory, where the files of the oldest one are written over."""
     options = ["train.publish_through=memory", "train.publish_to_disk_every=4"]
     if lora is not None:
-        options += ["teacher_model.lora.enable=true", *(f"teacher_model.lora.{each}={lora[each]}" for each in lora)]
+        options += ["teacher_model.lora.enable=true", *(f"teacher_model.lora.{key}={lora[key]}" for key in lora)]
     trainer = offline_trainer(tmp_path / "run", world / "blank", options)
     answers, differences = [], []
     with lora_engine(world / "blank", lora) as ask:
@@ -294,12 +294,12 @@ def test_a_learning_rate_of_0_leaves_engine_and_trainer_as_close_as_they_were(
         assert (score(trainer, answer) - before).abs().mean() > 0.02
         client = SimpleNamespace(load_weights=lambda policy, folder: answers.append(ask(folder, policy.version)))
         session = {"config": trainer.run_config, "run_folder": tmp_path / "run", "run_id": "run", "client": client}
-        alone = {"server": AssignedServer(0, "", True), "gpus": SimpleNamespace(make_room=lambda: None)}
-        through = WeightPublisher(SimpleNamespace(**session, **alone))
+        single = {"server": AssignedServer(0, "", True), "gpus": SimpleNamespace(make_room=lambda: None)}
+        weight_publisher = WeightPublisher(SimpleNamespace(**session, **single))
         try:
             for step in range(steps):
                 trainer.state.global_step = step
-                through.publish(trainer)
+                weight_publisher.publish(trainer)
                 assert answers[-1].version == step and answers[-1].refused is None
                 difference = score(trainer, answers[-1]) - torch.tensor(answers[-1].logprobs)
                 differences.append(difference.abs().mean().item())

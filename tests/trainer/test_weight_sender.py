@@ -40,16 +40,16 @@ def servers(tokenizer, tmp_path: Path, generation) -> Iterator[Callable[..., Ser
 
 def send(sender: WeightSender, version: int) -> None:
     weights = weights_of(version)
-    pieces = ({name: each} for name, each in weights.items())
+    pieces = ({name: weight} for name, weight in weights.items())
     sender.send(PolicyVersion("run", version), infos_of(weights), pieces)
 
 
 def assert_received(teachers: list[ReceivingTeacher], version: int) -> None:
     for teacher in teachers:
         assert teacher.policy == PolicyVersion("run", version)
-        wanted = weights_of(version)
-        assert set(teacher.worker.received) == set(wanted)
-        for name, weight in wanted.items():
+        expected = weights_of(version)
+        assert set(teacher.worker.received) == set(expected)
+        for name, weight in expected.items():
             assert teacher.worker.received[name].dtype == weight.dtype and torch.equal(
                 teacher.worker.received[name], weight
             ), name
@@ -68,10 +68,10 @@ def test_every_server_gets_every_version_in_one_group(servers: Servers) -> None:
 def test_a_lost_server_is_left_out_of_the_group_and_is_in_it_again_when_it_is_back(servers: Servers) -> None:
     teachers, clients = servers
     sender = WeightSender(clients, CPU, DEADLINE_S, BUFFER_BYTES)
-    for version, to in enumerate((clients, clients[:1], clients)):
-        sender.send_to(to)
+    for version, receivers in enumerate((clients, clients[:1], clients)):
+        sender.send_to(receivers)
         send(sender, version)
-        assert_received(teachers[: len(to)], version)
+        assert_received(teachers[: len(receivers)], version)
     assert [len(teacher.worker.groups) for teacher in teachers] == [4, 3]
 
 
@@ -116,10 +116,10 @@ def test_a_sender_that_stops_sending_is_waited_for_until_the_deadline(tokenizer,
         send(sender, 1)
 
         def hanging() -> Iterator[dict[str, torch.Tensor]]:
-            for name, each in weights_of(2).items():
+            for name, weight in weights_of(2).items():
                 if name == "d":
                     time.sleep(deadline_s + 2)
-                yield {name: each}
+                yield {name: weight}
 
         started = time.monotonic()
         with pytest.raises(EngineFailure):  # the answer of the server, or the connection that it closed

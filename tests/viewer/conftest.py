@@ -46,4 +46,4 @@ def nothing_is_complained_of(request: pytest.FixtureRequest) -> Iterator[None]:
     if "browser" in request.fixturenames:
         complaints = request.getfixturevalue("browser").complaints()
         expected = ("401 (Unauthorized)", "net::ERR_")  # without the token; after a server has ended with its test
-        assert not [said for said in complaints if not any(each in said for each in expected)]
+        assert not [complaint for complaint in complaints if not any(part in complaint for part in expected)]

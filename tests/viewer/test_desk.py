@@ -77,7 +77,7 @@ def test_a_message_is_told_with_its_review_its_drafts_and_what_became_of_them(ht
     assert refused[2]["review"]["correction"] is None
     assert refused[2]["review"]["refused_correction"] == REFUSED.refused_correction
     assert refused[2]["review"]["refused_text"] == "Say: the baker sells bread."
-    assert [each["review"]["category"] for each in thrice[2]["drafts"]] == ["off_topic", "leak"]
+    assert [draft["review"]["category"] for draft in thrice[2]["drafts"]] == ["off_topic", "leak"]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_the_supervisor_s_metrics_are_shown_and_rare_passes_survive_the_thinning
     passes = {step: {"corrections/pass_kl": 0.01} for step in range(25, 5001, 25)}
     lines = [json.dumps({"step": step, "reward": 0.5} | passes.get(step, {})) + "\n" for step in range(1, 5001)]
     (run / "metrics.jsonl").write_text("".join(lines))
-    found = http.get("/api/metrics").json()
-    kl = dict(zip(found["steps"], found["series"]["corrections/pass_kl"], strict=True))
+    metrics = http.get("/api/metrics").json()
+    kl = dict(zip(metrics["steps"], metrics["series"]["corrections/pass_kl"], strict=True))
     assert {step for step, value in kl.items() if value is not None} == set(passes)
 
 
@@ -123,16 +123,16 @@ def test_the_desk_lists_corrections_with_what_led_to_them(http: TestClient) -> N
     assert page["total"] == page["undecided"] == page["matching"] == 12
     assert page["categories"] == {"false_correction": 3, "ignores_error": 3, "leak": 6}
     assert page["precision"] == [] and page["overall"]["precision"] is None
-    found = page["corrections"]
-    assert {each["index"]: (each["turn"], each["draft"], each["review"]["category"]) for each in found} == CORRECTIONS
-    assert {each["step"] for each in found} == {2} and [len(each["before"]) for each in found] == [2] * 4
-    observed, retried, replaced, thrice = found
+    corrections = page["corrections"]
+    assert {row["index"]: (row["turn"], row["draft"], row["review"]["category"]) for row in corrections} == CORRECTIONS
+    assert {row["step"] for row in corrections} == {2} and [len(row["before"]) for row in corrections] == [2] * 4
+    observed, retried, replaced, thrice = corrections
     assert observed["heard"] is None and observed["message"][-1] == ["said", "Go on 1."]
     assert retried["message"][-1] == ["said", "It is *he goes*."] and retried["heard"][-1] == ["said", "Go on 1."]
     assert replaced["replaced"] and replaced["heard"] == [["said", FALSE_CORRECTION.correction]]
     assert thrice["message"] == [["said", "The answer is baker. Say: baker."]]
     later = desk(http, limit=50, offset=4)["corrections"]
-    assert [each["step"] for each in later] == [1] * 4 + [0] * 4
+    assert [row["step"] for row in later] == [1] * 4 + [0] * 4
 
 
 def test_a_run_without_reviews_has_an_empty_desk(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_decisions_are_written_filtered_by_and_the_last_one_wins(run: Path, http
     decide(http, 2, "reject", message_was_fine=True)
     answer = decide(http, 0, "reject")
     assert answer["decision"]["category"] == "leak" and answer["undecided"] == 9
-    assert {each["category"]: each["precision"] for each in answer["precision"]} == {
+    assert {row["category"]: row["precision"] for row in answer["precision"]} == {
         "false_correction": 0.0,
         "ignores_error": 1.0,
         "leak": 0.0,
@@ -171,12 +171,12 @@ def test_decisions_are_written_filtered_by_and_the_last_one_wins(run: Path, http
     assert [line["decision"] for line in lines] == ["accept", "edit", "reject", "reject"]
     assert [(line["turn"], line["draft"]) for line in lines] == [(2, -1), (2, 0), (2, 0), (2, -1)]
     assert lines[1]["text"] == "Look again: «he …»?" and lines[0]["time"] > 1e9
-    found = read_decisions(run)
-    assert found[f"{REQUEST}-0000", 2, -1].decision == "reject" and len(found) == 3
+    decisions = read_decisions(run)
+    assert decisions[f"{REQUEST}-0000", 2, -1].decision == "reject" and len(decisions) == 3
     counts = {name: desk(http, decision=name)["matching"] for name in ("open", "accept", "edit", "reject", "fine")}
     assert counts == {"open": 9, "accept": 0, "edit": 1, "reject": 2, "fine": 1}
     only = desk(http, decision="reject", category="leak")["corrections"]
-    assert [each["decision"]["decision"] for each in only] == ["reject"]
+    assert [row["decision"]["decision"] for row in only] == ["reject"]
     assert desk(client_on(run), category="leak")["matching"] == 6
 
 
@@ -240,9 +240,9 @@ def test_any_body_is_answered_and_only_a_valid_one_written(shared: tuple[Path, T
     after = decisions_in(run)
     assert after[: len(before)] == before and len(after) == len(before) + (answer.status_code == 200)
     if answer.status_code == 200:
-        wanted = {"text": "", "message_was_fine": False} | given_body
-        assert all(after[-1][name] == value for name, value in wanted.items())
-        index = int(wanted["conversation"][-1])
+        expected = {"text": "", "message_was_fine": False} | given_body
+        assert all(after[-1][name] == value for name, value in expected.items())
+        index = int(expected["conversation"][-1])
         assert (after[-1]["turn"], after[-1]["draft"], after[-1]["category"]) == CORRECTIONS[index]
     assert desk(http)["total"] == 12 and len(read_decisions(run)) <= 4
 
@@ -270,8 +270,8 @@ def test_another_site_s_page_cannot_decide(run: Path, http: TestClient, headers:
     content = json.dumps(body())
     answer = http.post(DECIDE, content=content, headers={"Content-Type": "application/json"} | headers)
     assert answer.status_code == 403 and not (run / DECISIONS_NAME).exists()
-    own = {"Content-Type": "application/json", "Origin": "http://127.0.0.1:8005"}
-    assert http.post(DECIDE, content=content, headers=own).status_code == 200
+    same_origin = {"Content-Type": "application/json", "Origin": "http://127.0.0.1:8005"}
+    assert http.post(DECIDE, content=content, headers=same_origin).status_code == 200
 
 
 def test_without_the_token_nobody_decides(run: Path) -> None:

@@ -33,20 +33,20 @@ def open_conversation(browser: Browser, url: str, index: int) -> None:
 
 def versions(browser: Browser) -> list[tuple[str, str]]:
     """The heading of each version of a message, and its words."""
-    found = [
-        (each.find_element("css selector", "h4").text, each.find_element("css selector", ".words").text)
-        for each in browser.all(".versions .version")
+    pairs = [
+        (version.find_element("css selector", "h4").text, version.find_element("css selector", ".words").text)
+        for version in browser.all(".versions .version")
     ]
-    return [(heading, words.removeprefix("Thought\n")) for heading, words in found]
+    return [(heading, words.removeprefix("Thought\n")) for heading, words in pairs]
 
 
 def test_drafts_corrections_and_what_was_heard_stand_side_by_side(browser: Browser, url: str) -> None:
     open_conversation(browser, url, 1)
-    assert [each[0] for each in versions(browser)] == ["Draft", "Correction", "What the student heard"]
+    assert [version[0] for version in versions(browser)] == ["Draft", "Correction", "What the student heard"]
     assert versions(browser)[0][1] == "It is *he goes*." and versions(browser)[2][1] == "Go on 1."
-    places = [each.rect for each in browser.all(".version")]
-    assert len({each["y"] for each in places}) == 1 and len({each["x"] for each in places}) == 3
-    assert [each.text for each in browser.all(".message .who .badge")] == [
+    boxes = [version.rect for version in browser.all(".version")]
+    assert len({box["y"] for box in boxes}) == 1 and len({box["x"] for box in boxes}) == 3
+    assert [badge.text for badge in browser.all(".message .who .badge")] == [
         *("✓ valid", "correct", "✓ valid", "attempt 2", "error", "✓ valid")
     ]
     review = browser.text(".version.draft .review")
@@ -61,8 +61,8 @@ def test_drafts_corrections_and_what_was_heard_stand_side_by_side(browser: Brows
 
 def test_what_was_heard_although_invalid_a_refused_correction_and_no_verdict(browser: Browser, url: str) -> None:
     open_conversation(browser, url, 0)
-    assert [each[0] for each in versions(browser)] == ["What the student heard", "Correction"]
-    assert [each.text for each in browser.all(".teacher .who .badge")] == ["✓ valid", "leak", "no verdict"]
+    assert [version[0] for version in versions(browser)] == ["What the student heard", "Correction"]
+    assert [badge.text for badge in browser.all(".teacher .who .badge")] == ["✓ valid", "leak", "no verdict"]
     browser.driver.execute_script("document.querySelectorAll('.folded-review')[1].open = true")
     assert "holds no JSON object" in browser.text(".folded-review .wrong")
     open_conversation(browser, url, 3)
@@ -71,7 +71,7 @@ def test_what_was_heard_although_invalid_a_refused_correction_and_no_verdict(bro
     assert "It is no correction: It hands over the answer itself." in browser.text(".version.refused .review")
     assert not browser.all(".version.correction")
     open_conversation(browser, url, 5)
-    headings = [each[0] for each in versions(browser)]
+    headings = [version[0] for version in versions(browser)]
     assert headings == ["Draft 1", "Correction, refused", "Draft 2", "Correction", "What the student heard"]
 
 
@@ -82,7 +82,7 @@ def test_the_list_is_filtered_by_the_supervisor_s_reviews(browser: Browser, url:
     browser.until_text("#count", "6 of 7")
     browser.fill("#review", "category:off_topic")
     browser.until_text("#count", "2 of 7")
-    assert [each.text for each in browser.all(f"{ROWS} .badge.invalid")] == ["off topic", "off topic", "leak"]
+    assert [badge.text for badge in browser.all(f"{ROWS} .badge.invalid")] == ["off topic", "off topic", "leak"]
     assert browser.one("#review").get_property("value") == "category:off_topic"
     browser.fill("#review", "none")
     browser.until_text("#count", "1 of 7")
@@ -92,18 +92,18 @@ def test_the_list_is_filtered_by_the_supervisor_s_reviews(browser: Browser, url:
 def test_the_run_page_draws_categories_and_corrections(browser: Browser, url: str) -> None:
     browser.open(f"{url}/#/run")
     browser.until_text(".tile", "Valid messages")
-    charts = {each.find_element("css selector", "h3").text: each for each in browser.all(".chart")}
+    charts = {chart.find_element("css selector", "h3").text: chart for chart in browser.all(".chart")}
     assert {"The tutor's messages, as reviewed", "Learning from corrections", "Supervised passes"} <= set(charts)
-    drawn = charts["What is wrong with messages"]
-    assert len(drawn.find_elements("css selector", "rect.area")) == 3 * 12
-    legend = [each.text for each in drawn.find_elements("css selector", ".legend li")]
+    chart = charts["What is wrong with messages"]
+    assert len(chart.find_elements("css selector", "rect.area")) == 3 * 12
+    legend = [entry.text for entry in chart.find_elements("css selector", ".legend li")]
     assert sorted(legend) == ["false correction", "ignores error", "leak"], "none that never came"
-    ticks = [each.text for each in browser.all(".chart .tick")]
-    assert not any("e" in each for each in ticks), ticks
-    drawing = drawn.find_element("css selector", "svg")
+    ticks = [tick.text for tick in browser.all(".chart .tick")]
+    assert not any("e" in tick for tick in ticks), ticks
+    drawing = chart.find_element("css selector", "svg")
     browser.driver.execute_script("arguments[0].focus()", drawing)
     drawing.send_keys("\ue014")  # arrow right
-    browser.wait(lambda: "step 1" in drawn.text and "leak 15 %" in drawn.text, "the first step's shares")
+    browser.wait(lambda: "step 1" in chart.text and "leak 15 %" in chart.text, "the first step's shares")
 
 
 def test_a_run_without_a_supervisor_shows_none_of_it(browser: Browser, tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_a_run_without_a_supervisor_shows_none_of_it(browser: Browser, tmp_path:
         browser.open(address)
         browser.until_text(".tile", "3\nof 4")
         assert "desk" not in browser.text("#nav") and "Valid messages" not in browser.text(".tiles")
-        assert not {"What is wrong with messages", "Corrections"} & {each.text for each in browser.all(".chart h3")}
+        assert not {"What is wrong with messages", "Corrections"} & {
+            heading.text for heading in browser.all(".chart h3")
+        }
         browser.open(f"{address}/#/conversations?where=step-1")
         browser.until_text("#count", "8 conversations")
         assert not browser.all("#review")
@@ -120,23 +122,23 @@ def test_a_run_without_a_supervisor_shows_none_of_it(browser: Browser, tmp_path:
 
 
 def card(browser: Browser, heading: str) -> WebElement:
-    return [each for each in browser.all(CARDS) if heading in each.find_element("css selector", "h3").text][0]
+    return [element for element in browser.all(CARDS) if heading in element.find_element("css selector", "h3").text][0]
 
 
 def press(browser: Browser, heading: str, button: str) -> None:
     def click() -> bool:
-        found = card(browser, heading).find_element("css selector", f".decide .{button}")
-        browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
+        element = card(browser, heading).find_element("css selector", f".decide .{button}")
+        browser.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        element.click()
         return True
 
     browser.wait(click, f"{button} of {heading}")
 
 
 def figures(browser: Browser) -> dict[str, str]:
-    rows = [each.text.splitlines() for each in browser.all(".figures tbody tr, .figures tfoot tr")]
+    rows = [row.text.splitlines() for row in browser.all(".figures tbody tr, .figures tfoot tr")]
     joined = [" ".join(row) for row in rows]
-    names = [each.text for each in browser.all(".figures tbody th, .figures tfoot th")]
+    names = [heading.text for heading in browser.all(".figures tbody th, .figures tfoot th")]
     return {name: row.removeprefix(name).strip() for name, row in zip(names, joined, strict=True)}
 
 
@@ -167,7 +169,7 @@ def test_a_person_edits_one_correction_rejects_another_and_sees_the_precision(
 
     browser.driver.refresh()
     browser.until_text("#undecided", "10 of 13")
-    assert all(first not in each.text for each in browser.all(f"{CARDS} h3")), "decided ones make room"
+    assert all(first not in heading.text for heading in browser.all(f"{CARDS} h3")), "decided ones make room"
     assert figures(browser) == {
         "false correction": "3 0 % 1 0 0 1 1",
         "ignores error": "3 0 % 1 0 0 1 0",
@@ -195,7 +197,7 @@ def test_the_next_page_passes_over_nothing_and_a_new_step_is_told(browser: Brows
     browser.until_text("#undecided", "11 of 13")
     browser.click(".pager button", "Next")
     browser.until_text(".pager", "9–11 of 11")
-    assert [each.text.partition(", message")[0] for each in browser.all(f"{CARDS} h3")] == [
+    assert [heading.text.partition(", message")[0] for heading in browser.all(f"{CARDS} h3")] == [
         f"Step 1, conversation {number}" for number in (2, 3, 6)
     ]
     write_rollouts(run, 3, 0, supervised(3))
@@ -211,7 +213,7 @@ def test_a_decision_that_cannot_be_written_is_told_and_the_text_kept(browser: Br
     press(browser, "Step 3, conversation 1,", "save")
     browser.until_text(f"{CARDS} [role=alert]", "correction_decisions.jsonl: Is a directory")
     assert browser.one("textarea.edit").get_property("value") == "A long thought."
-    assert all("507" in each for each in browser.complaints())
+    assert all("507" in complaint for complaint in browser.complaints())
     (run / "correction_decisions.jsonl").rmdir()
     press(browser, "Step 3, conversation 1,", "save")
     browser.until_text(f"{CARDS} .decided", "edited")

@@ -19,13 +19,13 @@ def test_a_step_has_one_number_everywhere(browser: Browser, url: str) -> None:
     browser.driver.execute_script("document.querySelector('.chart svg').focus()")
     browser.one(".chart svg").send_keys("\ue014" * 3 + "\ue007")
     browser.until_text(".summary h2", "step 3")
-    shown = browser.driver.execute_script(
+    selected = browser.driver.execute_script(
         "const at = document.getElementById('where'); return at.options[at.selectedIndex].text"
     )
-    assert shown == "step 3"
+    assert selected == "step 3"
     browser.open(f"{url}/#/conversations?where=training&sort=longest")
     browser.one(ROWS)
-    column = [each.text for each in browser.all(".list th")].index("Step")
+    column = [heading.text for heading in browser.all(".list th")].index("Step")
     steps = {row.find_elements("css selector", "td")[column].text for row in browser.all(ROWS)}
     assert steps == {"1", "2", "3"}
     browser.open(f"{url}/#/conversation?where=step-2&id=run-step000002-rank0of1-abcd-0000")
@@ -37,7 +37,7 @@ def test_a_step_has_one_number_everywhere(browser: Browser, url: str) -> None:
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
-    return [each.text for each in browser.all(f"details[open] > dl {selector}")]
+    return [element.text for element in browser.all(f"details[open] > dl {selector}")]
 
 
 def test_held_out_lessons_have_a_chart_of_their_own(browser: Browser, shared_run: Path, url: str) -> None:
@@ -75,14 +75,14 @@ def test_rewards_below_0_are_shown_where_they_are(browser: Browser, tmp_path: Pa
     with shown(with_penalties(tmp_path / "run")) as address:
         browser.open(address)
         browser.one(".chart path.band")
-        ticks = [float(each.text) for each in browser.all(".chart")[0].find_elements("css selector", "text.tick")]
+        ticks = [float(tick.text) for tick in browser.all(".chart")[0].find_elements("css selector", "text.tick")]
         assert min(ticks) <= -0.8 and max(ticks) >= 0.4
         band = browser.all(".chart path.band")[0].get_attribute("d")
         assert len(set(re.findall(r"[ML]\S+ (\S+?)(?=[MLZ])", band))) == 4  # no two corners at the chart's edge
         browser.open(f"{address}/#/conversations?where=step-1")
         browser.one(".spread .fill")
         assert browser.text(".spread figcaption").split() == ["-0.8", "reward", "1"] and browser.all(".spread .zero")
-        heights = [float(each.get_attribute("height")) for each in browser.all(".spread .fill")]
+        heights = [float(bar.get_attribute("height")) for bar in browser.all(".spread .fill")]
         bars = [i for i, height in enumerate(heights) if height]
         assert len(heights) == 18 and bars == [0, 5, 7, 8, 13, 17]
         browser.all(".spread .bar .fill")[5].click()
@@ -93,7 +93,7 @@ def test_rewards_below_0_are_shown_where_they_are(browser: Browser, tmp_path: Pa
         browser.click(".toggle", "Best first")
         browser.wait(
             lambda: (
-                [each.text for each in browser.all(".column .reward")]
+                [reward.text for reward in browser.all(".column .reward")]
                 == "1.00 0.50 0.00 -0.01 -0.30 -0.72 none".split()
             ),
             "those without a reward last",

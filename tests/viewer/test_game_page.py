@@ -28,16 +28,16 @@ def test_somebody_takes_a_seat(browser: Browser, app: FastAPI) -> None:
         browser.click("#start")
         browser.until_text(".message.game", "You are sailor 4")
         browser.until_text(".message.teacher .said", "I wait <b>here</b>.")
-        asked = len(app.state.engine.calls)
+        calls = len(app.state.engine.calls)
         browser.one("#say").send_keys("BUILD HULL\ue007")
         browser.until_text(".wrong", "BUILD HULL is not possible")
-        assert len(app.state.engine.calls) == asked, "a slip costs no turn"
+        assert len(app.state.engine.calls) == calls, "a slip costs no turn"
         browser.fill("#say", "wait.")
         browser.click("#send")
         browser.until_text(".message.student .said", "ACTION: WAIT")
         browser.wait(lambda: len(browser.all(".message.game")) == 2, "what the sailor sees next")
         browser.click(".possible button", "WAIT")
         browser.wait(lambda: len(browser.all(".message.game")) == 3, "the game after a click")
-        assert len(app.state.engine.calls) == asked + 2
+        assert len(app.state.engine.calls) == calls + 2
         browser.click(".system summary")
         assert "sailors are stranded" in browser.text(".system pre")

@@ -21,8 +21,8 @@ OLD_RUN = ROOT / "tests/support/old_run" / JOURNAL_NAME
 
 def shown(tail: JournalTail) -> list[tuple[Any, ...]]:
     """What a page has of a journal: rows, and all that is known of each conversation."""
-    found = tail.conversations(0.0, ())
-    return [(tail.row(each), tail.record(each)) for each in found] + [tail.policy]
+    conversations = tail.conversations(0.0, ())
+    return [(tail.row(entry), tail.record(entry)) for entry in conversations] + [tail.policy]
 
 
 @pytest.mark.parametrize("longest_tail", [10**9, 20_000])
@@ -33,18 +33,18 @@ def test_a_page_that_follows_a_journal_in_segments_shows_what_is_in_one_file(
     journal = Journal(tmp_path, segment_bytes=4000, block_bytes=1000)
     one_file = tmp_path / "one" / JOURNAL_NAME
     one_file.parent.mkdir()
-    following, beside = JournalTail(journal.path), JournalTail(one_file)
+    following, one_file_tail = JournalTail(journal.path), JournalTail(one_file)
     for number, line in enumerate(OLD_RUN.read_bytes().splitlines(keepends=True)):
         event = json.loads(line)
         journal.append(event.pop("event"), **event)
         with one_file.open("ab") as file:
             file.write(line)
         if number % 7 == 0:
-            assert shown(following) == shown(beside)
+            assert shown(following) == shown(one_file_tail)
             assert shown(JournalTail(journal.path)) == shown(JournalTail(one_file)), "a page that is opened now"
     journal.close()
     assert len(segments_of(journal.path)) > 8 and len(shown(following)) > 8
-    assert shown(following) == shown(beside)
+    assert shown(following) == shown(one_file_tail)
 
 
 def events_of(record, finished: bool) -> list[dict]:
@@ -61,18 +61,18 @@ def events_of(record, finished: bool) -> list[dict]:
     if not finished:
         return events[:3]
     left_out = ("prompt_ids", "completion_ids", "mask", "logprobs")
-    kept = {name: value for name, value in plain.items() if name not in left_out}
+    fields = {name: value for name, value in plain.items() if name not in left_out}
     verdict = {"event": "verdict", "time": 4e9} | subject | {"verdict": plain["verdicts"][0]}
-    return [*events, verdict, {"event": "conversation", "time": 4e9} | subject | {"record": kept}]
+    return [*events, verdict, {"event": "conversation", "time": 4e9} | subject | {"record": fields}]
 
 
 def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, run: Path) -> None:
     request = "run-step000003-rank0of1-abcd"
-    done, playing = conversation(3, 0, LESSONS[0]), conversation(3, 1, LESSONS[0])
+    finished, playing = conversation(3, 0, LESSONS[0]), conversation(3, 1, LESSONS[0])
     batch = {"event": "batch", "time": 4e9, "request": request, "step": 3}
     batch |= {"problems": [[LESSONS[1], ""], [LESSONS[0], "42"]], "problem_of": [0, 1]}
     weights = {"event": "weights", "time": 4e9, "policy": "run v3"}
-    path = write_journal(run, [weights, batch, *events_of(done, True), *events_of(playing, False)])
+    path = write_journal(run, [weights, batch, *events_of(finished, True), *events_of(playing, False)])
     with path.open("ab") as file:
         file.write(
             b'{"event": "judge_check", "time": 4e9, "request": "%s-judge-check", "step": 3}\n' % request.encode()
@@ -85,12 +85,12 @@ def test_what_is_not_in_a_file_yet_is_read_from_the_journal(http: TestClient, ru
     assert page["columns"]["personas"][1] == {"correct_student": 1}
     assert page["columns"]["messages"] == [5, 3] and page["columns"]["reward"] == [0.4, None]
     assert page["columns"]["title"] == ["Lesson: at the market · Plan: you, brother"] * 2
-    whole, part = one(http, 0, "now"), one(http, 1, "now")
-    assert (part["problem"], part["answer"]) == (LESSONS[0], "42")
-    assert page["columns"]["problem_id"][1] == part["problem_id"] == Problem.of(LESSONS[0], "42").id
-    assert whole["problem"] == LESSONS[0] and whole["trained_tokens"] == 9 and len(whole["turns"]) == 5
-    assert [turn["parts"][0][1] for turn in part["turns"][:2]] == ["Hello.", "Answer 1 as correct_student."]
-    write_rollouts(run, 3, 0, [done, playing])
+    complete, partial = one(http, 0, "now"), one(http, 1, "now")
+    assert (partial["problem"], partial["answer"]) == (LESSONS[0], "42")
+    assert page["columns"]["problem_id"][1] == partial["problem_id"] == Problem.of(LESSONS[0], "42").id
+    assert complete["problem"] == LESSONS[0] and complete["trained_tokens"] == 9 and len(complete["turns"]) == 5
+    assert [turn["parts"][0][1] for turn in partial["turns"][:2]] == ["Hello.", "Answer 1 as correct_student."]
+    write_rollouts(run, 3, 0, [finished, playing])
     assert listed(http, where="now")["total"] == 0 and listed(http, where="step-3")["total"] == 2
 
 
@@ -98,11 +98,11 @@ def test_a_batch_that_begins_anew_leaves_its_old_conversations_behind(http: Test
     record = conversation(3, 0, LESSONS[0])
     first_turn = events_of(record, False)[:1]
     batch = {"event": "batch", "time": 4e9, "request": record.request_id, "step": 3, "body": "b"}
-    again = [batch | {"weights": "w"}, *first_turn]
+    events = [batch | {"weights": "w"}, *first_turn]
     write_journal(run, [batch | {"weights": "w"}, *first_turn])
     assert len(one(http, 0, "now")["turns"]) == 1
     with (run / "journal.jsonl").open("a") as file:
-        file.write("".join(json.dumps(event) + "\n" for event in [batch | {"weights": "new"}, *again[1:]]))
+        file.write("".join(json.dumps(event) + "\n" for event in [batch | {"weights": "new"}, *events[1:]]))
     assert len(one(http, 0, "now")["turns"]) == 1
     with (run / "journal.jsonl").open("a") as file:
         continued = [batch | {"weights": "new"}, events_of(record, False)[1]]

@@ -24,23 +24,23 @@ def test_metrics_are_columns_over_steps_with_the_evaluations_as_marks(http: Test
         file.write(
             '{"step": 3, "reward": 0.9, "seconds/rollout": 1.0, "completions/clipped_ratio": 0.0}\n{"step": 4, "rew'
         )
-    told = http.get("/api/metrics").json()
-    assert told["steps"] == [1, 2, 3] and told["series"]["reward"] == [0.2, 0.4, 0.9]
-    assert told["series"]["seconds/train"] == [1.0, 1.0, None] and told["max_steps"] == 4
-    assert "completions/clipped_ratio" not in told["series"] and told["last"]["reward"] == 0.9
-    means = {(mark["name"], mark["sampling"]): mark["mean"] for mark in told["marks"]}
+    metrics = http.get("/api/metrics").json()
+    assert metrics["steps"] == [1, 2, 3] and metrics["series"]["reward"] == [0.2, 0.4, 0.9]
+    assert metrics["series"]["seconds/train"] == [1.0, 1.0, None] and metrics["max_steps"] == 4
+    assert "completions/clipped_ratio" not in metrics["series"] and metrics["last"]["reward"] == 0.9
+    means = {(mark["name"], mark["sampling"]): mark["mean"] for mark in metrics["marks"]}
     assert means["before", "sampled"] == pytest.approx(0.7 / 3) and means["after", "greedy"] == pytest.approx(0.5)
 
 
 def test_the_time_of_steps_comes_with_advice(http: TestClient, run: Path) -> None:
-    told = http.get("/api/metrics").json()
-    assert told["time_shares"]["play"] == pytest.approx(2.0 / 3.25) and told["time_advice"] is None
+    metrics = http.get("/api/metrics").json()
+    assert metrics["time_shares"]["play"] == pytest.approx(2.0 / 3.25) and metrics["time_advice"] is None
     train = {"max_staleness": 0, "importance_sampling_correction": True}
     write_training(run, [step_line(1, 0.5, **{"seconds/judging": 1.5})], {"train": train})
     (run / "config" / "train_rl.environment.json").write_text('{"placement": "split"}')
-    told = http.get("/api/metrics").json()
-    assert told["time_shares"]["play"] == pytest.approx(0.5 / 3.25)
-    assert told["time_advice"].startswith("The engines wait 38 % of a step: set train.max_staleness=1")
+    metrics = http.get("/api/metrics").json()
+    assert metrics["time_shares"]["play"] == pytest.approx(0.5 / 3.25)
+    assert metrics["time_advice"].startswith("The engines wait 38 % of a step: set train.max_staleness=1")
 
 
 def test_the_last_figures_are_those_of_the_last_batch_though_it_is_trained_on_twice(
@@ -70,9 +70,9 @@ def test_a_long_training_is_thinned_and_its_last_step_kept(http: TestClient, run
     assert len(steps) == 400 and steps[0] == 1 and steps[-1] == 5000 and steps == sorted(set(steps))
     checks = [json.dumps({"step": step, "reward": 0.5, "guard/gap": 0.1}) + "\n" for step in range(7, 5001, 500)]
     (run / "metrics.jsonl").write_text("".join(lines + checks))
-    told = http.get("/api/metrics").json()
-    gaps = {step for step, gap in zip(told["steps"], told["series"]["guard/gap"], strict=True) if gap is not None}
-    assert gaps == set(range(7, 5001, 500)) and told["steps"] == sorted(set(told["steps"]))
+    metrics = http.get("/api/metrics").json()
+    gaps = {step for step, gap in zip(metrics["steps"], metrics["series"]["guard/gap"], strict=True) if gap is not None}
+    assert gaps == set(range(7, 5001, 500)) and metrics["steps"] == sorted(set(metrics["steps"]))
 
 
 def test_the_guards_say_whether_it_learned_and_what_the_judge_s_checks_warned_of(http: TestClient, run: Path) -> None:
@@ -81,8 +81,8 @@ def test_the_guards_say_whether_it_learned_and_what_the_judge_s_checks_warned_of
     assert http.get("/api/guards").json() == nothing
     add_guards(run)
     assert http.get("/api/pulse").json()["metrics"] != before
-    told = http.get("/api/guards").json()
-    assert (told["verdict"], told["steps"]) == ("no evidence of learning", 3)
-    assert (told["checks"], told["failed"]) == (2, 1)
-    assert told["reasons"][0].startswith("The parameters did not move at all")
-    assert told["warnings"] == [[2, "The judge can be fooled: b."], [2, "The judge may be being fooled: a."]]
+    guards = http.get("/api/guards").json()
+    assert (guards["verdict"], guards["steps"]) == ("no evidence of learning", 3)
+    assert (guards["checks"], guards["failed"]) == (2, 1)
+    assert guards["reasons"][0].startswith("The parameters did not move at all")
+    assert guards["warnings"] == [[2, "The judge can be fooled: b."], [2, "The judge may be being fooled: a."]]

@@ -20,8 +20,8 @@ def test_the_page_comes_from_the_package_with_headers_that_let_nothing_else_in(h
         policy = answer.headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
-        again = http.get(path, headers={"If-None-Match": answer.headers["ETag"]})
-        assert again.status_code == 304 and not again.content
+        cached = http.get(path, headers={"If-None-Match": answer.headers["ETag"]})
+        assert cached.status_code == 304 and not cached.content
     assert http.get("/viewer/..%2froutes.py").status_code == 404
     assert http.get("/viewer/nothing.js").status_code == 404
 
@@ -32,8 +32,8 @@ def test_what_models_said_never_becomes_markup() -> None:
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|srcdoc", source
         )
-        elsewhere = set(re.findall(r"https?://[^\s\"'`)]+", source)) - {"http://www.w3.org/2000/svg"}
-        assert not elsewhere, f"{path.name} names {elsewhere}"
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", source)) - {"http://www.w3.org/2000/svg"}
+        assert not addresses, f"{path.name} names {addresses}"
         assert len(source.splitlines()) < 500
 
 
@@ -56,9 +56,9 @@ def test_with_a_token_the_page_loads_and_its_data_does_not(run: Path) -> None:
 def test_without_a_token_the_page_and_its_data_are_for_this_machine_s_names(run: Path) -> None:
     for name in ("127.0.0.1", "localhost", "[::1]"):
         assert client_on(run, base_url=f"http://{name}:8005").get("/api/run").status_code == 200
-    elsewhere = client_on(run, base_url="http://rebound.example:8005")
+    rebound = client_on(run, base_url="http://rebound.example:8005")
     for path in (*page_files(), "/api/run", "/openapi.json"):
-        refused = elsewhere.get(path)
+        refused = rebound.get(path)
         assert refused.status_code == 403 and "not under 'rebound.example:8005'" in refused.json()["detail"]
     allowed = TestClient(create_viewer(run, None, ["Rebound.example"]), base_url="http://rebound.example:8005")
     assert allowed.get("/api/run").status_code == 200
@@ -70,13 +70,13 @@ def test_the_page_without_a_server_tells_its_health(http: TestClient, run: Path)
 
 
 def test_the_run_tells_its_sets_its_configuration_and_why_there_is_no_chat(http: TestClient, run: Path) -> None:
-    told = http.get("/api/run").json()
-    assert told["steps"] == [0, 1, 2] and told["evaluations"] == ["before", "after"] and not told["live"]
-    assert told["personas"] == ["correct_student", "error_student"]
-    assert ["teacher", "no/such/model"] in told["facts"]
-    assert not told["chat"]["on"] and f"logging.save_dir={run}" in told["chat"]["why"]
+    payload = http.get("/api/run").json()
+    assert payload["steps"] == [0, 1, 2] and payload["evaluations"] == ["before", "after"] and not payload["live"]
+    assert payload["personas"] == ["correct_student", "error_student"]
+    assert ["teacher", "no/such/model"] in payload["facts"]
+    assert not payload["chat"]["on"] and f"logging.save_dir={run}" in payload["chat"]["why"]
     refused = http.post("/api/chat", json={"problem": "fractions"})
-    assert refused.status_code == 422 and refused.json()["detail"] == told["chat"]["why"]
+    assert refused.status_code == 422 and refused.json()["detail"] == payload["chat"]["why"]
 
 
 def test_the_pulse_changes_with_what_is_written(http: TestClient, run: Path) -> None:

@@ -12,21 +12,21 @@ from tests.support.viewer_run import GROUP, HOSTILE, HOSTILE_LESSON, LESSONS, ad
 
 
 def test_what_was_said_arrives_letter_for_letter(http: TestClient) -> None:
-    for i, text in enumerate(HOSTILE.values()):
-        told = one(http, 2 * GROUP + i, "step-0")
-        assert told["turns"][0]["parts"] == [["said", text]] and told["problem"] == HOSTILE_LESSON
+    for index, text in enumerate(HOSTILE.values()):
+        record = one(http, 2 * GROUP + index, "step-0")
+        assert record["turns"][0]["parts"] == [["said", text]] and record["problem"] == HOSTILE_LESSON
 
 
 def test_tokens_come_as_text_with_their_mask_where_the_run_has_the_tokenizer(http, run) -> None:
     without = one(http, 0, route="tokens")
     assert not without["pieces"] and "holds no tokenizer.json" in without["why"] and without["trained"] == 9
     add_tokenizer(run)
-    told = one(http, 0, route="tokens")
-    assert told["prompt"] == "t1t2" and "".join(piece[0] for piece in told["pieces"]) == "".join(
+    tokens = one(http, 0, route="tokens")
+    assert tokens["prompt"] == "t1t2" and "".join(piece[0] for piece in tokens["pieces"]) == "".join(
         f"t{i}" for i in range(3, 16)
     )
-    assert [piece[1] for piece in told["pieces"]] == [1, 1, 1, 0, 0] * 2 + [1, 1, 1]
-    assert [piece[2] for piece in told["pieces"]][:4] == [-0.5, -0.5, -0.5, 0.0]
+    assert [piece[1] for piece in tokens["pieces"]] == [1, 1, 1, 0, 0] * 2 + [1, 1, 1]
+    assert [piece[2] for piece in tokens["pieces"]][:4] == [-0.5, -0.5, -0.5, 0.0]
     write_rollouts(run, 1, 0, [conversation(1, 0, LESSONS[0], completion_ids=list(range(90, 103)))])
     assert "does not have all of them" in one(http, 0, route="tokens")["why"]
 

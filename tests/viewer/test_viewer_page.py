@@ -58,8 +58,8 @@ class Tutor:
         await asyncio.sleep(0.05)
         self.lessons.append(request.problem)
         policy, self.answers = self.policy, self.answers + 1
-        heard = request.turns[-1].text if request.turns else f"Hello {request.student_name}."
-        text = f"<think>Repeat it.</think>You say: {heard}"
+        message = request.turns[-1].text if request.turns else f"Hello {request.student_name}."
+        text = f"<think>Repeat it.</think>You say: {message}"
         return ChatReply(text=text, parts=split_thoughts(text), tokens=9, ended=True, over=False, policy=policy)
 
 
@@ -77,7 +77,7 @@ def test_the_run_page_shows_figures_and_charts(browser: Browser, url: str) -> No
     browser.until_text(".tile", "3\nof 4")
     assert browser.text("#run-name") == "run"
     assert browser.all(".step-time .shares rect") and "training 31 %" in browser.text(".step-time .legend")
-    titles = [each.text for each in browser.all(".chart h3")]
+    titles = [heading.text for heading in browser.all(".chart h3")]
     assert titles[:4] == ["Reward", "Reward on held-out lessons", "What the judge says", "Seconds per step"]
     assert len(browser.all(".chart path.line")) >= 4 and len(browser.all(".chart path.area")) == 3
     browser.driver.execute_script("document.querySelector('.chart svg').focus()")
@@ -105,8 +105,8 @@ def behind_a_path(upstream: str) -> FastAPI:
                 headers=headers | {"host": request.headers["host"]},
                 content=await request.body(),
             )
-        kept = {name: answer.headers[name] for name in FORWARDED if name in answer.headers}
-        return Response(answer.content, answer.status_code, kept)
+        answer_headers = {name: answer.headers[name] for name in FORWARDED if name in answer.headers}
+        return Response(answer.content, answer.status_code, answer_headers)
 
     return proxy
 
@@ -127,10 +127,10 @@ def test_the_page_works_below_a_path_of_a_reverse_proxy(browser: Browser, shared
         browser.click(".pick button")
         browser.click("#start")
         browser.until_text(".message .said", "You say: Hello Alex.")
-        asked = browser.driver.execute_script(
+        addresses = browser.driver.execute_script(
             "return performance.getEntriesByType('resource').map((each) => each.name)"
         )
-        assert asked and all(each.startswith(f"{proxy}{PREFIX}/") for each in asked), asked
+        assert addresses and all(address.startswith(f"{proxy}{PREFIX}/") for address in addresses), addresses
 
 
 def test_no_address_on_the_page_begins_at_the_host() -> None:
@@ -158,7 +158,7 @@ def test_the_run_page_says_what_the_guards_found(browser: Browser, tmp_path: Pat
         browser.until_text(".guards h2", "Is the judge being fooled? 2 warnings in 2 checks")
         browser.until_text(".guards li", "The parameters did not move at all")
         browser.until_text(".guards li", "Step 3: The judge can be fooled: b.")
-        titles = [each.text for each in browser.all(".chart h3")]
+        titles = [heading.text for heading in browser.all(".chart h3")]
         assert {"Training's judge against the held-out one", "Planted conversations"} <= set(titles)
         planted = browser.all(".chart")[titles.index("Planted conversations")]
         assert "praise" in planted.text and len(planted.find_elements("css selector", "path.line")) == 2
@@ -170,7 +170,7 @@ def test_from_the_list_to_a_conversation_its_tokens_and_back(browser: Browser, u
     browser.until_text("#count", "8 conversations")
     browser.click(f"{ROWS} .lesson a", "market")
     browser.until_text(".reward-card .figure", "0.2000")
-    assert [each.text for each in browser.all(".message .said")][:2] == ["Hello.", "Answer 1 as correct_student."]
+    assert [message.text for message in browser.all(".message .said")][:2] == ["Hello.", "Answer 1 as correct_student."]
     assert browser.text(".message.student .persona") == "correct" and "3 tokens, all trained on" in browser.text(
         ".tokens"
     )
@@ -182,7 +182,7 @@ def test_from_the_list_to_a_conversation_its_tokens_and_back(browser: Browser, u
     assert thought.text == "Plan 1."
     browser.click(".toggle", "Tokens trained on")
     browser.until_text(".token-view mark", "t3")
-    assert [each.text for each in browser.all(".pieces mark")] == [f"t{i}" for i in range(3, 16) if (i - 3) % 5 < 3]
+    assert [mark.text for mark in browser.all(".pieces mark")] == [f"t{i}" for i in range(3, 16) if (i - 3) % 5 < 3]
     browser.click(".actions a", "Next")
     browser.until_text(".crumbs", "conversation 2")
     browser.click(".crumbs a", "step 2")
@@ -196,7 +196,7 @@ def test_a_message_shows_the_tools_that_were_called_for_it(browser: Browser, tmp
         ToolCall("b", "", {}, '{"name": "calcul', "No JSON.", error="bad_json"),
     )
     record = conversation(0, 0, LESSONS[0])
-    first = next(place for place, turn in enumerate(record.turns) if turn.role == "teacher")
+    first = next(index for index, turn in enumerate(record.turns) if turn.role == "teacher")
     turns = [replace(turn, tool_calls=calls) if n == first else turn for n, turn in enumerate(record.turns)]
     write_rollouts(run, 0, 0, [record.model_copy(update={"turns": turns})])
     with shown(run) as url:
@@ -297,9 +297,9 @@ def test_a_group_stands_side_by_side(browser: Browser, url: str) -> None:
     browser.open(f"{url}/#/conversations?where=step-1")
     browser.click(f"{ROWS} a.quiet", "group")
     browser.wait(lambda: len(browser.all(".column")) == 4, "four columns")
-    assert [each.text for each in browser.all(".column .reward")] == ["0.20", "0.30", "none", "0.50"]
-    assert [each.text for each in browser.all(".column .advantage")] == ["−0.13", "−0.03", "+0.17"]
-    tops = {each.location["y"] for each in browser.all(".column")}
+    assert [reward.text for reward in browser.all(".column .reward")] == ["0.20", "0.30", "none", "0.50"]
+    assert [advantage.text for advantage in browser.all(".column .advantage")] == ["−0.13", "−0.03", "+0.17"]
+    tops = {column.location["y"] for column in browser.all(".column")}
     assert len(tops) == 1
     browser.click(".toggle", "Best first")
     browser.wait(lambda: browser.text(".column .reward") == "0.50", "the best one first")
@@ -312,8 +312,8 @@ def test_the_same_lesson_before_and_after(browser: Browser, url: str) -> None:
     assert browser.text(".advantage") == "+0.40"
     browser.click(".list .lesson a", "a walk")
     browser.wait(lambda: len(browser.all(".pairs")) == 4, "four pairs")
-    assert [each.text for each in browser.all(".pairs .reward")][:2] == ["0.10", "0.50"]
-    assert [each.text for each in browser.all(".pairs h3")][:2] == ["held out, before", "held out, after"]
+    assert [reward.text for reward in browser.all(".pairs .reward")][:2] == ["0.10", "0.50"]
+    assert [heading.text for heading in browser.all(".pairs h3")][:2] == ["held out, before", "held out, after"]
 
 
 def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
@@ -321,12 +321,12 @@ def test_hostile_text_is_shown_as_text(browser: Browser, url: str) -> None:
     browser.until_text(f"{ROWS} .lesson", "<script>window.owned")
     for i, text in enumerate(HOSTILE.values()):
         browser.open(f"{url}/#/conversation?where=step-0&id=run-step000000-rank0of1-abcd-{8 + i:04d}")
-        said = browser.one(".message .said .text")
+        message = browser.one(".message .said .text")
         if len(text) > 4000:
-            assert len(said.get_property("textContent")) <= 4002
+            assert len(message.get_property("textContent")) <= 4002
             browser.click(".message .said button", f"Show all {len(text.strip()):,} characters")
-        assert browser.wait(lambda element=said: element.get_property("textContent"), "text") == text.strip()
-        assert said.get_attribute("dir") == "auto"
+        assert browser.wait(lambda element=message: element.get_property("textContent"), "text") == text.strip()
+        assert message.get_attribute("dir") == "auto"
         assert browser.one("h1").text.startswith("Lesson: <script>")
     state = "return [window.owned ?? null, document.querySelectorAll('#owned, main script, main img').length]"
     assert browser.driver.execute_script(state) == [None, 0]
@@ -375,13 +375,13 @@ def test_a_server_with_engines_shows_its_run_and_lets_its_tutor_be_talked_to(
     browser: Browser, server: RunningServer, lessons: list[str]
 ) -> None:
     """The page of a running vllm_server.py shows a conversation that its engines played, and chats with its teacher."""
-    asked = SampleRequest(problems=[lessons[0]] * 2, answers=[""] * 2, request_id="page", seed=1, step=0)
-    played = server.client.sample(asked).conversations[1]
-    browser.open(f"{server.client.url}/#/conversation?where=now&id={played.id}")
-    said = [turn.text.strip() for turn in played.turns]
-    browser.wait(lambda: len(browser.all(".message")) == len(said), "its messages")
-    shown = [each.get_property("textContent").strip() for each in browser.all(".message .said .text")]
-    assert shown == [text for text in said if text]
+    request = SampleRequest(problems=[lessons[0]] * 2, answers=[""] * 2, request_id="page", seed=1, step=0)
+    record = server.client.sample(request).conversations[1]
+    browser.open(f"{server.client.url}/#/conversation?where=now&id={record.id}")
+    texts = [turn.text.strip() for turn in record.turns]
+    browser.wait(lambda: len(browser.all(".message")) == len(texts), "its messages")
+    displayed = [element.get_property("textContent").strip() for element in browser.all(".message .said .text")]
+    assert displayed == [text for text in texts if text]
     browser.click(".actions a", "Take this lesson yourself")
     for messages in (1, 3):
         browser.wait(lambda count=messages: len(browser.all(".message")) == count, f"{messages} messages")

@@ -62,11 +62,11 @@ def test_all_of_it_survives_a_restart_and_what_was_in_flight_stays_held(path):
     ledger.settle(ledger.enter("b", "n", 0.5), "429", "slow down", None)
     ledger.enter("c", "m", 0.25)
     ledger.close()
-    again = CallLedger(path, cap_usd=0.5)
-    assert (again.spent_usd, again.reserved_usd, again.prompt_tokens) == (0.125, 0.25, 10)
-    assert again.outcomes == {("m", USABLE): 1, ("n", "429"): 1, ("m", LOST): 1}
-    assert again.find_reply("a")[0] == "yes"
-    assert again.enter("d", "m", 0.126) is None and again.enter("d", "m", 0.125) is not None
+    reopened = CallLedger(path, cap_usd=0.5)
+    assert (reopened.spent_usd, reopened.reserved_usd, reopened.prompt_tokens) == (0.125, 0.25, 10)
+    assert reopened.outcomes == {("m", USABLE): 1, ("n", "429"): 1, ("m", LOST): 1}
+    assert reopened.find_reply("a")[0] == "yes"
+    assert reopened.enter("d", "m", 0.126) is None and reopened.enter("d", "m", 0.125) is not None
 
 
 def test_a_killed_process_loses_nothing(path):
@@ -114,8 +114,8 @@ def test_whether_a_reply_was_cut_off_is_kept_also_where_nobody_counted_its_token
     for key, cut in (("cut", True), ("whole", False)):
         ledger.settle(ledger.enter(key, "m", 0.5), UNUSABLE, "half", None, cut=cut)
     ledger.close()
-    again = CallLedger(path)
-    assert [again.find_reply(key)[2] for key in ("cut", "whole")] == [True, False]
+    reopened = CallLedger(path)
+    assert [reopened.find_reply(key)[2] for key in ("cut", "whole")] == [True, False]
 
 
 def test_a_file_from_before_cut_replies_were_marked_opens_with_all_that_it_holds(path):
@@ -168,12 +168,12 @@ def test_a_kept_reply_that_cannot_be_read_counts_as_none_and_impossible_figures_
     ):
         ledger._run(f"UPDATE calls SET {change}")
     ledger.close()
-    again = CallLedger(path, cap_usd=2.5)
-    found = [again.find_reply(key) for key in ("text", "blob", "null", "good")]
-    assert [reply and reply[0] for reply in found] == ["later", None, None, "yes"]
-    assert again.find_reply("good")[1] == CallUsage(10, 0, 0.25)
-    assert (again.spent_usd, again.prompt_tokens, again.completion_tokens) == (1.25, 40, 6)
-    assert again.usage(BATCH.get()).prompt_tokens == 40 and again.enter("next", "m", 1.25) is not None
+    reopened = CallLedger(path, cap_usd=2.5)
+    replies = [reopened.find_reply(key) for key in ("text", "blob", "null", "good")]
+    assert [reply and reply[0] for reply in replies] == ["later", None, None, "yes"]
+    assert reopened.find_reply("good")[1] == CallUsage(10, 0, 0.25)
+    assert (reopened.spent_usd, reopened.prompt_tokens, reopened.completion_tokens) == (1.25, 40, 6)
+    assert reopened.usage(BATCH.get()).prompt_tokens == 40 and reopened.enter("next", "m", 1.25) is not None
 
 
 EVENTS = st.lists(
@@ -194,6 +194,6 @@ def test_spent_and_held_never_pass_the_cap_and_equal_what_the_table_says(events,
                 ledger.settle(call, USABLE if event == "answer" else event, "", usage, event == "unseen")
             assert ledger.spent_usd + ledger.reserved_usd <= cap + 1e-9
         ledger.close()
-        again = CallLedger(path)
-        assert (again.spent_usd, again.reserved_usd) == pytest.approx((ledger.spent_usd, ledger.reserved_usd))
-        again.close()
+        reopened = CallLedger(path)
+        assert (reopened.spent_usd, reopened.reserved_usd) == pytest.approx((ledger.spent_usd, ledger.reserved_usd))
+        reopened.close()

@@ -172,15 +172,15 @@ def test_retry_after_holds_every_request_to_the_model(form, tmp_path):
     with judge_endpoint(in_turn(fails(429, retry_after=after), says("yes"))) as endpoint:
         assert Client(endpoint, tmp_path).ask_all(6) == ["yes"] * 6
     first = max(call.sent for call in endpoint.of("429 with Retry-After"))
-    again = min(call.sent for call in endpoint.of("says"))
-    assert len(endpoint.calls) == 12 and again - first >= 1000
+    retried = min(call.sent for call in endpoint.of("says"))
+    assert len(endpoint.calls) == 12 and retried - first >= 1000
 
 
 def test_pauses_grow(tmp_path):
     with judge_endpoint(in_turn(*[fails(500)] * 5, says("yes"))) as endpoint:
         assert Client(endpoint, tmp_path).ask() == "yes"
-    sent = [call.sent for call in endpoint.calls]
-    gaps = [later - earlier for earlier, later in zip(sent, sent[1:], strict=False)]
+    times = [call.sent for call in endpoint.calls]
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
     assert all(gap >= 0.5 * 2**i for i, gap in enumerate(gaps)), gaps
 
 
@@ -276,18 +276,18 @@ def test_a_model_that_was_put_there_after_a_stop_is_found(tmp_path):
 
 def test_a_model_that_was_missed_by_a_request_that_nobody_waits_for_is_looked_for_again(tmp_path):
     """As after a stop: the requests beside the one that raised it are left alone, and land afterwards."""
-    here, left = threading.Event(), threading.Event()
+    arrived, left = threading.Event(), threading.Event()
 
     async def leave_and_come_back(api: ChatApi) -> str:
         asking = asyncio.create_task(api.ask(question()))
-        assert await asyncio.to_thread(here.wait, GENEROUS_S)
+        assert await asyncio.to_thread(arrived.wait, GENEROUS_S)
         asking.cancel()
         await asyncio.sleep(0)
         left.set()
         await api.drain()
         return (await api.ask(question())).text
 
-    with judge_endpoint(in_turn(waits_for(here, left, fails(404)), says("pulled"))) as endpoint:
+    with judge_endpoint(in_turn(waits_for(arrived, left, fails(404)), says("pulled"))) as endpoint:
         assert Client(endpoint, tmp_path, deadline_s=60.0).run(leave_and_come_back) == "pulled"
 
 
@@ -296,9 +296,9 @@ def test_a_model_that_is_down_is_replaced_and_looked_after_now_and_then(tmp_path
         client = Client(endpoint, tmp_path, fallback_models=["second"], max_concurrent_requests=4)
         assert client.ask_all(40) == ["second"] * 40
     seconds = endpoint.calls[-1].sent - endpoint.calls[0].sent
-    asked = sum(call.body["model"] == "first" for call in endpoint.calls)
-    looked_after = 4 + seconds / 60  # after 5, 10, 20 and 40 seconds, then once a minute
-    assert 8 <= asked <= 8 + 4 + looked_after, "eight failures in a row, those on their way, and now and then one"
+    requests = sum(call.body["model"] == "first" for call in endpoint.calls)
+    probes = 4 + seconds / 60  # after 5, 10, 20 and 40 seconds, then once a minute
+    assert 8 <= requests <= 8 + 4 + probes, "eight failures in a row, those on their way, and now and then one"
 
 
 def test_a_model_that_is_back_is_asked_again(tmp_path):
@@ -308,10 +308,10 @@ def test_a_model_that_is_back_is_asked_again(tmp_path):
         return fails(503) if down[body["model"]] else says("back")
 
     async def outage(api: ChatApi) -> list:
-        asked = asyncio.gather(*(api.ask(question(f"question {i}")) for i in range(12)))
+        answers = asyncio.gather(*(api.ask(question(f"question {i}")) for i in range(12)))
         await asyncio.sleep(10)
         down["first"] = False
-        return await asked
+        return await answers
 
     with judge_endpoint(script) as endpoint:
         assert [answer.text for answer in Client(endpoint, tmp_path).run(outage)] == ["back"] * 12
@@ -336,11 +336,11 @@ def test_a_provider_that_stays_down_is_waited_for_and_then_the_run_stops(tmp_pat
 
 def test_while_a_provider_is_down_its_client_says_for_how_long_and_why(tmp_path):
     """By a clock that only the test turns: each pause takes a minute."""
-    now, said = [0.0], []
+    now, troubles = [0.0], []
 
     async def outage() -> None:
         async def pause(_: float) -> None:
-            said.append(api.trouble)
+            troubles.append(api.trouble)
             now[0] += 60.0
 
         api = ChatApi(config, ledger, "judge", clock=lambda: now[0], sleep=pause)
@@ -355,7 +355,7 @@ def test_while_a_provider_is_down_its_client_says_for_how_long_and_why(tmp_path)
     ledger = CallLedger(tmp_path / "calls.sqlite")
     asyncio.run(outage())
     ledger.close()
-    first, second, *_ = said
+    first, second, *_ = troubles
     assert first is None, "it has only just failed"
     assert second.startswith("no answer for 60 s, given up after 150 s; the last failure: no connection: ConnectError(")
 
@@ -392,18 +392,18 @@ def test_one_request_that_never_succeeds_fails_alone(others, tmp_path):
 @contextmanager
 def left_early(folder: Path) -> Iterator[tuple[Client, Callable[[ChatApi], Awaitable[None]], JudgeEndpoint]]:
     """A client, and work of it that leaves a request before it is answered."""
-    here, left = threading.Event(), threading.Event()
+    arrived, left = threading.Event(), threading.Event()
 
     async def leave(api: ChatApi) -> None:
         asking = asyncio.create_task(api.ask(question()))
-        assert await asyncio.to_thread(here.wait, GENEROUS_S)
+        assert await asyncio.to_thread(arrived.wait, GENEROUS_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         left.set()
         await api.drain()
 
-    with judge_endpoint(in_turn(waits_for(here, left, says("yes")))) as endpoint:
+    with judge_endpoint(in_turn(waits_for(arrived, left, says("yes")))) as endpoint:
         yield Client(endpoint, folder), leave, endpoint
 
 
@@ -425,16 +425,16 @@ def test_an_error_that_nobody_waits_for_any_more_is_logged(tmp_path, monkeypatch
 
 
 def test_a_program_that_ends_keeps_what_was_on_its_way_held(tmp_path):
-    here = threading.Event()
+    arrived = threading.Event()
 
     async def end(api: ChatApi) -> None:
         asyncio.create_task(api.ask(question()))  # noqa: RUF006
-        assert await asyncio.to_thread(here.wait, GENEROUS_S)
+        assert await asyncio.to_thread(arrived.wait, GENEROUS_S)
         api._in_flight.copy().pop().cancel()
 
     def hang(exchange: Exchange) -> None:
         exchange.bill()
-        here.set()
+        arrived.set()
         hangs()(exchange)
 
     with judge_endpoint(in_turn(hang)) as endpoint:

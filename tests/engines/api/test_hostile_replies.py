@@ -95,9 +95,11 @@ def test_any_reply_is_settled_and_met_with_the_projects_own_errors(tmp_path_fact
     unsettled = client.ledger._run("SELECT COUNT(*) FROM calls WHERE outcome IN (?, ?)", IN_FLIGHT, LOST)
     assert unsettled.fetchone() == (0,)
     client.ledger.close()
-    again = CallLedger(folder / "calls.sqlite")
-    assert (again.spent_usd, again.reserved_usd) == pytest.approx((client.ledger.spent_usd, client.ledger.reserved_usd))
-    again.close()
+    reopened = CallLedger(folder / "calls.sqlite")
+    assert (reopened.spent_usd, reopened.reserved_usd) == pytest.approx(
+        (client.ledger.spent_usd, client.ledger.reserved_usd)
+    )
+    reopened.close()
 
 
 @pytest.mark.parametrize("count", [2**63, 1e300, float("nan"), -1, "many"])
@@ -199,13 +201,13 @@ def test_a_large_reply_below_the_limit_counts_packed_or_not(tmp_path):
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_refused_and_nothing_is_sent_elsewhere(status, tmp_path: Path):
-    with judge_endpoint(in_turn(says("stolen"))) as elsewhere:
-        target = f"{elsewhere.url}/chat/completions"
+    with judge_endpoint(in_turn(says("stolen"))) as other_endpoint:
+        target = f"{other_endpoint.url}/chat/completions"
         with judge_endpoint(in_turn(sends("", status, Location=target), says("yes"))) as endpoint:
             client = Client(endpoint, tmp_path, **PRICES)
             with pytest.raises(ProviderFailure, match=f"{status}: it sends requests on to '{target}'.*as base_url"):
                 client.ask()
-    assert len(endpoint.calls) == 1 and not elsewhere.calls
+    assert len(endpoint.calls) == 1 and not other_endpoint.calls
     assert client.ledger.outcomes == {("first", "redirect"): 1} and client.ledger.reserved_usd == 0
 
 
@@ -257,29 +259,29 @@ def halves(body: dict, nth: int) -> Behaviour:
 def test_half_a_character_of_a_judge_ends_no_run_now_or_later(room, judged):
     with judge_endpoint(halves) as endpoint:
         first = JudgeServer(room, judged, endpoint.url).sample(["lesson one", "lesson two"])
-        asked = len(endpoint.calls)
+        calls = len(endpoint.calls)
         (room.folder / "journal.jsonl").unlink()  # as of a run that could not write it: the kept replies are left
         server = JudgeServer(room, judged, endpoint.url)
-        again = server.sample(["lesson one", "lesson two"])
-        assert len(endpoint.calls) == asked
+        second = server.sample(["lesson one", "lesson two"])
+        assert len(endpoint.calls) == calls
     config = TrainRLConfig(judge_model=server.config, generation=replace(judged, max_tokens_per_judge_attempt=200))
-    anew = [verdict for each in rejudge(room.folder, config) for verdict in each.verdicts]
-    for verdicts in ([v for record in found.conversations for v in record.verdicts] for found in (first, again)):
-        assert [v.reasons for v in verdicts] == [v.reasons for v in anew] and all(v.valid for v in verdicts)
-    assert {verdict.reasons["task_final_score"] for verdict in anew} == {KEPT}
-    assert_all_can_be_read(room.folder, again.conversations)
+    rejudged = [verdict for record in rejudge(room.folder, config) for verdict in record.verdicts]
+    for verdicts in ([v for record in response.conversations for v in record.verdicts] for response in (first, second)):
+        assert [v.reasons for v in verdicts] == [v.reasons for v in rejudged] and all(v.valid for v in verdicts)
+    assert {verdict.reasons["task_final_score"] for verdict in rejudged} == {KEPT}
+    assert_all_can_be_read(room.folder, second.conversations)
 
 
 def test_half_a_character_of_a_student_or_a_teacher_is_replaced_everywhere(room, generation):
     with judge_endpoint(halves) as endpoint:
         first = RoleServer(room, generation, endpoint.url, "student", "teacher").sample()
-        asked = len(endpoint.calls)
+        calls = len(endpoint.calls)
         (room.folder / "journal.jsonl").unlink()
-        again = RoleServer(room, generation, endpoint.url, "student", "teacher").sample()
-        assert len(endpoint.calls) == asked
-    for record in (*first.conversations, *again.conversations):
+        second = RoleServer(room, generation, endpoint.url, "student", "teacher").sample()
+        assert len(endpoint.calls) == calls
+    for record in (*first.conversations, *second.conversations):
         assert {turn.text for turn in record.turns} == {KEPT} and record.failure is None
-    assert_all_can_be_read(room.folder, again.conversations)
+    assert_all_can_be_read(room.folder, second.conversations)
 
 
 def assert_all_can_be_read(folder: Path, records: Sequence[ConversationRecord]) -> None:
@@ -289,6 +291,8 @@ def assert_all_can_be_read(folder: Path, records: Sequence[ConversationRecord]) 
     http = TestClient(create_viewer(folder, None), base_url="http://127.0.0.1:8005")
     playing = http.get("/api/conversation", params={"where": "now", "id": records[0].id})
     read = read_records(write_rollouts(folder, 1, 0, records))
-    assert [(each.turns, each.verdicts) for each in read] == [(each.turns, each.verdicts) for each in records]
+    assert [(record.turns, record.verdicts) for record in read] == [
+        (record.turns, record.verdicts) for record in records
+    ]
     written = http.get("/api/conversation", params={"where": "step-1", "id": records[0].id})
     assert KEPT in str(playing.json()) and KEPT in str(written.json())

@@ -116,12 +116,12 @@ def test_the_cap_is_never_passed_and_the_run_stops_cleanly_there(tmp_path):
         assert client.ledger.reserved_usd == pytest.approx(0)
         assert 0.9 * cap < client.ledger.spent_usd <= cap
         assert "max_cost_usd = 0.01 is reached" in str(stopped[0]) and "Raise it" in str(stopped[0])
-        asked = len(endpoint.calls)
+        calls = len(endpoint.calls)
         client.ledger.close()
         resumed = Client(endpoint, tmp_path, max_cost_usd=10 * cap, **PRICES)
         assert resumed.ledger.spent_usd == pytest.approx(endpoint.billed_usd)
         assert resumed.ask(question("one more", max_tokens=60)) == LONG
-        assert len(endpoint.calls) == asked + 2
+        assert len(endpoint.calls) == calls + 2
 
 
 def test_what_may_have_been_billed_unseen_counts_against_the_cap(tmp_path):
@@ -129,9 +129,9 @@ def test_what_may_have_been_billed_unseen_counts_against_the_cap(tmp_path):
         client = Client(endpoint, tmp_path, max_cost_usd=0.0012, **PRICES)
         with pytest.raises(SpendingCapReached, match="held for requests that may have been billed unseen"):
             client.ask(question(max_tokens=100))
-    held = client.ledger.reserved_usd
-    assert client.ledger.spent_usd == 0 and endpoint.billed_usd <= held <= 0.0012
-    assert held == pytest.approx(len(endpoint.calls) * (100 * 2.5 + question().max_prompt_tokens * 0.3) / 1e6)
+    reserved = client.ledger.reserved_usd
+    assert client.ledger.spent_usd == 0 and endpoint.billed_usd <= reserved <= 0.0012
+    assert reserved == pytest.approx(len(endpoint.calls) * (100 * 2.5 + question().max_prompt_tokens * 0.3) / 1e6)
 
 
 def test_prices_count_where_the_provider_states_no_cost(tmp_path):

@@ -28,8 +28,8 @@ BEHIND = {"message": "Provider returned error", "code": 400, "metadata": {"raw":
 
 def body(**changes) -> str:
     message = {"role": "assistant", "content": "hello"}
-    whole = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": USAGE}
-    return json.dumps(whole | changes)
+    reply = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": USAGE}
+    return json.dumps(reply | changes)
 
 
 def choice(content, finish_reason="stop") -> list:
@@ -115,8 +115,8 @@ def test_an_answer_of_completions_may_be_empty_where_a_stop_text_may_come_first(
 
 
 def test_an_answer_beside_an_empty_refusal_is_an_answer():
-    said = {"finish_reason": "stop", "message": {"content": "Yes.", "refusal": None}}
-    assert read_body(body(choices=[said]), True).text == "Yes."
+    api_choice = {"finish_reason": "stop", "message": {"content": "Yes.", "refusal": None}}
+    assert read_body(body(choices=[api_choice]), True).text == "Yes."
 
 
 def test_an_error_inside_a_200_that_no_waiting_mends():
@@ -212,11 +212,11 @@ def test_a_connection_that_never_was_costs_nothing_and_one_that_broke_may():
     too_slow = raised(openai.APITimeoutError(request=request), httpx2.ConnectTimeout("no route"))
     broke = raised(openai.APIConnectionError(request=request), httpx2.ReadError("reset"))
     hung = of_exception(TimeoutError(), schema_sent=True)
-    assert [each.kind for each in (never, too_slow, broke, hung)] == [
+    assert [failure.kind for failure in (never, too_slow, broke, hung)] == [
         *("no connection", "no connection", "connection broke", "timeout")
     ]
-    assert [each.billed_unseen for each in (never, too_slow, broke, hung)] == [False, False, True, True]
-    assert {each.remedy for each in (never, too_slow, broke, hung)} == {WAIT}
+    assert [failure.billed_unseen for failure in (never, too_slow, broke, hung)] == [False, False, True, True]
+    assert {failure.remedy for failure in (never, too_slow, broke, hung)} == {WAIT}
 
 
 HALVES = st.text(st.characters(categories=["Cs", "Ll"]), max_size=5)

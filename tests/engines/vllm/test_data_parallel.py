@@ -21,7 +21,7 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import Completion, Sampling
 
 OPTIONS = {"max_length": 128, "max_num_seqs": 8, "dtype": "float32", "enforce_eager": True}
-PROMPTS = [[5, 6, 7 + place] for place in range(12)]
+PROMPTS = [[5, 6, 7 + index] for index in range(12)]
 DEADLINE_S = 60
 
 
@@ -50,8 +50,8 @@ def assert_sampled_from(model: torch.nn.Module, answers: list[Completion]) -> No
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *answer.ids]])).logits[0, len(prompt) - 1 : -1]
-        own = logits.log_softmax(-1).gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
-        assert (own - torch.tensor(answer.logprobs)).abs().max() < 1e-4
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
+        assert (expected - torch.tensor(answer.logprobs)).abs().max() < 1e-4
 
 
 def published(tiny_model: Path, folder: Path) -> tuple[Path, torch.nn.Module]:
@@ -104,8 +104,8 @@ def test_further_arguments_of_vllm_are_passed_on_and_those_set_here_refused(tiny
         options = VllmConfig(extra=extra, gpus=[3, 1], data_parallel_size=2, **OPTIONS)
         return engine_arguments(ModelConfig(str(tiny_model), options), 1, False, "generate")
 
-    found = arguments(kv_cache_dtype="fp8")
-    assert (found.kv_cache_dtype, found.device_ids, found.data_parallel_size) == ("fp8", [3, 1], 2)
+    engine_args = arguments(kv_cache_dtype="fp8")
+    assert (engine_args.kv_cache_dtype, engine_args.device_ids, engine_args.data_parallel_size) == ("fp8", [3, 1], 2)
     with pytest.raises(ConfigError, match=r"vllm\.extra has no_such, which vLLM's AsyncEngineArgs do not have"):
         arguments(no_such=1)
     with pytest.raises(ConfigError, match=r"vllm\.extra has seed, trust_remote_code, which this project sets itself"):

@@ -51,22 +51,24 @@ def test_rollouts_are_the_same_in_kind_on_vllm_and_on_transformers(model: Path) 
         engine = await open_vllm(model, dtype="float32", enforce_eager=True, gpu_memory_utilization=0.1)
         try:
             runner = Rollouts(engine, max_steps=3, history="with_thinking", max_tokens=6)
-            done = await runner.run(["Say a number."], lambda rollout, step: "Again.", copies=3, progress=False)
-            return done, await runner.replay(done, progress=False)
+            rollouts = await runner.run(["Say a number."], lambda rollout, step: "Again.", copies=3, progress=False)
+            return rollouts, await runner.replay(rollouts, progress=False)
         finally:
             engine.shutdown()
 
     import torch
 
-    done, again = asyncio.run(play())
-    assert [[step.ids for step in each.steps] for each in again] == [[step.ids for step in each.steps] for each in done]
+    rollouts, replayed = asyncio.run(play())
+    assert [[step.ids for step in rollout.steps] for rollout in replayed] == [
+        [step.ids for step in rollout.steps] for rollout in rollouts
+    ]
     network = HfEngine(model, device="cpu")._model
-    for row in done.rows():
-        whole = [*row.prompt_ids, *row.completion_ids]
+    for row in rollouts.rows():
+        ids = [*row.prompt_ids, *row.completion_ids]
         with torch.inference_mode():
-            logprobs = network(torch.tensor([whole])).logits[0].log_softmax(-1)[len(row.prompt_ids) - 1 : -1]
-        wanted = logprobs.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0] * torch.tensor(row.mask)
-        assert row.logprobs == pytest.approx(wanted.tolist(), abs=1e-3)
+            logprobs = network(torch.tensor([ids])).logits[0].log_softmax(-1)[len(row.prompt_ids) - 1 : -1]
+        expected = logprobs.gather(1, torch.tensor(row.completion_ids)[:, None])[:, 0] * torch.tensor(row.mask)
+        assert row.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
 
 
 def test_a_published_benchmark_loads_its_tutor_alone(model: Path, tmp_path: Path) -> None:
@@ -79,10 +81,10 @@ def test_a_published_benchmark_loads_its_tutor_alone(model: Path, tmp_path: Path
     config = load(EvalConfig, "eval", ["--config-name", "mathdial", *arguments, *tutor], check_eval)
     config.benchmark.prompts_paths["tutor"] = str(tmp_path / "problem.txt")
     (tmp_path / "problem.txt").write_text("{{ problem }}", encoding="utf-8")
-    found = evaluate(config)
-    assert found["tutor"] == str(model) and found["policy"] is None and found["paid"] is None
-    assert found["turns"] == 6 == found["answered"] + sum(found["failures"].values())
-    assert found["failures"].pop("too long") == 3 and set(found["failures"]) <= {"empty"}
+    summary = evaluate(config)
+    assert summary["tutor"] == str(model) and summary["policy"] is None and summary["paid"] is None
+    assert summary["turns"] == 6 == summary["answered"] + sum(summary["failures"].values())
+    assert summary["failures"].pop("too long") == 3 and set(summary["failures"]) <= {"empty"}
 
 
 @pytest.mark.full
@@ -94,17 +96,17 @@ def test_under_a_schema_a_model_that_knows_nothing_writes_an_object_of_that_form
     async def sample(*schemas: dict | None) -> list[str]:
         engine = await open_vllm(model, dtype="float32", enforce_eager=True, gpu_memory_utilization=0.1)
         try:
-            asked = [{"role": "user", "content": "Say a number."}]
+            messages = [{"role": "user", "content": "Say a number."}]
             answers = [
-                engine.chat(asked, Sampling(1.0, max_tokens=100, seed=seed, schema=schema))
+                engine.chat(messages, Sampling(1.0, max_tokens=100, seed=seed, schema=schema))
                 for seed in range(5)
                 for schema in schemas
             ]
-            return [each.text for each in await asyncio.gather(*answers)]
+            return [answer.text for answer in await asyncio.gather(*answers)]
         finally:
             engine.shutdown()
 
-    found = asyncio.run(sample({**short, "additionalProperties": False}, judges, None))
-    assert all(json.loads(text)["decision"] in ("OK", "REJECT") for text in found[::3])
-    assert all(re.match(r'\{\s*"reasoning"\s*:\s*"', text) for text in found[1::3])
-    assert not any(text.startswith("{") for text in found[2::3])
+    texts = asyncio.run(sample({**short, "additionalProperties": False}, judges, None))
+    assert all(json.loads(text)["decision"] in ("OK", "REJECT") for text in texts[::3])
+    assert all(re.match(r'\{\s*"reasoning"\s*:\s*"', text) for text in texts[1::3])
+    assert not any(text.startswith("{") for text in texts[2::3])

@@ -41,8 +41,8 @@ class SlowLLM:
                 await asyncio.sleep(1e9 if self._hangs else TURN_S)
         finally:
             self._given -= 1
-        said = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-1.0)}], finish_reason="length")
-        yield SimpleNamespace(finished=True, outputs=[said])
+        output = SimpleNamespace(token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-1.0)}], finish_reason="length")
+        yield SimpleNamespace(finished=True, outputs=[output])
 
 
 def engine(llm: SlowLLM, max_num_seqs: int) -> VllmEngine:
@@ -102,7 +102,7 @@ def test_new_weights_wait_for_the_turns_in_the_engine_and_not_for_the_queue(toke
         turns = [asyncio.create_task(turn(model)) for _ in range(10)]
         await asyncio.sleep(1)
         async with model.gate.closed(1.5 * TURN_S):
-            assert sum(each.done() for each in turns) == 2
+            assert sum(task.done() for task in turns) == 2
         await asyncio.gather(*turns)
 
     run(scenario())

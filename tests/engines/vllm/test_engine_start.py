@@ -54,13 +54,13 @@ def loading(processes: list, both: threading.Barrier):
 
     def load() -> SimpleNamespace:
         time.sleep(0.3)
-        ours, theirs = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(target=_report, args=(theirs,), daemon=True)
+        parent_end, child_end = get_context("spawn").Pipe()
+        process = get_context("spawn").Process(target=_report, args=(child_end,), daemon=True)
         process.start()
         processes.append(process)
         both.wait(DEADLINE_S)
-        assert ours.poll(DEADLINE_S)
-        return SimpleNamespace(pid=process.pid, environment=ours.recv(), pipe=ours)
+        assert parent_end.poll(DEADLINE_S)
+        return SimpleNamespace(pid=process.pid, environment=parent_end.recv(), pipe=parent_end)
 
     return load
 
@@ -74,9 +74,9 @@ def test_engines_that_start_at_once_have_their_own_environments_and_processes(
     for name, value in ({"OMP_NUM_THREADS": "7"} | given).items():
         monkeypatch.setenv(name, value)
     waits = {name: (given or SHORT_WAIT).get(name) for name in OPENMP_VARIABLES}
-    before, both = {name: os.environ.get(name) for name in NAMES}, threading.Barrier(2)
+    before, barrier = {name: os.environ.get(name) for name in NAMES}, threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        starts = [pool.submit(start_engine, model, loading(processes, both)) for model in (TEACHER, STUDENT)]
+        starts = [pool.submit(start_engine, model, loading(processes, barrier)) for model in (TEACHER, STUDENT)]
         (teacher, of_teacher), (student, of_student) = [start.result(DEADLINE_S) for start in starts]
     assert of_teacher == [teacher.pid] and of_student == [student.pid]
     assert teacher.environment == dict(zip(CORES, ("1", "0", "1", "{0}", "true"), strict=True)) | waits
@@ -170,8 +170,8 @@ def start_all(monkeypatch, starts: _Starts, roles: dict[str, ModelConfig], gpu: 
 )
 def test_engines_start_at_once_only_without_a_gpu_and_without_phases(monkeypatch, gpu, schedule, at_once) -> None:
     starts = _Starts()
-    found = start_all(monkeypatch, starts, {"teacher": TEACHER, "student": STUDENT}, gpu, schedule)
-    assert found == ["teacher: teacher", "student: student"]
+    engines = start_all(monkeypatch, starts, {"teacher": TEACHER, "student": STUDENT}, gpu, schedule)
+    assert engines == ["teacher: teacher", "student: student"]
     assert starts.most == at_once and not starts.shut_down
 
 
@@ -232,11 +232,11 @@ def test_a_real_engine_ends_if_the_one_beside_it_has_no_room(world) -> None:
 
 
 def test_engines_end_at_once_and_the_ledgers_are_closed_after() -> None:
-    both, closed = threading.Barrier(2), []
+    barrier, closed = threading.Barrier(2), []
 
     class Models(LoadedModels):
-        engines = {role: SimpleNamespace(shutdown=lambda: both.wait(DEADLINE_S)) for role in ("teacher", "student")}
-        apis = {"judge": SimpleNamespace(ledger=SimpleNamespace(close=lambda: closed.append(both.broken)))}
+        engines = {role: SimpleNamespace(shutdown=lambda: barrier.wait(DEADLINE_S)) for role in ("teacher", "student")}
+        apis = {"judge": SimpleNamespace(ledger=SimpleNamespace(close=lambda: closed.append(barrier.broken)))}
 
     Models().shutdown()
     assert closed == [False]

@@ -28,24 +28,24 @@ async def sleep_and_wake(model: Path, index: int) -> tuple[list[int], list[list[
     engine = await VllmEngine.start(ModelConfig(str(model), options), 1, GenerationConfig(colocate=True))
     greedy = Sampling(0.0, max_tokens=16)
     try:
-        used, said = [gpu_memory_used(index)], [list((await engine.generate(PROMPT, greedy)).ids)]
+        used, answers = [gpu_memory_used(index)], [list((await engine.generate(PROMPT, greedy)).ids)]
         for _ in range(CYCLES):
             await engine.sleep(60)
             used.append(gpu_memory_used(index))
             await engine.wake_up()
             used.append(gpu_memory_used(index))
-            said.append(list((await engine.generate(PROMPT, greedy)).ids))
+            answers.append(list((await engine.generate(PROMPT, greedy)).ids))
     finally:
         engine.shutdown()
-    return used, said
+    return used, answers
 
 
 def test_an_engine_asleep_gives_its_memory_back_and_says_the_same_afterwards(world: Path) -> None:
     gpu = find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))[0][0]
-    used, said = asyncio.run(sleep_and_wake(world / "blank", gpu.index))
+    used, answers = asyncio.run(sleep_and_wake(world / "blank", gpu.index))
     share = GPU_SHARE * (gpu.memory << 20)
     awake, asleep = used[0::2], used[1::2]
     assert awake[0] - asleep[0] > share / 2, "most of an engine's share is its cache"
     assert abs(awake[1] - awake[0]) < share / 10
     assert asleep[-1] - asleep[0] < share / 50 and awake[-1] - awake[1] < share / 50, "a leak adds up"
-    assert all(answer == said[0] for answer in said)
+    assert all(answer == answers[0] for answer in answers)

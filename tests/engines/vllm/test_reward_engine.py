@@ -38,7 +38,7 @@ async def in_an_engine(model: Path) -> dict:
     engine = await RewardEngine.start(ModelConfig(str(model), OPTIONS), 1, GenerationConfig())
     try:
         scores = await asyncio.gather(*map(engine.score, DIALOGUES))
-        again = [await engine.score(dialogue) for dialogue in DIALOGUES]  # from the prefix cache, if there is any
+        repeated = [await engine.score(dialogue) for dialogue in DIALOGUES]  # from the prefix cache, if there is any
         await engine.sleep(10)
         waiting = asyncio.create_task(engine.score(DIALOGUES[0]))
         await asyncio.sleep(0.5)
@@ -46,7 +46,7 @@ async def in_an_engine(model: Path) -> dict:
         await engine.wake_up()
         with pytest.raises(DataError, match=r"of \d+ tokens.* does not fit .* reward model .*max_length is 256"):
             await engine.score([{"role": "user", "content": "word " * 300}])
-        return {"scores": scores, "again": [*again, await waiting]}
+        return {"scores": scores, "again": [*repeated, await waiting]}
     finally:
         engine.shutdown()
 
@@ -57,10 +57,10 @@ async def in_an_engine(model: Path) -> dict:
 )
 def test_the_engine_gives_the_logit_that_transformers_gives(world: Path, tmp_path: Path, save, logit):
     model = save(tmp_path / "model", world / "blank")
-    said = asyncio.run(in_an_engine(model))
+    result = asyncio.run(in_an_engine(model))
     expected = [logit(model, dialogue) for dialogue in DIALOGUES]
-    assert said["scores"] == pytest.approx(expected, abs=1e-3)
-    assert said["again"] == pytest.approx([*expected, expected[0]], abs=1e-3)
+    assert result["scores"] == pytest.approx(expected, abs=1e-3)
+    assert result["again"] == pytest.approx([*expected, expected[0]], abs=1e-3)
     assert max(expected) - min(expected) > 0.02, "scores that are all alike would show nothing"
 
 
@@ -71,7 +71,9 @@ def test_a_model_that_gives_no_single_number_is_refused(world: Path, tmp_path: P
     with pytest.raises(ConfigError, match=message):
         asyncio.run(in_an_engine(model))
     deadline = time.monotonic() + 60
-    while psutil.Process().children() and any("EngineCore" in p.name() for p in psutil.Process().children()):
+    while psutil.Process().children() and any(
+        "EngineCore" in process.name() for process in psutil.Process().children()
+    ):
         assert time.monotonic() < deadline, "an engine was left running"
         time.sleep(0.5)
 

@@ -20,8 +20,8 @@ def test_the_metrics_of_each_role_outlive_the_start_of_the_next_engine(world: Pa
         manager.stat_loggers[-1].counter_generation_tokens[0].inc(number)
         running[role] = SimpleNamespace(logger_manager=manager)
     text = in_words({role: metrics_of(engine) for role, engine in running.items()}).decode()
-    families = {each.name: each for each in text_string_to_metric_families(text)}
-    generated = {each.labels["role"]: each.value for each in families["vllm:generation_tokens"].samples}
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    generated = {sample.labels["role"]: sample.value for sample in families["vllm:generation_tokens"].samples}
     assert generated == {"teacher": 1, "student": 2, "reward": 3}
     assert len(families) == text.count("# TYPE") > 20
     assert "vllm:" not in generate_latest().decode()

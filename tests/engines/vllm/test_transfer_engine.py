@@ -44,8 +44,8 @@ def send(sender: WeightSender, model: PreTrainedModel, version: int) -> None:
 
 
 def difference(engine: ReceivingEngine, model: PreTrainedModel) -> float:
-    said = engine.sample()
-    return (scores(model, PROMPT, list(said.ids)) - torch.tensor(said.logprobs)).abs().max().item()
+    completion = engine.sample()
+    return (scores(model, PROMPT, list(completion.ids)) - torch.tensor(completion.logprobs)).abs().max().item()
 
 
 def test_engine_and_model_agree_after_every_version(engine: ReceivingEngine, model: PreTrainedModel) -> None:

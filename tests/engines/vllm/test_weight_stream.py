@@ -25,7 +25,8 @@ def weights_of(version: int) -> dict[str, torch.Tensor]:
 
 def infos_of(weights: dict[str, torch.Tensor]) -> list[TensorInfo]:
     return [
-        TensorInfo(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in weights.items()
+        TensorInfo(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        for name, tensor in weights.items()
     ]
 
 
@@ -64,14 +65,14 @@ def test_what_is_received_is_what_was_sent() -> None:
     fingerprint = sent(wire)
     wire.received = 0
     receiver = Receiver(infos_of(weights_of(1)), BUFFER_BYTES, wire, CPU)
-    for (name, tensor), (wanted, weight) in zip(receiver, weights_of(1).items(), strict=True):
-        assert name == wanted and tensor.dtype == weight.dtype and torch.equal(tensor, weight)
+    for (name, tensor), (expected, weight) in zip(receiver, weights_of(1).items(), strict=True):
+        assert name == expected and tensor.dtype == weight.dtype and torch.equal(tensor, weight)
     assert receiver.check() == fingerprint == sent(Wire()) != sent(Wire(), 2)
 
 
 def test_damaged_weights_are_refused() -> None:
-    sent(whole := Wire())
-    for damaged in range(len(whole.broadcasts)):  # the last one is the fingerprint
+    sent(complete := Wire())
+    for damaged in range(len(complete.broadcasts)):  # the last one is the fingerprint
         sent(wire := Wire(damaged))
         wire.received = 0
         receiver = Receiver(infos_of(weights_of(1)), BUFFER_BYTES, wire, CPU)
@@ -89,7 +90,7 @@ def test_buffers_hold_all_tensors_in_order_where_their_types_may_begin() -> None
     infos = infos_of(weights_of(0))
     for most in (1, 100, 1000, 10**6):
         plans = list(buffers_of(infos, most))
-        assert [each for plan in plans for each in plan.tensors] == infos
+        assert [info for plan in plans for info in plan.tensors] == infos
         assert all(start % 8 == 0 for plan in plans for start in plan.starts)
         assert all(plan.size <= most or len(plan.tensors) == 1 for plan in plans)
 
@@ -99,10 +100,10 @@ def test_a_checksum_depends_on_every_byte_and_its_place() -> None:
     torch.manual_seed(0)
     buffer = torch.randint(0, 256, (9_000_003,), dtype=torch.uint8)
     sums = {checksum(buffer).item()}
-    for place in (0, 7, 8, 4_000_000, 8_999_999, 9_000_002):
+    for index in (0, 7, 8, 4_000_000, 8_999_999, 9_000_002):
         for bit in (1, 128):
             changed = buffer.clone()
-            changed[place] ^= bit
+            changed[index] ^= bit
             sums.add(checksum(changed).item())
     for one, other in ((0, 8), (15, 8_400_015)):  # the same bit of two words: signs of two weights
         changed = buffer.clone()

@@ -30,9 +30,9 @@ def engine(model: Path, lora: dict | None, runner: str) -> Iterator[Callable[...
     """An engine of its own with one of the runners, which is asked with `ask(folder, version)`."""
     environment = {"VLLM_USE_V2_MODEL_RUNNER": RUNNERS[runner]}
     if runner == "newer":  # the older one would have torch compile with what only stands in for a Triton backend
-        own_path = ROOT / "tests" / "support" / "triton_interpreter"
+        python_path = ROOT / "tests" / "support" / "triton_interpreter"
         environment["TRITON_INTERPRET"] = "1"
-        environment["PYTHONPATH"] = f"{own_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        environment["PYTHONPATH"] = f"{python_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with lora_engine(model, lora, **environment) as ask_it:
 
         def ask(folder: Path | str = "", version: int = 0) -> SimpleNamespace:
@@ -44,15 +44,15 @@ def engine(model: Path, lora: dict | None, runner: str) -> Iterator[Callable[...
 
 
 def assert_said_by(model: torch.nn.Module, answer: SimpleNamespace, *others: torch.nn.Module) -> None:
-    said = torch.tensor(answer.logprobs)
-    assert (scores(model, PROMPT, answer.ids) - said).abs().max() < 1e-3
+    logprobs = torch.tensor(answer.logprobs)
+    assert (scores(model, PROMPT, answer.ids) - logprobs).abs().max() < 1e-3
     with torch.no_grad():
         prompt, ids = torch.tensor(PROMPT), torch.tensor(answer.cooler["ids"])
         logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1] / COOLER
     cooler = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
     assert (cooler - torch.tensor(answer.cooler["logprobs"])).abs().max() < 2e-3, "after the temperature, not before"
     for other in others:
-        assert (scores(other, PROMPT, answer.ids) - said).abs().mean() > 0.02
+        assert (scores(other, PROMPT, answer.ids) - logprobs).abs().mean() > 0.02
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

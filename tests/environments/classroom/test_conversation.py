@@ -181,27 +181,27 @@ def assert_refuses_everything_else(conversation: Conversation) -> None:
 def test_every_conversation_runs_through_the_states_in_order_and_ends(rules, kind, data):
     conversation = new_conversation(kind, rules)
     assert_refuses_everything_else(conversation)
-    passed = run_to_the_end(conversation, lambda: one_step(conversation, data), 2 * rules.max_turns + 10)
+    states = run_to_the_end(conversation, lambda: one_step(conversation, data), 2 * rules.max_turns + 10)
     assert_refuses_everything_else(conversation)
     assert_dialogue_is_well_formed(conversation)
-    assert_rest_is_well_formed(conversation, passed)
+    assert_rest_is_well_formed(conversation, states)
     buffer = conversation.buffer
     if buffer is not None:
         assert len(buffer.completion_ids) == len(buffer.mask) == len(buffer.logprobs)
         sampled = {i for turn in conversation.teacher_turns for i in range(*turn.span)}
-        assert [i in sampled for i in range(len(buffer.mask))] == [m == 1 for m in buffer.mask]
+        assert [i in sampled for i in range(len(buffer.mask))] == [bit == 1 for bit in buffer.mask]
 
 
 def run_to_the_end(conversation: Conversation, step: Callable[[], None], most: int) -> list[State]:
     """Start the conversation, and take steps until it ends; returns the states that it passed."""
     conversation.start()
-    passed = []
+    states = []
     while conversation.state is not State.END:
-        assert len(passed) < most, "it does not come to an end"
-        passed.append(conversation.state)
+        assert len(states) < most, "it does not come to an end"
+        states.append(conversation.state)
         assert_refuses_everything_else(conversation)
         step()
-    return passed
+    return states
 
 
 def assert_dialogue_is_well_formed(conversation: Conversation) -> None:
@@ -219,21 +219,21 @@ def assert_dialogue_is_well_formed(conversation: Conversation) -> None:
 
 
 def assert_rest_is_well_formed(conversation: Conversation, passed: list[State]) -> None:
-    after = passed[len(conversation.turns) :]
-    assert after == sorted(set(after), key=ORDER.index), "after the dialogue each state comes once, in order"
+    rest = passed[len(conversation.turns) :]
+    assert rest == sorted(set(rest), key=ORDER.index), "after the dialogue each state comes once, in order"
     assert passed[: len(conversation.turns)] == [State(f"{turn.role.upper()}_TURN") for turn in conversation.turns]
-    assert (State.JUDGE_TURN in after) == bool(conversation.rules.judge_rules)
+    assert (State.JUDGE_TURN in rest) == bool(conversation.rules.judge_rules)
     rules = conversation.rules
-    valid = {v.rule for v in conversation.verdicts if v.valid}
-    rejected = any(v.accepted is False for v in conversation.verdicts) or (
+    valid = {verdict.rule for verdict in conversation.verdicts if verdict.valid}
+    rejected = any(verdict.accepted is False for verdict in conversation.verdicts) or (
         conversation.judgement is not None
         and conversation.judgement.scores is not None
         and conversation.judgement.scores.final_reward < 0.3
     )
     judged = valid == set(rules.judge_rules)
     student_counts = judged and (rules.ignore_rejected_judge or not rejected)
-    assert (State.POST_TEST in after) == (bool(rules.post_test) and student_counts)
-    assert (State.GENERATE_SOLUTION in after) == (rules.solutions > 0 and student_counts)
+    assert (State.POST_TEST in rest) == (bool(rules.post_test) and student_counts)
+    assert (State.GENERATE_SOLUTION in rest) == (rules.solutions > 0 and student_counts)
     assert conversation.lacks_verdict is not judged and conversation.rejected == (judged and rejected)
 
 
@@ -270,10 +270,10 @@ class Letters:
 
     def sample(self, text: str, count: int) -> tuple[int, ...]:
         """New ids for a text: the last stands for its last letter, the first for the rest."""
-        first = len(self)
+        first_id = len(self)
         parts = [text] if count == 1 else [text[:-1], *[""] * (count - 2), text[-1:]]
-        self.pieces |= {first + offset: part for offset, part in enumerate(parts)}
-        return tuple(range(first, first + count))
+        self.pieces |= {first_id + offset: part for offset, part in enumerate(parts)}
+        return tuple(range(first_id, first_id + count))
 
     def encode(self, text: str, **_: bool) -> list[int]:
         return [WORD] * (len(text) // 3 + 1)
@@ -294,15 +294,15 @@ def supervised_step(conversation: Conversation, turn: SupervisedTurn, teacher: L
         conversation.add_draft(SampledDraft(message, teacher.sample(text, count), (-0.5,) * count, given, hint))
         return
     review = data.draw(REVIEWS)
-    entered = turn.settle(conversation, review)
-    if entered is None:
+    reviewed = turn.settle(conversation, review)
+    if reviewed is None:
         conversation.reject_draft(review)
         return
     start = len(conversation.buffer.completion_ids)
-    span = (start, start + len(entered.logprobs)) if entered.in_context else None
-    conversation.buffer.branches += entered.branches
-    add_tokens(conversation.buffer, entered.ids, entered.logprobs)
-    conversation.add_teacher_turn(replace(entered.turn, span=span))
+    span = (start, start + len(reviewed.logprobs)) if reviewed.in_context else None
+    conversation.buffer.branches += reviewed.branches
+    add_tokens(conversation.buffer, reviewed.ids, reviewed.logprobs)
+    conversation.add_teacher_turn(replace(reviewed.turn, span=span))
 
 
 @given(rules=RULES, kind=st.sampled_from(ConversationType), supervision=SUPERVISION, data=st.data())
@@ -319,10 +319,10 @@ def test_a_supervised_conversation_ends_and_trains_on_each_sampled_token_once(ru
             one_step(conversation, data)
 
     most = (2 * supervision.max_retries + 3) * (rules.max_turns + 10)
-    passed = run_to_the_end(conversation, step, most)
+    states = run_to_the_end(conversation, step, most)
     assert_dialogue_is_well_formed(conversation)
-    spoken = [State.TEACHER_TURN if state is State.SUPERVISOR_TURN else state for state in passed]
-    assert_rest_is_well_formed(conversation, [state for state, _ in groupby(spoken)])
+    unsupervised = [State.TEACHER_TURN if state is State.SUPERVISOR_TURN else state for state in states]
+    assert_rest_is_well_formed(conversation, [state for state, _ in groupby(unsupervised)])
     for message in conversation.teacher_turns:
         assert len(message.drafts) <= (1 if message.replaced else supervision.max_retries)
         assert all(draft.review.valid is False for draft in message.drafts)
@@ -334,12 +334,12 @@ def assert_each_sampled_token_is_in_one_row(conversation: Conversation, teacher:
     buffer, limit = conversation.buffer, conversation.rules.max_tokens_in_conversation
     assert len(buffer.completion_ids) == len(buffer.mask) == len(buffer.logprobs)
     names = ("prompt_ids", "completion_ids", "mask", "logprobs", "branches")
-    about = dict.fromkeys(("id", "request_id", "problem_id", "problem", "answer"), "") | {"step": 0, "index": 0}
+    fields = dict.fromkeys(("id", "request_id", "problem_id", "problem", "answer"), "") | {"step": 0, "index": 0}
     tokens = {name: getattr(buffer, name) for name in names}
     scored = {"rewards": {}, "reward": None, "meta": {}, "turns": conversation.turns}
-    whole, *aux = rows_of(Trajectory(**about, **scored, **tokens))
+    policy_row, *aux = rows_of(Trajectory(**fields, **scored, **tokens))
     trained = Counter()
-    for row in (whole, *aux):
+    for row in (policy_row, *aux):
         columns = (row.completion_ids, row.mask, row.target, row.logprobs, row.messages)
         assert len({len(column) for column in columns}) == 1
         trained += Counter(token for token, bit in zip(row.completion_ids, row.mask, strict=True) if bit)
@@ -384,8 +384,8 @@ def test_what_does_not_fit_is_refused(conversation, attempt, message):
 @pytest.mark.parametrize("kind", list(ConversationType))
 def test_personas_come_in_the_order_drawn_and_the_opening_attempt_has_none(kind):
     conversation = talked(kind, max_turns=7)
-    spoken = [turn.persona for turn in conversation.turns if turn.role == "student"]
-    assert spoken == ([] if kind is GUIDED else [None]) + ["persona 0", "persona 1", "persona 2"]
+    personas = [turn.persona for turn in conversation.turns if turn.role == "student"]
+    assert personas == ([] if kind is GUIDED else [None]) + ["persona 0", "persona 1", "persona 2"]
 
 
 def test_the_judge_sees_roles_and_visible_text():

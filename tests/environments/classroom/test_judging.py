@@ -30,16 +30,16 @@ from tests.support.scripted_room import SCORES, Room
 
 
 def test_the_rule_of_a_judge_asks_as_often_as_is_configured(room: Room, maths: GenerationConfig):
-    asked = []
+    calls = []
     maths.judges_rules_prompts_paths = {"a": "scripted", "b": "scripted"}
-    room.judge = ScriptedJudge(lambda rule, _, attempt: asked.append((rule, attempt)) or ACCEPTS)
+    room.judge = ScriptedJudge(lambda rule, _, attempt: calls.append((rule, attempt)) or ACCEPTS)
     maths.number_judge_attempts = 3
     room.play(maths)
-    assert sorted(asked) == [(rule, attempt) for rule in "ab" for attempt in range(3)]
-    asked.clear()
+    assert sorted(calls) == [(rule, attempt) for rule in "ab" for attempt in range(3)]
+    calls.clear()
     maths.number_judge_attempts = 0
     record = room.play(maths, request_id="none")[0]
-    assert asked == [] and record.reward is not None, "λ = 0"
+    assert calls == [] and record.reward is not None, "λ = 0"
 
 
 def test_failed_judge_is_no_opinion(room: Room, generation: GenerationConfig) -> None:

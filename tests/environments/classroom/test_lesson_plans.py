@@ -40,7 +40,7 @@ def test_a_shipped_plan_becomes_a_problem_with_all_that_is_in_it(split):
     path = str(ROOT / f"data/lesson_plans/{split}.jsonl")
     template = str(ROOT / "prompt_templates/lesson_plan.txt")
     problems = load_problems([DatasetSource(path, problem_template=template, answer_column=None)])
-    assert [problem.text for problem in problems] == [render(template, **p.model_dump()) for p in SHIPPED[split]]
+    assert [problem.text for problem in problems] == [render(template, **plan.model_dump()) for plan in SHIPPED[split]]
     assert len({problem.id for problem in problems}) == len(problems)
     for plan, problem in zip(SHIPPED[split], problems, strict=True):
         texts = [plan.target_language, plan.level, plan.lesson_aim, *plan.next_lessons]

@@ -67,9 +67,9 @@ def test_conversations_that_an_embedded_judge_cannot_read_are_a_share() -> None:
 
 def test_anchors_tell_how_far_scores_in_a_group_are_off() -> None:
     """In its group a conversation got 0.4 and another 0.8; judged alone they got 0.4 and 0.4."""
-    alone = scored(1, 1, 0, 0, anchor=True, group_size=1)
-    first = record(verdicts=[scored(0, 1, 0, 0, rank=1, group_size=2), alone])
-    second = record(verdicts=[scored(0, 1, 1, 0, rank=2, group_size=2), alone])
+    anchor = scored(1, 1, 0, 0, anchor=True, group_size=1)
+    first = record(verdicts=[scored(0, 1, 0, 0, rank=1, group_size=2), anchor])
+    second = record(verdicts=[scored(0, 1, 1, 0, rank=2, group_size=2), anchor])
     metrics = batch_metrics([first, second, record(verdicts=[scored(0, 1, 1, 0, group_size=1)])])
     assert metrics["judge/group_share"] == pytest.approx(2 / 3) and metrics["judge/anchors"] == 2
     assert metrics["judge/anchor_gap"] == pytest.approx(0.2)

@@ -58,7 +58,7 @@ def test_the_ledger_and_both_students_answers_are_recorded(room: Room, generatio
     in_lesson(room, ["Every day I cook a melon in the garden.", "Every day my sister cook a cake on the bus."])
     record = play(room, asking(generation, ask_student=True))
     assert [(entry.outcome, entry.turn) for entry in record.post_test.ledger] == [(PRODUCED, 1), (GIVEN, 2)]
-    assert [(a.student, a.item, a.right) for a in record.post_test.answers] == [
+    assert [(answer.student, answer.item, answer.right) for answer in record.post_test.answers] == [
         *((LEDGER, 0, True), (LEDGER, 1, False)),
         *((STUDENT, 0, True), (STUDENT, 1, False)),
     ]
@@ -101,12 +101,12 @@ def test_it_does_not_change_the_solutions(room: Room, generation: GenerationConf
     room.reward_weights = {"end_rm": 1.0}
     request = {"problems": ["26 rows of 31 roles, 40 empty?"], "answers": ["766"], "fixed_seeds": True}
     request["post_test_material"] = [MATERIAL]
-    asked = []
+    calls = []
     for number, options in enumerate((generation, asking(generation, ask_student=True))):
         room.student = ScriptedEngine(room.tokenizer, lambda _: "Hello.")
         room.play(options, request_id=f"r{number}", **request)
-        asked.append([(prompt, sampling.seed) for prompt, sampling, _ in room.student.calls])
-    plain, with_test = asked
+        calls.append([(prompt, sampling.seed) for prompt, sampling, _ in room.student.calls])
+    plain, with_test = calls
     assert plain[-2:] == with_test[-2:] and len(with_test) == len(plain) + 4
     assert len({seed for _, seed in with_test}) == len(with_test), "every answer has a seed of its own"
 
@@ -124,8 +124,8 @@ def test_a_maths_problem_is_tested_by_its_siblings(room: Room, generation: Gener
         post_test_material=[MATERIAL],
     )[0]
     assert [entry.outcome for entry in record.post_test.ledger] == [PRODUCED, GIVEN]
-    asked = [answer.question.splitlines()[0] for answer in record.post_test.answers]
-    assert asked == [sibling.problem for sibling in MATERIAL.siblings for _ in range(2)]
+    questions = [answer.question.splitlines()[0] for answer in record.post_test.answers]
+    assert questions == [sibling.problem for sibling in MATERIAL.siblings for _ in range(2)]
     assert [answer.right for answer in record.post_test.answers] == [True, False, True, False]
     assert record.reward == 0.5
 

@@ -133,8 +133,8 @@ def test_the_teacher_thinks_only_if_told_to_and_knows_how_to_end(path):
 def test_what_all_teachers_share_comes_first(path):
     """The engine keeps the beginnings of prompts, so what differs between conversations stands at the end."""
     first, second = (played(path, f"{letter} plan", letter) for letter in "XY")
-    shared = next(i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
-    assert shared > 0.9 * len(first)
+    common_length = next(index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a != b)
+    assert common_length > 0.9 * len(first)
 
 
 def test_attempts_and_solutions_are_to_be_boxed_and_an_attempt_is_passed_on_whole():
@@ -149,8 +149,8 @@ def slips(prompt: str) -> list[str]:
 def test_plans_differ_in_the_kind_of_slip_that_is_tried_first():
     lists = [slips(played(ERROR_STUDENT, problem_of(plan))) for plan in PLANS]
     assert all(sorted(kinds) == sorted(lists[0]) and len(kinds) == 9 for kinds in lists)
-    first = [kinds[0] for kinds in lists]
-    assert min(first.count(slip) for slip in lists[0]) >= len(PLANS) / 9 / 2
+    first_kinds = [kinds[0] for kinds in lists]
+    assert min(first_kinds.count(slip) for slip in lists[0]) >= len(PLANS) / 9 / 2
     assert slips(played(ERROR_STUDENT, problem_of(PLANS[0]))) == lists[0], "the same for all conversations of a group"
 
 

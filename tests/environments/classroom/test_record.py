@@ -137,18 +137,18 @@ def untimed(value):
 def asked_for(events: list[dict]) -> Counter[str]:
     """How often each model was asked for what the events hold."""
     kinds = {event["event"] for event in events}
-    asked = Counter()
+    counts = Counter()
     for event in events:
         kind, message = event["event"], event.get("turn") or event.get("draft", {}).get("turn", {})
         if message.get("role") == "student":
-            asked["student"] += 1
+            counts["student"] += 1
         elif message and kind == ("draft" if "draft" in kinds else "turn"):
-            asked["teacher"] += 1 + len({call["segment"] for call in message.get("tool_calls", ())})
+            counts["teacher"] += 1 + len({call["segment"] for call in message.get("tool_calls", ())})
         if kind == "review" or kind == "turn" and message.get("review") is not None:
-            asked["supervisor"] += 1
+            counts["supervisor"] += 1
         if kind == "post_test":
-            asked["student"] += sum(answer["student"] == "student" for answer in event["post_test"]["answers"])
-    return asked
+            counts["student"] += sum(answer["student"] == "student" for answer in event["post_test"]["answers"])
+    return counts
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -156,35 +156,35 @@ def test_wherever_a_kill_comes_the_next_server_goes_on(
     request: pytest.FixtureRequest, tokenizer, tmp_path: Path, name: str
 ) -> None:
     """The journal is cut at every line, with half of the next one behind it."""
-    whole = Room(tokenizer, tmp_path / "whole")
-    rules = SCENARIOS[name](whole, request)
-    wanted = [untimed(record) for record in sample(whole, rules)]
-    assert wanted[0] == wanted[1] and wanted[0]["state"] == "END"
-    lines = lines_of(whole)
+    uncut = Room(tokenizer, tmp_path / "whole")
+    rules = SCENARIOS[name](uncut, request)
+    expected = [untimed(record) for record in sample(uncut, rules)]
+    assert expected[0] == expected[1] and expected[0]["state"] == "END"
+    lines = lines_of(uncut)
     events = [json.loads(line) for line in lines]
-    happened = Counter(what_happened(untimed(event)) for event in events[1:])
-    assert asked_for(events)["teacher"] == len(whole.teacher.calls)
+    event_counts = Counter(what_happened(untimed(event)) for event in events[1:])
+    assert asked_for(events)["teacher"] == len(uncut.teacher.calls)
     for count in range(1, len(lines) + 1):
         room = Room(tokenizer, tmp_path / f"cut{count}")
         rules = SCENARIOS[name](room, request)
         write_journal(room, lines[:count], lines[count][: len(lines[count]) // 2] if count < len(lines) else b"")
-        assert [untimed(record) for record in sample(room, rules)] == wanted, f"cut after {count} lines"
-        known = asked_for(events[:count])
-        assert len(room.teacher.calls) == len(whole.teacher.calls) - known["teacher"], f"cut after {count} lines"
-        assert len(room.student.calls) == len(whole.student.calls) - known["student"], f"cut after {count} lines"
+        assert [untimed(record) for record in sample(room, rules)] == expected, f"cut after {count} lines"
+        journaled = asked_for(events[:count])
+        assert len(room.teacher.calls) == len(uncut.teacher.calls) - journaled["teacher"], f"cut after {count} lines"
+        assert len(room.student.calls) == len(uncut.student.calls) - journaled["student"], f"cut after {count} lines"
         if room.supervisor is not None:
-            assert len(room.supervisor.asked) == len(whole.supervisor.asked) - known["supervisor"]
-        after = [event for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] != "batch"]
-        assert Counter(what_happened(untimed(event)) for event in after) == happened, f"cut after {count} lines"
+            assert len(room.supervisor.asked) == len(uncut.supervisor.asked) - journaled["supervisor"]
+        journal = [event for event in read_journal(room.folder / JOURNAL_NAME) if event["event"] != "batch"]
+        assert Counter(what_happened(untimed(event)) for event in journal) == event_counts, f"cut after {count} lines"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_record_survives_its_file(request: pytest.FixtureRequest, room: Room, name: str) -> None:
     record, _ = sample(room, SCENARIOS[name](room, request))
     write_records(room.folder / "written.parquet", [record])
-    (read,) = read_records(room.folder / "written.parquet")
-    assert read.model_dump(exclude={"logprobs"}) == record.model_dump(exclude={"logprobs"})
-    assert [(row.kind, row.mask, row.messages) for row in rows_of(read)] == [
+    (restored,) = read_records(room.folder / "written.parquet")
+    assert restored.model_dump(exclude={"logprobs"}) == record.model_dump(exclude={"logprobs"})
+    assert [(row.kind, row.mask, row.messages) for row in rows_of(restored)] == [
         (row.kind, row.mask, row.messages) for row in rows_of(record)
     ]
 
@@ -192,19 +192,19 @@ def test_a_record_survives_its_file(request: pytest.FixtureRequest, room: Room, 
 def test_another_supervision_plays_the_batch_anew(tokenizer, tmp_path: Path, generation: GenerationConfig) -> None:
     room = opened(tokenizer, tmp_path)
     first, _ = sample(room, supervising(generation, on_invalid=REPLACE))
-    asked = len(room.supervisor.asked)
+    reviews = len(room.supervisor.asked)
     again, stored = sample(room, supervising(generation, on_invalid=OBSERVE))
-    assert len(room.supervisor.asked) > asked and again == stored != first
+    assert len(room.supervisor.asked) > reviews and again == stored != first
 
 
 def test_a_draft_of_other_weights_is_not_kept(tokenizer, tmp_path: Path, generation: GenerationConfig) -> None:
     rules = supervising(generation, **RETRIES)
-    whole, room = opened(tokenizer, tmp_path / "whole"), opened(tokenizer, tmp_path / "cut")
-    sample(whole, rules)
-    write_journal(room, lines_of(whole)[:3])  # the batch, the first draft, its review
+    uncut, room = opened(tokenizer, tmp_path / "whole"), opened(tokenizer, tmp_path / "cut")
+    sample(uncut, rules)
+    write_journal(room, lines_of(uncut)[:3])  # the batch, the first draft, its review
     room.teacher.weights = "others"
     sample(room, rules)
-    assert len(room.teacher.calls) == len(whole.teacher.calls)
+    assert len(room.teacher.calls) == len(uncut.teacher.calls)
 
 
 # Failures in the middle ---------------------------------------------------------------------------------------------
@@ -217,22 +217,22 @@ def test_a_supervisor_that_stops_the_run_is_no_failed_review(tokenizer, tmp_path
         return finds_leaks(about)
 
     rules = supervising(generation, **RETRIES)
-    wanted, _ = sample(opened(tokenizer, tmp_path / "whole"), rules)
+    expected, _ = sample(opened(tokenizer, tmp_path / "whole"), rules)
     room = opened(tokenizer, tmp_path / "run")
     room.supervisor = ScriptedSupervisor(dies)
     with pytest.raises(EngineFailure, match="supervisor's engine"):
         sample(room, rules)
-    known = len(room.teacher.calls)
+    calls = len(room.teacher.calls)
     events = [event["event"] for event in read_journal(room.folder / JOURNAL_NAME)]
     assert events == ["batch", "draft", "review", "draft"]
     room.supervisor = ScriptedSupervisor()
-    assert sample(room, rules) == (wanted, wanted) and room.teacher.calls[known][1].draw[1] == 2
+    assert sample(room, rules) == (expected, expected) and room.teacher.calls[calls][1].draw[1] == 2
 
 
 def test_a_teacher_that_is_refused_at_its_second_draft(tokenizer, tmp_path: Path, generation) -> None:
     """The conversation fails, also in the next server, until its request asks to try again; then it goes on."""
     rules = supervising(generation, **RETRIES)
-    wanted, _ = sample(opened(tokenizer, tmp_path / "whole", text=True), rules)
+    expected, _ = sample(opened(tokenizer, tmp_path / "whole", text=True), rules)
     room = opened(tokenizer, tmp_path / "run", text=True)
     chat = room.teacher.chat
 
@@ -247,12 +247,12 @@ def test_a_teacher_that_is_refused_at_its_second_draft(tokenizer, tmp_path: Path
     assert failed == stored and failed.reward is None and "flagged" in failed.failure and failed.turns == []
     mended.append(True)
     assert sample(room, rules) == (failed, failed)
-    assert sample(room, rules, judge_again=True) == (wanted, wanted)
+    assert sample(room, rules, judge_again=True) == (expected, expected)
     lines = lines_of(room)
     for count in range(6, len(lines)):
         other = opened(tokenizer, tmp_path / f"cut{count}", text=True)
         write_journal(other, lines[:count])
-        assert sample(other, rules, judge_again=True) == (wanted, wanted), f"cut after {count} lines"
+        assert sample(other, rules, judge_again=True) == (expected, expected), f"cut after {count} lines"
 
 
 @pytest.mark.parametrize("review", [VALID, LEAK])
@@ -261,12 +261,12 @@ def test_a_review_alone_after_a_failure_goes_on(tokenizer, tmp_path: Path, gener
     rules = supervising(generation, **RETRIES)
     room, other = opened(tokenizer, tmp_path / "run"), opened(tokenizer, tmp_path / "other")
     room.supervisor = other.supervisor = ScriptedSupervisor(lambda _: review)
-    wanted, _ = sample(room, rules)
+    expected, _ = sample(room, rules)
     failure = {"event": "failure", "time": 1.0, "conversation": "r-0000", "reason": "x"}
     failure |= {"prompt_ids": [], "end_ids": []}
     lines = lines_of(room)
     write_journal(other, [*lines[:2], json.dumps(failure).encode() + b"\n", *lines[2:3]])
-    assert sample(other, rules) == (wanted, wanted)
+    assert sample(other, rules) == (expected, expected)
 
 
 def test_a_failure_before_the_first_message_leaves_tokens(tokenizer, tmp_path: Path, generation) -> None:

@@ -449,17 +449,17 @@ def test_each_odd_tutor_gets_what_its_transcript_is_worth(odd: Room, generation:
 
 def test_what_others_hear_of_odd_tutors(odd: Room, generation: GenerationConfig):
     """Thoughts, and markup that only looks like a message of somebody else, reach neither student nor judge as such."""
-    seen = []
+    transcripts = []
     set_mode(odd, generation, "accepted")
-    odd.judge = ScriptedJudge(lambda _rule, conversation, _attempt: seen.append(conversation) or ACCEPTS)
+    odd.judge = ScriptedJudge(lambda _rule, conversation, _attempt: transcripts.append(conversation) or ACCEPTS)
     records = odd.play(generation, problems=list(TUTORS), answers=["1/2"] * len(TUTORS))
     for record, (name, tutor) in zip(records, TUTORS.items(), strict=True):
-        assert any(conversation == record.conversation(ClassroomRules()).transcript() for conversation in seen)
+        assert any(conversation == record.conversation(ClassroomRules()).transcript() for conversation in transcripts)
         heard = [visible_text(turn.text) for turn in record.turns if turn.role == "teacher"]
         assert tutor.length or heard == [tutor.heard] * tutor.speaks, name
         if tutor.says.startswith("<think>"):  # it stays in the teacher's own context
             assert odd.tokenizer.decode(record.completion_ids).startswith("<think>")
-    assert not any("think>" in message["content"] for conversation in seen for message in conversation)
+    assert not any("think>" in message["content"] for conversation in transcripts for message in conversation)
     start = odd.tokenizer.convert_tokens_to_ids("<|im_start|>")
     for prompt, _, _ in odd.student.calls:
         assert start not in prompt and "think>" not in odd.tokenizer.decode(prompt)
@@ -477,8 +477,8 @@ def test_a_reward_of_ones_own_counts_by_its_name_and_weight(room: Room, generati
     assert record.rewards == {"pedagogical": 0.7, OWN: short} and record.reward == pytest.approx(0.7 + 0.45)
     assert record.turn_rewards == {OF_MESSAGES: [None, short, short]}
     write_table(tmp_path / "set.parquet", table_of([record]))
-    [kept] = read_records(tmp_path / "set.parquet")
-    assert kept.rewards == record.rewards and kept.turn_rewards == record.turn_rewards
+    [restored] = read_records(tmp_path / "set.parquet")
+    assert restored.rewards == record.rewards and restored.turn_rewards == record.turn_rewards
     assert room.open(generation).reward(OWN, record.id) == record.rewards[OWN], "of an earlier server"
 
 

@@ -15,8 +15,8 @@ STUDENT = "generation.trained_role=student"
 
 
 def test_the_model_under_training_is_the_roles() -> None:
-    own = ("student_model.model_name_or_path=pupil", "student_model.vllm.temperature=0.5")
-    teacher, student = training(*own), training(*own, STUDENT)
+    overrides = ("student_model.model_name_or_path=pupil", "student_model.vllm.temperature=0.5")
+    teacher, student = training(*overrides), training(*overrides, STUDENT)
     assert teacher.policy_model is teacher.teacher_model
     assert student.policy_model.model_name_or_path == "pupil" and student.policy_model.vllm.temperature == 0.5
     assert student.policy_model.adapter is None and student.served_teacher == "pupil"

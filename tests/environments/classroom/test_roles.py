@@ -101,7 +101,7 @@ def numbered(body: dict, nth: int):
 
 
 def sent(endpoint: JudgeEndpoint) -> list[list[tuple[str, str]]]:
-    return [[(m["role"], m["content"]) for m in call.body["messages"]] for call in endpoint.calls]
+    return [[(message["role"], message["content"]) for message in call.body["messages"]] for call in endpoint.calls]
 
 
 # The student --------------------------------------------------------------------------------------------------------
@@ -118,14 +118,14 @@ def test_a_student_behind_an_api_speaks_and_solves_as_one_on_an_engine(room: Roo
     grades = [solution.grade for record in response.conversations for solution in record.solutions]
     assert grades == [1.0] * 4 + [0.0] * 2
     assert all(len({solution.text for solution in record.solutions}) == 2 for record in response.conversations)
-    asked = sent(endpoint)
-    assert asked.count([("user", "Attempt: fractions")]) == 2 and asked.count([("user", "Attempt: sums")]) == 1
+    prompts = sent(endpoint)
+    assert prompts.count([("user", "Attempt: fractions")]) == 2 and prompts.count([("user", "Attempt: sums")]) == 1
     name = fractions.student_name or "someone"
     persona = {"correct_student": f"You are {name}.", "error_student": "Make an error."}[fractions.turns[2].persona]
     attempt = [("user", "Attempt: fractions"), ("assistant", fractions.turns[0].text)]
-    assert [("system", persona), *attempt, ("user", "Say hello.")] in asked
+    assert [("system", persona), *attempt, ("user", "Say hello.")] in prompts
     # What the student says is given, what the teacher says is sampled, token by token.
-    trained = [i for i, bit in zip(fractions.completion_ids, fractions.mask, strict=True) if bit]
+    trained = [token for token, bit in zip(fractions.completion_ids, fractions.mask, strict=True) if bit]
     assert room.tokenizer.decode(trained) == "Say hello.<|im_end|>" * 3
     assert all("seed" not in call.body for call in endpoint.calls)
     assert response.usage["student"].calls == len(endpoint.calls) == 3 * (3 + 2) and "judge" not in response.usage
@@ -143,27 +143,27 @@ def test_whatever_line_a_kill_leaves_nothing_is_paid_for_twice(
     if "teacher" in roles:
         generation = replace(generation, max_tokens_in_conversation=80)
     with judge_endpoint(numbered) as endpoint:
-        wanted = Server(room, generation, endpoint.url, *roles.split()).sample().conversations
-        asked, lines = len(endpoint.calls), (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
+        expected = Server(room, generation, endpoint.url, *roles.split()).sample().conversations
+        calls, lines = len(endpoint.calls), (room.folder / JOURNAL_NAME).read_bytes().splitlines(keepends=True)
         for count in range(len(lines)):
             (room.folder / JOURNAL_NAME).write_bytes(b"".join(lines[:count]))
-            assert Server(room, generation, endpoint.url, *roles.split()).sample().conversations == wanted
-        assert len(endpoint.calls) == asked
+            assert Server(room, generation, endpoint.url, *roles.split()).sample().conversations == expected
+        assert len(endpoint.calls) == calls
         if roles == "student":
             Server(room, generation, endpoint.url, roles).sample(REQUEST.model_copy(update={"request_id": "another"}))
-            assert len(endpoint.calls) == 2 * asked, "another step of a training draws anew"
+            assert len(endpoint.calls) == 2 * calls, "another step of a training draws anew"
     if roles == "supervisor":
-        assert any(turn.replaced for record in wanted for turn in record.turns)
+        assert any(turn.replaced for record in expected for turn in record.turns)
 
 
 def test_a_student_that_stays_away_stops_the_batch_and_a_new_server_goes_on(room: Room, generation) -> None:
     """It is gone once it has answered in each conversation: nobody waits alone, and nobody is answered meanwhile."""
-    away, first, heard_all = True, [], threading.Event()
+    away, openings, heard_all = True, [], threading.Event()
 
     def script(body: dict, nth: int):
         if len(body["messages"]) == 2:
-            first.append(body)
-            if len(first) == 3:
+            openings.append(body)
+            if len(openings) == 3:
                 heard_all.set()
         elif away:
             heard_all.wait(60)
@@ -174,11 +174,11 @@ def test_a_student_that_stays_away_stops_the_batch_and_a_new_server_goes_on(room
         message = "The student a-student .*student_model.deadline_s = 60 s.*maintenance"
         with pytest.raises(ProviderFailure, match=message):
             Server(room, generation, endpoint.url, "student").sample()
-        spoken = len(room.teacher.calls)
+        teacher_calls = len(room.teacher.calls)
         away = False
         response = Server(room, generation, endpoint.url, "student").sample()
     assert len(endpoint.of("says")) == 6, "two student turns in each of three conversations, none paid for twice"
-    assert len(room.teacher.calls) == 9 and spoken < 9, "nor did the teacher say anything twice"
+    assert len(room.teacher.calls) == 9 and teacher_calls < 9, "nor did the teacher say anything twice"
     assert [record.reward for record in response.conversations] == [0.7] * 3
 
 
@@ -206,7 +206,7 @@ def test_what_a_provider_refuses_costs_one_conversation_and_not_the_batch(
     with judge_endpoint(script) as endpoint:
         response = Server(room, maths, endpoint.url, "student").sample()
         *fine, failed = response.conversations
-        assert [record.failure for record in fine] == [None, None] and None not in [r.reward for r in fine]
+        assert [record.failure for record in fine] == [None, None] and None not in [record.reward for record in fine]
         assert "The student a-student" in failed.failure and "flagged by moderation" in failed.failure
         assert failed.reward is None and set(failed.rewards.values()) == {None} and failed.state == "END"
         assert failed.prompt_ids and failed.completion_ids, "a trainer takes no conversation without tokens"
@@ -215,19 +215,19 @@ def test_what_a_provider_refuses_costs_one_conversation_and_not_the_batch(
         assert sum(failed.mask) == {"opening": 0, "dialogue": 1, "solutions": 3}[when] * message
         write_records(tmp_path / "records.parquet", response.conversations)
         assert read_records(tmp_path / "records.parquet")[2].failure == failed.failure
-        asked = len(endpoint.calls)
-        again = Server(room, maths, endpoint.url, "student")
-        assert again.sample().conversations == response.conversations and len(endpoint.calls) == asked
-        assert again.run(lambda service: as_coroutine(service.record(failed.id))) == failed
+        calls = len(endpoint.calls)
+        restarted = Server(room, maths, endpoint.url, "student")
+        assert restarted.sample().conversations == response.conversations and len(endpoint.calls) == calls
+        assert restarted.run(lambda service: as_coroutine(service.record(failed.id))) == failed
         refused = 10**6  # the provider thought better of it
-        mended = Server(room, maths, endpoint.url, "student").sample(REQUEST.model_copy(update={"judge_again": True}))
-    assert mended.conversations[:2] == fine and mended.conversations[2].failure is None
-    assert mended.conversations[2].reward is not None
+        retried = Server(room, maths, endpoint.url, "student").sample(REQUEST.model_copy(update={"judge_again": True}))
+    assert retried.conversations[:2] == fine and retried.conversations[2].failure is None
+    assert retried.conversations[2].reward is not None
     if when != "opening":
-        assert mended.conversations[2].completion_ids[: len(failed.completion_ids)] == failed.completion_ids
-    after = len(room.teacher.calls)
-    assert Server(room, maths, endpoint.url, "student").sample().conversations == mended.conversations
-    assert len(room.teacher.calls) == after
+        assert retried.conversations[2].completion_ids[: len(failed.completion_ids)] == failed.completion_ids
+    teacher_calls = len(room.teacher.calls)
+    assert Server(room, maths, endpoint.url, "student").sample().conversations == retried.conversations
+    assert len(room.teacher.calls) == teacher_calls
 
 
 async def as_coroutine(value):
@@ -368,8 +368,8 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from classroom_rl.engines.vllm import engine
 
-    given = []
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: given.append(arguments))
+    captured = []
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda arguments, **_: captured.append(arguments))
     options = VllmConfig(
         max_length=3072,
         max_num_seqs=17,
@@ -379,7 +379,7 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         dtype="float16",
     )
     engine.VllmEngine._load(ModelConfig("some/model", options), seed=11, sleep_mode=False)
-    (arguments,) = given
+    (arguments,) = captured
     assert (arguments.model, arguments.seed, arguments.dtype) == ("some/model", 11, "float16")
     assert (arguments.max_model_len, arguments.max_num_seqs) == (3072, 17)
     assert (arguments.gpu_memory_utilization, arguments.tensor_parallel_size) == (0.37, 2)

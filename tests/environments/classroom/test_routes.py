@@ -44,9 +44,9 @@ def test_the_tutor_of_the_chat_is_given_what_it_is_given_in_a_lesson(http: TestC
     ).json()
     assert opening["next"] == "teacher" and opening["turns"] == []
     assert opening["system"] == f"Teach fractions to {played['student_name'] or 'someone'}."
-    said = [(turn["role"], turn["text"]) for turn in played["turns"]]
-    for i in range(0, len(said), 2):
-        reply = chat(http, *said[:i], name=played["student_name"])
+    messages = [(turn["role"], turn["text"]) for turn in played["turns"]]
+    for i in range(0, len(messages), 2):
+        reply = chat(http, *messages[:i], name=played["student_name"])
     assert [prompt for prompt, _, _ in room.teacher.calls] == in_lesson and len(in_lesson) == 3
     assert reply["text"] == "Say hello." and reply["policy"] == "initial weights v0" and not reply["over"]
 

@@ -161,10 +161,10 @@ def test_a_score_is_a_share_and_no_score_lowers_the_reward_but_a_penalty(tmp_pat
 
 def test_canaries_ask_for_the_scores_that_pay_most_under_the_rubric(tmp_path: Path):
     rubric = load_rubric(write_rubric(tmp_path))
-    planted = canaries({each.key: each.best for each in rubric})["breaks_json"].opening
-    given = json.loads(planted.split("```json\n")[1].split("\n```")[0])
-    assert read_rubric_scores(rubric, given, "").final_reward == 1.0 and given["decision"] == "OK"
-    assert given[f"{PENALTY}_score"] == 0.0 and given["warmth_score"] == 5.0 and given["warmth_reasoning"]
+    planted = canaries({criterion.key: criterion.best for criterion in rubric})["breaks_json"].opening
+    verdict = json.loads(planted.split("```json\n")[1].split("\n```")[0])
+    assert read_rubric_scores(rubric, verdict, "").final_reward == 1.0 and verdict["decision"] == "OK"
+    assert verdict[f"{PENALTY}_score"] == 0.0 and verdict["warmth_score"] == 5.0 and verdict["warmth_reasoning"]
 
 
 def test_a_verdict_by_a_rubric_and_one_by_the_built_in_criteria_are_read_back_as_what_they_were():
@@ -208,8 +208,8 @@ def test_a_room_is_judged_by_the_rubric_and_every_value_is_shown(rubric_room, tm
     metrics = batch_metrics([record])
     assert (metrics["judge/criterion_8_score"], metrics["judge/warmth_score"]) == (1.0, 0.75)
     assert metrics["judge/criterion_1_score"] == 0.5 and "judge/task_final_score" not in metrics
-    shown = judged_criteria([metrics])
-    assert len(shown) == 10 and (shown["warmth_score"].label, shown["warmth_score"].top) == ("Warmth", 1)
+    criteria = judged_criteria([metrics])
+    assert len(criteria) == 10 and (criteria["warmth_score"].label, criteria["warmth_score"].top) == ("Warmth", 1)
     write_records(tmp_path / "a.parquet", [record])
     assert read_records(tmp_path / "a.parquet")[0].verdicts == record.verdicts
     means = mean_scores([record])

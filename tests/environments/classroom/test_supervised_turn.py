@@ -160,8 +160,8 @@ def test_the_last_draft_enters(room: Room, generation, retries: int, show_critiq
     assert len(room.teacher.calls) == retries + 1 == len(turn.drafts) + 1
     assert turn.text == WRONG and turn.review.penalty == PENALTY
     kinds = {kind: len(rows) for kind, rows in rows_by_kind(record).items()}
-    wanted = {DRAFT: retries, POLICY: int(show_critique), CORRECTION: 1}
-    assert kinds == {kind: count for kind, count in wanted.items() if count}, "equal corrections are one target"
+    expected = {DRAFT: retries, POLICY: int(show_critique), CORRECTION: 1}
+    assert kinds == {kind: count for kind, count in expected.items() if count}, "equal corrections are one target"
     hints = [len(prompt) - len(record.prompt_ids) for prompt, _, _ in room.teacher.calls]
     assert (len(set(hints)) == retries + 1) if show_critique else set(hints) == {0}
 
@@ -207,7 +207,7 @@ def test_a_cut_draft_is_shown_with_its_end(room: Room, generation: GenerationCon
 
 def test_a_correction_takes_the_place_of_the_draft(room: Room, generation: GenerationConfig) -> None:
     record = play(room, supervising(generation, on_invalid=REPLACE), FINE, FINE, WRONG, FINE)
-    turn, after = record.turns[2], record.turns[4]
+    turn, next_turn = record.turns[2], record.turns[4]
     assert (turn.text, turn.replaced, turn.span, turn.tokens) == (CORRECTED, True, None, 0)
     assert turn.review.penalty == PENALTY and [draft.text for draft in turn.drafts] == [WRONG]
     prompt, _, sampled = room.teacher.calls[1]
@@ -218,7 +218,7 @@ def test_a_correction_takes_the_place_of_the_draft(room: Room, generation: Gener
     start = len(prompt) - len(record.prompt_ids)
     end = start + len(trained_ids(correction))
     assert record.completion_ids[start:end] == trained_ids(correction) and set(record.mask[start:end]) == {0}
-    assert room.teacher.calls[2][0] == record.prompt_ids + record.completion_ids[: after.span[0]]
+    assert room.teacher.calls[2][0] == record.prompt_ids + record.completion_ids[: next_turn.span[0]]
     assert CORRECTED in room.tokenizer.decode(room.student.calls[1][0])
     assert not any("wrong" in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
     assert len(rows_of(record)) == 3
@@ -265,8 +265,8 @@ def test_a_thought_stays_as_context(room: Room, generation: GenerationConfig, fo
     rules = replace(supervising(generation, on_invalid=REPLACE), use_thinking=True, force_thinking=forced, max_turns=3)
     record = play(room, rules, f"{opened}hm</think>\n{WRONG}")
     (correction,) = rows_by_kind(record)[CORRECTION][:1]
-    whole = room.tokenizer.decode(context_of(correction))
-    assert whole.endswith("<think>\nhm</think>\n" if forced else "<think>hm</think>\n")
+    context = room.tokenizer.decode(context_of(correction))
+    assert context.endswith("<think>\nhm</think>\n" if forced else "<think>hm</think>\n")
     assert room.tokenizer.decode(trained_ids(correction)) == f"{CORRECTED}<|im_end|>"
     text = room.tokenizer.decode(record.completion_ids)
     assert text.startswith(f"{opened}hm</think>\n{CORRECTED}<|im_end|>")
@@ -353,15 +353,15 @@ def test_a_group_is_supervised_as_one_with_the_setup_that_it_would_have_had(
     room: Room, tokenizer, generation, tmp_path: Path
 ) -> None:
     problems = [f"problem {number}" for number in range(6) for _ in range(2)]
-    asked = {"problems": problems, "answers": [""] * len(problems)}
+    request = {"problems": problems, "answers": [""] * len(problems)}
     room.supervisor = ScriptedSupervisor()
     room.teacher = DrawnTeacher(tokenizer, [FINE])
-    records = room.play(supervising(generation, share=0.5), supervised=True, **asked)
+    records = room.play(supervising(generation, share=0.5), supervised=True, **request)
     flags = [record.supervised for record in records]
     assert flags[::2] == flags[1::2] and set(flags) == {True, False}
     for record in records:
         assert all((turn.review is not None) is record.supervised for turn in record.turns[::2])
-    others = Room(tokenizer, tmp_path / "alone").play(generation, **asked)
+    others = Room(tokenizer, tmp_path / "alone").play(generation, **request)
     for record, other in zip(records, others, strict=True):
         assert [turn.persona for turn in record.turns] == [turn.persona for turn in other.turns]
         assert (record.student_name, record.type) == (other.student_name, other.type)
@@ -426,8 +426,8 @@ def test_a_teacher_that_works_on_text(room: Room, generation, mode: str, show_cr
     assert all(row.completion_ids == [] for row in rows_of(record))
     (before, _), (again, sampling), *_ = room.teacher.calls
     if mode == RETRY:
-        shown = [{"role": "assistant", "content": WRONG}, {"role": "user", "content": again[-1]["content"]}]
-        assert again == ([*before, *shown] if show_critique else before)
+        hint_messages = [{"role": "assistant", "content": WRONG}, {"role": "user", "content": again[-1]["content"]}]
+        assert again == ([*before, *hint_messages] if show_critique else before)
         assert not show_critique or LEAK.critique in again[-1]["content"]
         assert sampling.draw[1] == 1
     else:
@@ -443,9 +443,9 @@ def test_messages_of_the_prompt_template_have_no_number(room: Room, socratic: Ge
     assert [turn.given for turn in record.turns[:4]] == [True, True, False, False]
     numbers = message_numbers(record)
     assert numbers == {3: 0, 5: 1} and record.turns[1].review is None
-    (draft,), whole = rows_by_kind(record)[DRAFT], rows_of(record)[0]
+    (draft,), policy_row = rows_by_kind(record)[DRAFT], rows_of(record)[0]
     assert draft.message == 0 and room.supervisor.asked[0].conversation[1]["content"] == "What is asked?"
     for index, number in numbers.items():
-        assert set(whole.messages[slice(*record.turns[index].span)]) == {number}
-    assert {number for number, bit in zip(whole.messages, whole.mask, strict=True) if not bit} == {-1}
+        assert set(policy_row.messages[slice(*record.turns[index].span)]) == {number}
+    assert {number for number, bit in zip(policy_row.messages, policy_row.mask, strict=True) if not bit} == {-1}
     assert record.turn_rewards == {"supervisor": [0.0, 0.0], "judge": [1, 0.5]}, "the judge also scored the template's"

@@ -25,7 +25,7 @@ from tests.support.supervised_room import DrawnTeacher, Line, TextTeacher, play,
 
 
 def trained(room: Room, record) -> str:
-    return room.tokenizer.decode([i for i, bit in zip(record.completion_ids, record.mask, strict=True) if bit])
+    return room.tokenizer.decode([token for token, bit in zip(record.completion_ids, record.mask, strict=True) if bit])
 
 
 def test_a_forced_thought_is_in_the_context_and_not_trained_on(room: Room, generation: GenerationConfig):
@@ -44,19 +44,19 @@ def test_a_forced_thought_is_in_the_context_and_not_trained_on(room: Room, gener
 
 def test_what_is_thought_under_force_is_hidden_and_rewarded(room: Room, generation: GenerationConfig):
     generation.force_thinking = True
-    heard = []
-    room.judge = ScriptedJudge(lambda rule, conversation, _: heard.append(conversation) or ACCEPTS)
+    transcripts = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: transcripts.append(conversation) or ACCEPTS)
     generation.judges_rules_prompts_paths = {"does_not_leak_answer": "scripted"}
-    places = iter(("first", "second", "third"))  # a thought that repeats pays once
-    room.teacher = ScriptedEngine(room.tokenizer, lambda _: f"This is my {next(places)} turn.</think> Say hello.")
+    ordinals = iter(("first", "second", "third"))  # a thought that repeats pays once
+    room.teacher = ScriptedEngine(room.tokenizer, lambda _: f"This is my {next(ordinals)} turn.</think> Say hello.")
     closed = room.play(generation)[0]
     assert closed.rewards["thinking"] == 0.5
-    assert {message["content"] for message in heard[0][::2]} == {"Say hello."}
+    assert {message["content"] for message in transcripts[0][::2]} == {"Say hello."}
     assert not any("my" in room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
     room.teacher = ScriptedEngine(room.tokenizer, lambda _: "Say hello.")  # never closes it
     open_ended = room.play(generation, request_id="open")[0]
     assert open_ended.rewards["thinking"] == -1.5
-    assert {message["content"] for message in heard[-1][::2]} == {""}
+    assert {message["content"] for message in transcripts[-1][::2]} == {""}
 
 
 def test_a_template_that_opens_a_thought_itself_gets_no_second_one(room: Room, generation: GenerationConfig):
@@ -89,14 +89,14 @@ def test_a_teacher_has_its_lesson_whatever_its_template_makes_of_system_messages
         room.tokenizer.chat_template = original
     assert text.count("Teach fractions to Sam.") == 1
     roles = [part.split("\n")[0] for part in text.split("<|im_start|>")[1:]]
-    alone = opened_by == "guided" or template != WANTS_A_USER
-    assert roles == ([] if alone else ["system"]) + ["user", "assistant"] * 3
+    without_system = opened_by == "guided" or template != WANTS_A_USER
+    assert roles == ([] if without_system else ["system"]) + ["user", "assistant"] * 3
     assert trained(room, record) == "Say hello.<|im_end|>" * 3
 
 
 def test_a_template_may_open_the_dialogue(room: Room, socratic: GenerationConfig):
-    judged = []
-    room.judge = ScriptedJudge(lambda rule, conversation, _: judged.append(conversation) or json.dumps(SCORES))
+    transcripts = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: transcripts.append(conversation) or json.dumps(SCORES))
     record = room.play(socratic)[0]
     turns = [(turn.role, turn.text, turn.given) for turn in record.turns]
     assert turns == [
@@ -112,9 +112,9 @@ def test_a_template_may_open_the_dialogue(room: Room, socratic: GenerationConfig
         "<|im_start|>assistant\nWhat is asked?<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
     )
     assert trained(room, record) == "Say hello.<|im_end|>" * 2
-    asked = room.tokenizer.decode(room.student.calls[0][0])
-    assert asked.endswith("<assistant>Help me with fractions.\n<user>What is asked?")
-    assert judged[0][0] == {"role": "student", "content": "Help me with fractions."}
+    prompt = room.tokenizer.decode(room.student.calls[0][0])
+    assert prompt.endswith("<assistant>Help me with fractions.\n<user>What is asked?")
+    assert transcripts[0][0] == {"role": "student", "content": "Help me with fractions."}
     assert record.turns[2].persona is not None and record.turns[0].persona is None
 
 
@@ -186,8 +186,8 @@ def matches(row, start: int, answer: Completion) -> bool:
 
 
 def test_the_teacher_calls_and_only_what_it_says_is_heard(room: Room, tooled: GenerationConfig) -> None:
-    read = []
-    room.judge = ScriptedJudge(lambda rule, conversation, _: read.extend(conversation) or json.dumps(SCORES))
+    transcript = []
+    room.judge = ScriptedJudge(lambda rule, conversation, _: transcript.extend(conversation) or json.dumps(SCORES))
     (record,) = calling(room).play(tooled)
     assert [turn.text for turn in record.turns[::2]] == [
         f"<think>{tool_call('1+1')} hm</think>Let me see.\n\nIt is 42. And you?",
@@ -206,7 +206,7 @@ def test_the_teacher_calls_and_only_what_it_says_is_heard(room: Room, tooled: Ge
     assert third == () and len({call.id for call in (*first, *second)}) == 4
     message = "Let me see.\n\nIt is 42. And you?"
     heard = "".join(room.tokenizer.decode(prompt) for prompt, _, _ in room.student.calls)
-    for text in (heard, "".join(message["content"] for message in read)):
+    for text in (heard, "".join(message["content"] for message in transcript)):
         assert message in text and OPEN not in text and RESULT not in text and "divides" not in text
     assert record.state == "END" and record.reward is not None
     prompt = room.tokenizer.decode(record.prompt_ids)
@@ -302,9 +302,9 @@ def test_drafts_with_calls_are_trained_on_as_they_were_sampled(room: Room, toole
 def test_a_correction_keeps_the_calls_that_came_before_the_first_word(room: Room, tokenizer, tooled) -> None:
     record = play(calling(room), supervising(tooled), CALLING_LINES[0], "", CALLING_LINES[3], "", "Fine.")
     first, second = rows_by_kind(record)[CORRECTION][:2]
-    shown = tokenizer.decode(first.completion_ids)
-    assert shown.startswith(f"{tool_call('6*7')}<|im_end|>") and "42\n</tool_response>" in shown
-    assert shown.endswith(f"<|im_start|>assistant\n{CORRECTED}<|im_end|>") and "wrong" not in shown
+    completion = tokenizer.decode(first.completion_ids)
+    assert completion.startswith(f"{tool_call('6*7')}<|im_end|>") and "42\n</tool_response>" in completion
+    assert completion.endswith(f"<|im_start|>assistant\n{CORRECTED}<|im_end|>") and "wrong" not in completion
     assert sum(first.target) == len(tokenizer.encode(CORRECTED)) + 1
     third = tokenizer.decode(second.completion_ids)
     assert third.endswith(

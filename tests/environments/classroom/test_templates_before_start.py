@@ -44,9 +44,9 @@ def all_prompts(generation, template):
 
     def configure(changed: str = "", path: str | None = None) -> GenerationConfig:
         for key, text in PROMPT_KEYS.items():
-            given = path if key == changed else template(text, f"{key}.txt")
+            template_path = path if key == changed else template(text, f"{key}.txt")
             group, _, name = key.partition(".")
-            setattr(generation, group, getattr(generation, group) | {name: given} if name else given)
+            setattr(generation, group, getattr(generation, group) | {name: template_path} if name else template_path)
         generation.judges_rules_prompts_paths.pop("pedagogical_eval", None)
         return generation
 

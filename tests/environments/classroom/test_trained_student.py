@@ -47,8 +47,8 @@ def test_only_what_the_student_sampled_is_trained_on(room: Room, trained: Genera
     for number, (row, (prompt, _, sampled)) in enumerate(zip(rows, room.student.calls, strict=True)):
         learned = [bit == 1 for bit in row.mask]
         assert row.prompt_ids == prompt
-        assert [i for i, bit in zip(row.completion_ids, learned, strict=True) if bit] == list(sampled.ids)
-        assert [x for x, bit in zip(row.logprobs, learned, strict=True) if bit] == list(sampled.logprobs)
+        assert [token for token, bit in zip(row.completion_ids, learned, strict=True) if bit] == list(sampled.ids)
+        assert [logprob for logprob, bit in zip(row.logprobs, learned, strict=True) if bit] == list(sampled.logprobs)
         assert row.messages == [number] * len(row.completion_ids) and row.kind == "policy"
 
 
@@ -97,25 +97,25 @@ def test_a_cut_message_gets_an_end_that_is_not_trained_on(room: Room, trained: G
 
 def test_a_restarted_server_samples_nothing_again(room: Room, trained: GenerationConfig) -> None:
     [before] = room.play(trained, **REQUEST)
-    said = [len(engine.calls) for engine in (room.teacher, room.student)]
+    calls = [len(engine.calls) for engine in (room.teacher, room.student)]
     [after] = room.play(trained, **REQUEST)
     assert after == before and rows_of(after) == rows_of(before)
-    assert [len(engine.calls) for engine in (room.teacher, room.student)] == said
+    assert [len(engine.calls) for engine in (room.teacher, room.student)] == calls
 
 
 def test_a_broken_batch_goes_on_where_it_was(room: Room, trained: GenerationConfig) -> None:
-    [whole] = room.play(trained, **REQUEST)
+    [expected] = room.play(trained, **REQUEST)
     journal = room.folder / JOURNAL_NAME
     events = journal.read_text().splitlines(keepends=True)
-    turns = [place for place, line in enumerate(events) if '"event":"turn"' in line.replace(" ", "")]
-    for kept in range(1, len(turns)):
-        journal.write_text("".join(events[: turns[kept]]))
-        lines = iter([turn.text for turn in whole.turns if turn.role == "student"][kept // 2 :])
+    turns = [index for index, line in enumerate(events) if '"event":"turn"' in line.replace(" ", "")]
+    for kept_turns in range(1, len(turns)):
+        journal.write_text("".join(events[: turns[kept_turns]]))
+        lines = iter([turn.text for turn in expected.turns if turn.role == "student"][kept_turns // 2 :])
         room.student = ScriptedEngine(room.tokenizer, lambda _, lines=lines: next(lines))
         room.student.policy = PolicyVersion("run", 3)
-        [again] = room.play(trained, **REQUEST)
-        assert rows_of(again) == rows_of(whole), kept
-        assert len(room.student.calls) == 2 - kept // 2
+        [resumed] = room.play(trained, **REQUEST)
+        assert rows_of(resumed) == rows_of(expected), kept_turns
+        assert len(room.student.calls) == 2 - kept_turns // 2
 
 
 def test_a_prompt_that_opens_the_lesson_is_restored(room: Room, trained: GenerationConfig, socratic) -> None:

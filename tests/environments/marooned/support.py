@@ -67,7 +67,7 @@ def played(rules: Rules, seed: int, steps: int) -> Iterator[tuple[Game, StepResu
     """A game of random and scripted players, drawn from the seed, step by step."""
     rng = Random(seed)
     game = Game(rules, seed)
-    players = {each: PLAYERS[rng.choice(["random", "random", "builder", "traitor"])]() for each in game.roles}
+    players = {seat: PLAYERS[rng.choice(["random", "random", "builder", "traitor"])]() for seat in game.roles}
     for _ in range(steps):
         if game.seat is None:
             return

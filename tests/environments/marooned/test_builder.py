@@ -32,14 +32,14 @@ def test_in_how_many_games_the_ship_is_finished(
 
 
 def test_honest_play_shows_progress_after_24_rounds():
-    shown = 0
+    progressed = 0
     for seed in range(40):
         game = Game(TINY, seed, traitor=False)
         players, rng = cast(game), Random(seed)
         while not game.over and game.state.day <= 2:
             game.step(players[game.seat].act(observe(game, game.seat), TINY, rng))
-        shown += game.ship_progress > 0.2
-    assert shown >= 32
+        progressed += game.ship_progress > 0.2
+    assert progressed >= 32
 
 
 def test_builders_vote_on_evidence():

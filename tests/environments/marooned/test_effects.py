@@ -9,7 +9,7 @@ from tests.environments.marooned.support import DISCUSSION, WEALTH, do, end_day,
 
 
 def told(game, seat: int) -> list[str]:
-    return [said.text for said in observe(game, seat).messages]
+    return [message.text for message in observe(game, seat).messages]
 
 
 def test_one_builder_is_not_enough_and_is_told_so():
@@ -70,7 +70,7 @@ def test_a_sabotage_that_is_seen_is_evidence():
 
 
 def test_a_frame_looks_like_a_trace():
-    found = {}
+    games = {}
     for seed in range(20):
         game = made(seed=seed)
         game.state.turns_built = {"HULL": 2}
@@ -79,13 +79,13 @@ def test_a_frame_looks_like_a_trace():
         game.rules.check()
         game.state.foggy = True
         do(game, "SABOTAGE HULL", seat=5)
-        found.setdefault(len(game.state.evidence), game)
-    assert set(found) == {0, 1}, "some leave a trace"
-    trace = found[1].state.evidence[0]
-    do(found[1], "FRAME 2", seat=5)
-    frame = found[1].state.evidence[1]
+        games.setdefault(len(game.state.evidence), game)
+    assert set(games) == {0, 1}, "some leave a trace"
+    trace = games[1].state.evidence[0]
+    do(games[1], "FRAME 2", seat=5)
+    frame = games[1].state.evidence[1]
     assert frame.text == trace.text.replace("5", "2") and frame.score == trace.score
-    assert do(found[1], "FRAME 3", seat=5).fault.text == "you have framed somebody already"
+    assert do(games[1], "FRAME 3", seat=5).fault.text == "you have framed somebody already"
 
 
 def test_a_search_finds_what_is_not_hidden():
@@ -191,11 +191,11 @@ def test_poisoning_pays_when_it_is_swallowed_and_kills_on_the_third_night():
     game.state.sailors[5].pack = {"APPLE": 1, TABLET: 1}
     assert do(game, "POISON APPLE TO 1", seat=5).rewards[5] == pytest.approx(-0.01)
     assert do(game, "TAKE FROM 5").rewards[5] == pytest.approx(10)
-    seen = []
+    health = []
     for _ in range(3):
         end_day(game)
-        seen.append(observe(game, 2).others[1].health)
-    assert seen == ["symptoms", "severe symptoms", ""] and not game.state.sailors[1].alive
+        health.append(observe(game, 2).others[1].health)
+    assert health == ["symptoms", "severe symptoms", ""] and not game.state.sailors[1].alive
 
 
 def test_an_antidote_helps_until_the_second_day():

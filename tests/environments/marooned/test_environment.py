@@ -53,8 +53,8 @@ def config_of(overrides: tuple[str, ...]) -> TrainRLConfig:
 
 def line(prompt: str) -> str:
     """One of the lines: it depends on the sailor, the turn and the messages so far, not on the prompt's other words."""
-    asked = "".join([*re.findall(r"You are sailor \d|turn \d+/", prompt), str(prompt.count("<|im_start|>"))])
-    return LINES[crc32(asked.encode()) % len(LINES)]
+    key = "".join([*re.findall(r"You are sailor \d|turn \d+/", prompt), str(prompt.count("<|im_start|>"))])
+    return LINES[crc32(key.encode()) % len(LINES)]
 
 
 class Table:
@@ -83,7 +83,7 @@ class Table:
     @property
     def sampled(self) -> list[tuple[list[int], list[int], list[float]]]:
         """What the engine was asked and what it sampled."""
-        return [(prompt, list(found.ids), list(found.logprobs)) for prompt, _, found in self.engine.calls]
+        return [(prompt, list(answer.ids), list(answer.logprobs)) for prompt, _, answer in self.engine.calls]
 
 
 MODES = ["alone", "observe", "retry", "replace", "self_play"]
@@ -106,54 +106,54 @@ def test_what_is_trained_on_is_what_the_engine_sampled(mode: str, tokenizer, tmp
     played = table(tokenizer, tmp_path, mode)
     records = played.play()
     rows = [row for record in records for row in rows_of(record)]
-    found = []
+    trained = []
     for row in rows:
-        kept = [place for place, bit in enumerate(row.mask) if bit]
+        indices = [index for index, bit in enumerate(row.mask) if bit]
         if row.kind == CORRECTION:
-            assert not kept and all(row.target)
-        elif kept:
-            assert kept == list(range(len(kept))), "the message stands right behind its prompt"
-            found.append((row.prompt_ids, row.completion_ids[: len(kept)], row.logprobs[: len(kept)]))
-    assert sorted(found) == sorted(played.sampled)
+            assert not indices and all(row.target)
+        elif indices:
+            assert indices == list(range(len(indices))), "the message stands right behind its prompt"
+            trained.append((row.prompt_ids, row.completion_ids[: len(indices)], row.logprobs[: len(indices)]))
+    assert sorted(trained) == sorted(played.sampled)
     kinds = {row.kind for row in rows}
     assert kinds == {"alone": {POLICY}, "observe": {POLICY, CORRECTION}}.get(mode, {POLICY, DRAFT, CORRECTION})
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_game_goes_on_from_any_event_of_its_journal(mode: str, tokenizer, tmp_path: Path) -> None:
-    whole = table(tokenizer, tmp_path / "whole", mode).play()
+    expected = table(tokenizer, tmp_path / "whole", mode).play()
     lines = (tmp_path / "whole" / JOURNAL_NAME).read_text(encoding="utf-8").splitlines(keepends=True)
     for end in range(1, len(lines) + 1):
         folder = tmp_path / str(end)
         folder.mkdir()
         (folder / JOURNAL_NAME).write_text("".join(lines[:end]), encoding="utf-8")
-        again = table(tokenizer, folder, mode)
-        assert again.play() == whole
+        resumed = table(tokenizer, folder, mode)
+        assert resumed.play() == expected
         drafted = sum(json.loads(line)["event"] == ("turn" if mode == "alone" else "draft") for line in lines[:end])
-        sampled = sum(any(row.mask) for record in whole for row in rows_of(record))
-        assert len(again.engine.calls) == sampled - drafted, "nothing is sampled twice"
+        sampled = sum(any(row.mask) for record in expected for row in rows_of(record))
+        assert len(resumed.engine.calls) == sampled - drafted, "nothing is sampled twice"
 
 
 def test_corrections_are_done_and_the_draft_pays(tokenizer, tmp_path: Path) -> None:
     for record in table(tokenizer, tmp_path, "replace").play():
-        own = [turn for turn in record.turns if turn.role == "teacher"]
-        assert len(own) == len(record.decisions) == 6 and record.state == END
-        for turn, decision in zip(own, record.decisions, strict=True):
+        turns = [turn for turn in record.turns if turn.role == "teacher"]
+        assert len(turns) == len(record.decisions) == 6 and record.state == END
+        for turn, decision in zip(turns, record.decisions, strict=True):
             assert turn.replaced == (turn.review.valid is False) and bool(turn.drafts) == turn.replaced
-            written = parse_message(turn.drafts[0].text if turn.replaced else turn.text)
-            assert decision.grade == written.grade, "of what the model wrote"
+            message = parse_message(turn.drafts[0].text if turn.replaced else turn.text)
+            assert decision.grade == message.grade, "of what the model wrote"
             assert decision.action == str(parse_message(turn.text).action), "what was done"
             assert bool(decision.fault) == (turn.review.category in ("format", "gibberish", "impossible", "energy"))
         penalties = record.turn_rewards["supervisor"]
-        assert penalties == [turn.review.penalty for turn in own] and min(penalties) < 0
+        assert penalties == [turn.review.penalty for turn in turns] and min(penalties) < 0
 
 
 def test_without_a_supervisor_what_cannot_be_read_fails_and_costs(tokenizer, tmp_path: Path) -> None:
     records = table(tokenizer, tmp_path, "alone").play()
     decisions = list(itertools.chain(*(record.decisions for record in records)))
-    assert {each.grade for each in decisions} == {"valid", "repairable", "invalid"}
-    for each in decisions:
-        assert (each.grade == "invalid") == (each.fault == "the message held no action")
+    assert {decision.grade for decision in decisions} == {"valid", "repairable", "invalid"}
+    for decision in decisions:
+        assert (decision.grade == "invalid") == (decision.fault == "the message held no action")
     assert all(
         record.reward == pytest.approx(record.rewards["return"] + 0.5 * record.rewards["ship"]) for record in records
     )
@@ -162,7 +162,7 @@ def test_without_a_supervisor_what_cannot_be_read_fails_and_costs(tokenizer, tmp
 def test_the_log_counts_the_tokens_of_all_decisions(tokenizer, tmp_path: Path) -> None:
     played = table(tokenizer, tmp_path, "alone")
     records = played.play()
-    sampled = sum(len(found.ids) for _, _, found in played.engine.calls)
+    sampled = sum(len(answer.ids) for _, _, answer in played.engine.calls)
     assert batch_metrics(records)["conversation/teacher_tokens"] == sampled / len(records)
 
 
@@ -261,15 +261,15 @@ def test_a_correction_that_is_not_possible_is_refused(tokenizer, tmp_path) -> No
 def test_games_wait_for_a_supervisor_that_is_down_for_a_while(tokenizer, tmp_path) -> None:
     """Each request fails three times before it is answered; the games are those of one that never fails."""
     with judge_endpoint(lambda body, nth: says(GOOD)) as endpoint:
-        wanted = WatchedTable(tokenizer, fresh(tmp_path, "well"), endpoint).play()
+        expected = WatchedTable(tokenizer, fresh(tmp_path, "well"), endpoint).play()
     with judge_endpoint(lambda body, nth: fails(503) if nth < 3 else says(GOOD)) as endpoint:
-        found = WatchedTable(tokenizer, fresh(tmp_path, "down"), endpoint).play()
-    assert found == wanted
+        records = WatchedTable(tokenizer, fresh(tmp_path, "down"), endpoint).play()
+    assert records == expected
 
 
 def test_one_that_stays_down_stops_the_games_and_loses_nothing(tokenizer, tmp_path) -> None:
     with judge_endpoint(lambda body, nth: says(GOOD)) as endpoint:
-        wanted = WatchedTable(tokenizer, fresh(tmp_path, "well"), endpoint).play()
+        expected = WatchedTable(tokenizer, fresh(tmp_path, "well"), endpoint).play()
     folder = fresh(tmp_path, "down")
     with judge_endpoint(lambda body, nth: fails(503)) as endpoint:
         stopped = WatchedTable(tokenizer, folder, endpoint, deadline_s=20.0)
@@ -278,9 +278,9 @@ def test_one_that_stays_down_stops_the_games_and_loses_nothing(tokenizer, tmp_pa
         sampled = len(stopped.engine.calls)
     assert sampled and '"draft"' in (folder / JOURNAL_NAME).read_text(encoding="utf-8")
     with judge_endpoint(lambda body, nth: says(GOOD)) as endpoint:
-        again = WatchedTable(tokenizer, folder, endpoint)
-        assert again.play() == wanted
-    assert len(again.engine.calls) + sampled == len(own_turns(wanted)), "no decision is sampled twice"
+        restarted = WatchedTable(tokenizer, folder, endpoint)
+        assert restarted.play() == expected
+    assert len(restarted.engine.calls) + sampled == len(own_turns(expected)), "no decision is sampled twice"
 
 
 def test_a_wrong_template_is_found_before_a_game_is_played(tmp_path) -> None:

@@ -35,9 +35,9 @@ def played(self_play: bool, most: int = 40) -> Episode:
 def group_of_games(tokenizer, folder: Path) -> tuple[TrainRLConfig, list[GameRecord]]:
     """Four games of one island; the model's lines are drawn."""
     table = Table(tokenizer, folder, *SELF_PLAY)
-    drawn = Random(1)
+    rng = Random(1)
     table.weights = {"return": 1.0, "readable": 1.0}
-    table.engine = ScriptedEngine(tokenizer, lambda prompt: drawn.choice(TEXTS))
+    table.engine = ScriptedEngine(tokenizer, lambda prompt: rng.choice(TEXTS))
     request = SampleRequest(problems=PROBLEMS[:1] * 4, answers=[""] * 4, request_id="r", seed=1, step=0)
     return table.config, table.play(request.model_copy(update={"supervised": True}))
 
@@ -47,8 +47,8 @@ def test_the_seats_decide_in_turn_and_each_earns_its_own() -> None:
     rules = PRESETS["tiny"]
     seats = [decision.seat for decision in episode.decisions]
     assert seats[:5] == list(rules.seats) and set(seats) == set(rules.seats)
-    shown = [turn.text for turn in episode.turns if turn.role == "game"]
-    assert all(f"You are sailor {seat}," in text for seat, text in zip(seats, shown, strict=True))
+    observations = [turn.text for turn in episode.turns if turn.role == "game"]
+    assert all(f"You are sailor {seat}," in text for seat, text in zip(seats, observations, strict=True))
     for seat in rules.seats:
         earned = sum(decision.reward for decision in episode.decisions if decision.seat == seat)
         assert earned == pytest.approx(episode.game.returns[seat] * rules.reward_scale), "nothing lost, nothing twice"
@@ -65,9 +65,9 @@ def test_one_seat_earns_what_it_earned_before_there_was_self_play() -> None:
 def test_a_record_tells_the_reward_of_each_seat(tokenizer, tmp_path: Path) -> None:
     _, records = group_of_games(tokenizer, tmp_path)
     for record in records:
-        assert [each.seat for each in record.seats] == [1, 2, 3, 4, 5]
-        assert [each.role for each in record.seats].count("traitor") == 1
-        assert record.reward == next(each.reward for each in record.seats if each.seat == record.seat)
+        assert [seat.seat for seat in record.seats] == [1, 2, 3, 4, 5]
+        assert [seat.role for seat in record.seats].count("traitor") == 1
+        assert record.reward == next(seat.reward for seat in record.seats if seat.seat == record.seat)
         numbers = sorted(number for player in record.players for number in player.messages)
         assert numbers == list(range(len(record.decisions))), "each message is one player's"
 
@@ -82,15 +82,15 @@ def test_what_a_message_is_trained_with_is_its_own_seat_s_outcome_among_its_role
         role: fmean(seat.reward for record in records for seat in record.seats if seat.role == role)
         for role in ("colonist", "traitor")
     }
-    found = []
+    advantages = []
     for sample in samples:
         record = next(record for record in records if record.id == sample.row.conversation_id)
         for number, advantage in zip(sample.row.messages, sample.advantages, strict=True):
             if number >= 0 and sample.row.kind == "policy":
-                seat = next(each for each in record.seats if each.seat == record.decisions[number].seat)
+                seat = next(seat for seat in record.seats if seat.seat == record.decisions[number].seat)
                 assert advantage == pytest.approx(seat.reward - means[seat.role], abs=1e-5)
-                found.append(round(advantage, 2))
-    assert len(found) > 100 and len(set(found)) > 4
+                advantages.append(round(advantage, 2))
+    assert len(advantages) > 100 and len(set(advantages)) > 4
 
 
 def test_a_game_is_cut_after_so_many_decisions_of_each_seat() -> None:

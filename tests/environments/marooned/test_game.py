@@ -59,10 +59,10 @@ def test_nothing_is_lost_energy_is_accounted_for_and_the_dead_do_not_act(drawn):
 @pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)
 def test_the_same_seed_and_actions_give_the_same_game(rules):
     steps = list(played(rules, 11, steps=400))
-    first, again = steps[-1][0], Game(rules, 11)
+    first, replayed = steps[-1][0], Game(rules, 11)
     for _, result in steps:
-        again.step(result.action)
-    assert again.state == first.state and again.returns == first.returns
+        replayed.step(result.action)
+    assert replayed.state == first.state and replayed.returns == first.returns
     assert Game(rules, 12).state.piles != Game(rules, 11).state.piles
 
 

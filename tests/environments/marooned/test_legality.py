@@ -34,8 +34,8 @@ def test_the_possible_actions_are_those_without_fault_and_the_game_agrees(drawn)
             seat = game.seat
             possible = possible_actions(game, seat)
             assert len(possible) == len(set(possible))
-            assert set(possible) == {each for each in every_action(game) if fault_of(game, seat, each) is None}
-            assert all(game.clone().step(each).fault is None for each in possible)
+            assert set(possible) == {action for action in every_action(game) if fault_of(game, seat, action) is None}
+            assert all(game.clone().step(action).fault is None for action in possible)
 
 
 @settings(max_examples=10)

@@ -28,10 +28,10 @@ def test_what_is_near_is_said_as_it_is_read_and_the_step_leads_there() -> None:
     led = 0
     for view, action in decisions("tiny", first=0, games=20, per_game=20, seed=1):
         near = observation_text(TINY, view).rpartition("Nearest wanted: ")[2].partition(".")[0]
-        said = reasoning(view, TINY, action)
-        assert f"; near is {near}; " in said
-        assert f"; possible is {observation_text(TINY, view).rpartition('Possible here: ')[2].rstrip('.')}; " in said
-        if said.endswith("I go there."):
+        text = reasoning(view, TINY, action)
+        assert f"; near is {near}; " in text
+        assert f"; possible is {observation_text(TINY, view).rpartition('Possible here: ')[2].rstrip('.')}; " in text
+        if text.endswith("I go there."):
             assert near.split()[2] == action.args[0]
             led += 1
     assert led > 20
@@ -48,8 +48,8 @@ def test_what_is_near_is_said_as_it_is_read_and_the_step_leads_there() -> None:
 )
 def test_a_step_says_where_it_leads(step: str, why: str) -> None:
     game = morning_at(1, 0, {Place(0, 4, 0): {"WOOD": 3}, Place(0, 1, 3): {"MUSHROOM": 2}})
-    said = reasoning(observe(game, 1), TINY, parse_action(step))
-    assert said == f"I hold nothing; near is WOOD 3 EAST; possible is nothing; {why}"
+    text = reasoning(observe(game, 1), TINY, parse_action(step))
+    assert text == f"I hold nothing; near is WOOD 3 EAST; possible is nothing; {why}"
 
 
 def test_a_second_aim_is_named_and_a_full_pack_has_none() -> None:

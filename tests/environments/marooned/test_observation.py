@@ -74,9 +74,12 @@ def hide_differently(game: Game, seat: int, rng: Random) -> Game:
         else:
             state.piles[place].pop(TABLET, None)
     state.piles.setdefault(me.place, {})[TABLET] = 3
-    others = [each for each in state.sailors if each != seat][:2]
-    for each in others:
-        state.inbox[each] = (*state.inbox.get(each, ()), Said(state.day, state.turn, others[0], others[1], "secret"))
+    others = [other_seat for other_seat in state.sailors if other_seat != seat][:2]
+    for other_seat in others:
+        state.inbox[other_seat] = (
+            *state.inbox.get(other_seat, ()),
+            Said(state.day, state.turn, others[0], others[1], "secret"),
+        )
     state.meals, state.building, state.used_up, state.log = ((9, 9),), {"HULL": (others[0],)}, {"WOOD": 1}, []
     return changed
 

@@ -36,9 +36,9 @@ PACKAGE = ROOT / "src/classroom_rl/environments/marooned/openenv_server"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("openenv") / "server.log"
     command = [
         sys.executable,
@@ -91,9 +91,9 @@ def test_a_game_over_the_protocol_is_the_game_of_the_rules(client, seed: int, se
     low, high = declared_range()
     play_others(game, players, seat)
     result = client.reset(seed=seed, seat=seat, preset=preset)
-    seen = result.observation
-    assert (seen.prompt, seen.reward) == (system_prompt(rules, game.roles[seat]), None)
-    assert (seen.seat, seen.role) == (seat, game.roles[seat])
+    observation = result.observation
+    assert (observation.prompt, observation.reward) == (system_prompt(rules, game.roles[seat]), None)
+    assert (observation.seat, observation.role) == (seat, game.roles[seat])
     steps = 0
     while not result.done:
         view = observe(game, seat)
@@ -122,8 +122,8 @@ def declared_range() -> tuple[float, float]:
 
 
 def test_the_whole_island_can_be_played(client) -> None:
-    seen = client.reset(seed=1, preset="seed").observation
-    assert "100 days" in seen.prompt and "DAY" in seen.text.upper()
+    observation = client.reset(seed=1, preset="seed").observation
+    assert "100 days" in observation.prompt and "DAY" in observation.text.upper()
     for _ in range(5):
         assert not client.step(MaroonedAction(message=f"ACTION: {WAIT}")).done
 
@@ -192,9 +192,9 @@ def test_plain_http_gives_schemas_and_first_observations(address: str) -> None:
 @pytest.mark.parametrize("target", ["package", "server"])
 def test_the_validator_of_openenv_accepts_it(address: str, target: str) -> None:
     openenv = shutil.which("openenv", path=str(Path(sys.executable).parent)) or "openenv"
-    what = [str(PACKAGE), "--level", "static"] if target == "package" else ["--url", address]
-    done = subprocess.run([openenv, "validate", *what], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0 and "Verdict: PASS" in done.stdout, done.stdout + done.stderr
+    arguments = [str(PACKAGE), "--level", "static"] if target == "package" else ["--url", address]
+    result = subprocess.run([openenv, "validate", *arguments], capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0 and "Verdict: PASS" in result.stdout, result.stdout + result.stderr
 
 
 def test_the_pinned_openenv_is_the_one_that_runs() -> None:

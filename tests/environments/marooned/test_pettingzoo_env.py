@@ -32,8 +32,8 @@ except ImportError as error:
 
 
 def test_without_pettingzoo_the_error_says_how_to_get_it() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "pip install pettingzoo" in done.stdout, done.stderr
+    result = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "pip install pettingzoo" in result.stdout, result.stderr
 
 
 @pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)
@@ -44,7 +44,7 @@ def test_every_possible_action_is_a_command_and_every_command_can_be_read(rules)
     for seed in range(3):
         for game, _ in played(rules, seed, 400):
             if game.seat is not None:
-                assert {format_action(each) for each in possible_actions(game, game.seat)} <= set(commands)
+                assert {format_action(action) for action in possible_actions(game, game.seat)} <= set(commands)
 
 
 needs_pettingzoo = pytest.mark.skipif(
@@ -80,7 +80,7 @@ def play_in_both(env, game: Game, message) -> dict[str, float]:
     paid = dict.fromkeys(env.possible_agents, 0.0)
     left = []
     for agent in env.agent_iter():
-        seen, reward, terminated, truncated, info = env.last()
+        observation, reward, terminated, truncated, info = env.last()
         paid[agent] += reward
         assert not truncated and info["role"] == game.roles[int(agent[-1])]
         if terminated:
@@ -90,7 +90,7 @@ def play_in_both(env, game: Game, message) -> dict[str, float]:
             continue
         assert game.seat == int(agent[-1])
         action = players[game.seat].act(observe(game, game.seat), game.rules, rng)
-        env.step(message(env.unwrapped, seen, action))
+        env.step(message(env.unwrapped, observation, action))
         game.step(action)
     assert game.over and env.unwrapped.game.outcome == game.outcome
     assert sorted(left) == env.possible_agents, "each leaves once"
@@ -115,8 +115,8 @@ def test_the_mask_says_what_is_possible_and_numbers_are_commands() -> None:
 
     def number(env, seen, action) -> int:
         chosen = env.commands.index(format_action(action)) if action.name != "SPEAK" else len(env.commands) - 1
-        possible = {env.commands[each] for each in seen["action_mask"].nonzero()[0]}
-        assert possible == {format_action(each) for each in possible_actions(env.game, env.game.seat)}
+        possible = {env.commands[index] for index in seen["action_mask"].nonzero()[0]}
+        assert possible == {format_action(move) for move in possible_actions(env.game, env.game.seat)}
         assert not any(info["fault"] for info in env.infos.values())
         return chosen
 
@@ -145,8 +145,8 @@ def test_a_message_in_any_script_reaches_the_others_and_what_cannot_be_read_fail
     env.reset()
     first, second = env.possible_agents[:2]
     env.step("REASONING: so\nACTION: SPEAK Привет, 你好")
-    seen = env.last()[0]
-    assert "sailor 1: Привет, 你好" in seen["text"] and env.observation_space(second).contains(seen)
+    observation = env.last()[0]
+    assert "sailor 1: Привет, 你好" in observation["text"] and env.observation_space(second).contains(observation)
     env.step("glub")
     assert (env.infos[first]["fault"], env.infos[second]["fault"]) == ("", "the message held no action")
     assert env.infos[second]["prompt"].startswith("5 sailors are stranded")

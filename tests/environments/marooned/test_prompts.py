@@ -104,12 +104,12 @@ def test_what_is_named_as_possible_is_all_that_brings_on():
     for game in (game for seed in range(4) for game, _ in played(TINY, seed, 250) if game.seat is not None):
         view = observe(game, game.seat)
         text = possible_text(view, TINY)
-        found = {parse_action(each) for each in text.split(", ")} if text != "nothing" else set()
-        possible = {each for each in possible_in(view, TINY) if each.name in BRINGS_ON}
-        assert found <= possible and len(found) == len({(each.name, each.args[0]) for each in possible})
-        numbered = [(each.name, *each.args) for each in found if each.args[1:]]
+        listed = {parse_action(command) for command in text.split(", ")} if text != "nothing" else set()
+        possible = {action for action in possible_in(view, TINY) if action.name in BRINGS_ON}
+        assert listed <= possible and len(listed) == len({(action.name, action.args[0]) for action in possible})
+        numbered = [(action.name, *action.args) for action in listed if action.args[1:]]
         assert not any(Action(name, (kind, number + 1)) in possible for name, kind, number in numbered)
-        named |= {each.name for each in found}
+        named |= {action.name for action in listed}
     assert named == set(BRINGS_ON)
 
 
@@ -125,7 +125,7 @@ def test_the_picture_of_one_sailor_hides_what_the_sailor_does_not_see():
     game = made()
     game.state.piles = {Place(0, 0, 0): {TABLET: 1}, Place(0, 3, 4): {"WOOD": 2}}
     game.state.foggy = True
-    whole, part = render(game), render(game, seat=1)
-    assert "x" in whole.splitlines()[2] and "traitor" in whole
+    full, part = render(game), render(game, seat=1)
+    assert "x" in full.splitlines()[2] and "traitor" in full
     rows = part.splitlines()[2:10]
     assert rows[0] == "" and rows[4] == "    . W 1 . ." and "traitor" not in part

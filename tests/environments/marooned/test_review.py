@@ -130,7 +130,7 @@ def test_good_players_are_seldom_found_wrong_and_idle_ones_often():
     """The share of strategic mistakes among the actions of scripted colonists."""
     shares = {}
     for kind in ("builder", "waiter"):
-        found = total = 0
+        mistakes = total = 0
         for seed in range(12):
             game = Game(TINY, seed)
             players = cast(game) | ({1: PLAYERS[kind](), 2: PLAYERS[kind]()})
@@ -139,9 +139,9 @@ def test_good_players_are_seldom_found_wrong_and_idle_ones_often():
                 action = players[game.seat].act(view, TINY, Random(game.steps))
                 if game.roles[game.seat] == COLONIST and game.seat in (1, 2):
                     total += 1
-                    found += mistake_in(view, TINY, action) is not None
+                    mistakes += mistake_in(view, TINY, action) is not None
                 game.step(action)
-        shares[kind] = found / total
+        shares[kind] = mistakes / total
     assert shares["builder"] < 0.08 and shares["waiter"] > 0.5, shares
 
 
@@ -158,15 +158,15 @@ def test_the_traitor_is_judged_as_a_traitor():
 
 def test_every_correction_of_random_play_is_possible():
     game = Game(TINY, 4)
-    players, rng, seen = cast(game), Random(4), set()
+    players, rng, categories = cast(game), Random(4), set()
     while not game.over:
         action = any_action(rng)
         review = review_action(game, game.seat, format_message("so", action))
-        seen.add(review.category)
+        categories.add(review.category)
         assert game.clone().step(review.corrected).fault is None
         assert not review.valid or review.corrected == action
         game.step(players[game.seat].act(observe(game, game.seat), TINY, rng))
-    assert {"none", "impossible"} <= seen <= set(DEFAULT_PENALTIES)
+    assert {"none", "impossible"} <= categories <= set(DEFAULT_PENALTIES)
 
 
 def test_penalties_lie_in_their_ranges():

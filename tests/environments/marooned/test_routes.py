@@ -27,17 +27,17 @@ def http(app: FastAPI) -> Iterator[TestClient]:
 
 def test_a_game_is_played_by_posting_its_messages(http: TestClient, app: FastAPI) -> None:
     """Person and model take turns; each model message is sampled once, and nothing is kept on the server."""
-    said, acted, moment = [], 0, http.post("/api/game", json=GAME).json()
+    messages, acted, moment = [], 0, http.post("/api/game", json=GAME).json()
     while acted < 10:
-        said += moment["said"]
+        messages += moment["said"]
         action = "" if moment["due"] == "model" else moment["possible"][0]
         acted += bool(action)
-        moment = http.post("/api/game", json=GAME | {"said": said, "action": action}).json()
-    said += moment["said"]
-    assert said.count(MODEL) == len(app.state.engine.calls) >= 9
-    assert all(parse_message(text).grade == "valid" for text in said)
+        moment = http.post("/api/game", json=GAME | {"said": messages, "action": action}).json()
+    messages += moment["said"]
+    assert messages.count(MODEL) == len(app.state.engine.calls) >= 9
+    assert all(parse_message(text).grade == "valid" for text in messages)
     assert "You are sailor 4" in moment["shown"] and moment["role"] in moment["rules"]
-    assert http.post("/api/game", json=GAME | {"said": said}).json()["shown"]
+    assert http.post("/api/game", json=GAME | {"said": messages}).json()["shown"]
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_mistakes_are_explained(http: TestClient, change: dict, status: int, mes
 def test_a_prompt_that_does_not_fit_is_refused(tokenizer, tmp_path: Path) -> None:
     app = game_app(tokenizer, tmp_path / "run", context=300)
     client = TestClient(app, base_url="http://127.0.0.1:8005")
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(AssertionError, match="its context 300: begin another game"):
         for _ in range(3):
-            moment = client.post("/api/game", json=GAME | {"said": said, "action": "WAIT" if said else ""})
+            moment = client.post("/api/game", json=GAME | {"said": messages, "action": "WAIT" if messages else ""})
             assert moment.status_code == 200, moment.text
-            said += moment.json()["said"] or ["REASONING: -\nACTION: WAIT"]
+            messages += moment.json()["said"] or ["REASONING: -\nACTION: WAIT"]
 
 
 def test_a_server_of_lessons_has_no_game(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_actions_are_numbered_and_all_there() -> None:
     rows = block("actions")[2:]
     assert [row[0] for row in rows] == [str(number) for number in range(1, len(ACTIONS) + 1)]
     assert [row[1] for row in rows] == list(ACTIONS)
-    assert {row[1] for row in rows if row[6] == "the traitor"} == {n for n, form in ACTIONS.items() if form.role}
+    assert {row[1] for row in rows if row[6] == "the traitor"} == {name for name, form in ACTIONS.items() if form.role}
     assert ["MOVE", "1 / 0.8"] in [[row[1], row[5]] for row in rows]
 
 
@@ -56,9 +56,9 @@ def test_every_reward_is_there_raw_and_scaled() -> None:
 def test_tables_follow_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = replace(TINY, pack=11, build_turns=3, rewards=replace(TINY.rewards, escape=77), reward_scale=0.1)
     monkeypatch.setitem(PRESETS, "tiny", changed)
-    found = rules_docs.rewritten(PAGE)
-    assert "| pieces in a pack | 11 | 20 |" in found and "| building turns of a part | 3 | 5 |" in found
-    assert "| 77 | 7.7 | 100 | 0.5 |" in found
+    page = rules_docs.rewritten(PAGE)
+    assert "| pieces in a pack | 11 | 20 |" in page and "| building turns of a part | 3 | 5 |" in page
+    assert "| 77 | 7.7 | 100 | 0.5 |" in page
 
 
 def test_a_page_without_a_block_or_with_an_unknown_one_is_refused() -> None:

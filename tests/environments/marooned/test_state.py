@@ -17,7 +17,7 @@ GAMES = st.tuples(st.sampled_from([TINY, SEED]), st.integers(0, 10**6))
 @given(GAMES)
 def test_a_clone_goes_its_own_way(drawn):
     rng = Random(drawn[1])
-    game = [each for each, _ in played(*drawn, steps=50)][-1]
+    game = [game for game, _ in played(*drawn, steps=50)][-1]
     before, clone = deepcopy((game.state, game.returns, game.steps)), game.clone()
     while clone.seat is not None and clone.steps < game.steps + 100:
         clone.step(rng.choice(possible_actions(clone, clone.seat)))

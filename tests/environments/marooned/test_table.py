@@ -29,54 +29,58 @@ def table(*said: str, problem: str = PROBLEM, person: int = PERSON) -> Table:
 
 def on_turn() -> Table:
     """The game when it is the person's turn for the first time."""
-    found = table()
-    while found.due != PERSON:
-        found.say(WAIT)
-    return found
+    game_table = table()
+    while game_table.due != PERSON:
+        game_table.say(WAIT)
+    return game_table
 
 
 def played(island: int, model: int, person: int, choices: list[int]) -> Table:
     """A game in which both choose among what is possible; it stops when the choices are used up."""
-    found, said = Table.of(f"island {island}, seat {model}", person, RULES, []), []
+    game_table, messages = Table.of(f"island {island}, seat {model}", person, RULES, []), []
     for choice in choices:
-        if found.due is None:
+        if game_table.due is None:
             break
-        text = WAIT if found.due == model else found.read(found.possible[choice % len(found.possible)])
-        said.append(text)
-        found.say(text)
-    again = Table.of(f"island {island}, seat {model}", person, RULES, said)
-    assert again.game.state == found.game.state and again.due == found.due, "the messages are the whole game"
-    return found
+        text = (
+            WAIT if game_table.due == model else game_table.read(game_table.possible[choice % len(game_table.possible)])
+        )
+        messages.append(text)
+        game_table.say(text)
+    again = Table.of(f"island {island}, seat {model}", person, RULES, messages)
+    assert again.game.state == game_table.game.state and again.due == game_table.due, "the messages are the whole game"
+    return game_table
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 500), st.permutations([1, 2, 3, 4, 5]), st.lists(st.integers(0, 200), max_size=150))
 def test_any_game_is_played_again_from_its_messages(island: int, seats: list[int], choices: list[int]) -> None:
-    found = played(island, *seats[:2], choices)
-    assert found.due in (seats[0], seats[1], None)
-    if found.due is None:
-        assert found.game.over or not any(found.game.state.sailors[seat].active for seat in seats[:2])
+    game_table = played(island, *seats[:2], choices)
+    assert game_table.due in (seats[0], seats[1], None)
+    if game_table.due is None:
+        assert game_table.game.over or not any(game_table.game.state.sailors[seat].active for seat in seats[:2])
 
 
 def test_the_model_is_asked_as_in_training() -> None:
     """With a person who does what the script in that seat would do, the model's prompts are those of the training."""
-    episode, found = Episode.of("e", Problem.of(PROBLEM), RULES), table()
+    episode, game_table = Episode.of("e", Problem.of(PROBLEM), RULES), table()
     for _ in range(20):
-        while found.due == PERSON:
-            game = found.game
+        while game_table.due == PERSON:
+            game = game_table.game
             rng = Random(f"{game.seed}|{game.steps}|others")
-            found.say(format_message("I act.", found.players[PERSON].act(found.view, game.rules, rng)))
-        assert found.due == 2
-        assert found.prompt(show_rules=False) == decision_prompt(episode.game.rules, episode.view, show_rules=False)
-        assert found.prompt(show_rules=True) == decision_prompt(episode.game.rules, episode.view, show_rules=True)
+            game_table.say(format_message("I act.", game_table.players[PERSON].act(game_table.view, game.rules, rng)))
+        assert game_table.due == 2
+        assert game_table.prompt(show_rules=False) == decision_prompt(
+            episode.game.rules, episode.view, show_rules=False
+        )
+        assert game_table.prompt(show_rules=True) == decision_prompt(episode.game.rules, episode.view, show_rules=True)
         episode.act(Turn("teacher", WAIT))
-        found.say(WAIT)
+        game_table.say(WAIT)
 
 
 def test_a_person_sees_what_the_sailor_sees_and_nothing_else() -> None:
-    found = on_turn()
-    assert found.view == observe(found.game, PERSON) and found.view.seat == PERSON
-    assert found.possible and "WAIT" in found.possible
+    game_table = on_turn()
+    assert game_table.view == observe(game_table.game, PERSON) and game_table.view.seat == PERSON
+    assert game_table.possible and "WAIT" in game_table.possible
 
 
 @pytest.mark.parametrize(
@@ -84,10 +88,10 @@ def test_a_person_sees_what_the_sailor_sees_and_nothing_else() -> None:
     [("WAIT", "WAIT"), ("i will go west.", "MOVE WEST"), ("REASONING: Home.\nACTION: MOVE WEST", "MOVE WEST")],
 )
 def test_an_action_is_enough(text: str, action: str) -> None:
-    found = on_turn()
-    if action not in found.possible:
+    game_table = on_turn()
+    if action not in game_table.possible:
         pytest.fail(f"{action} is not possible on this island: choose another one for the test")
-    message = parse_message(found.read(text))
+    message = parse_message(game_table.read(text))
     assert (message.grade, message.action_text) == (VALID, action)
 
 
@@ -95,11 +99,11 @@ def test_an_action_is_enough(text: str, action: str) -> None:
     ("text", "message"), [("hello", "Write one action"), ("BUILD HULL", "is not possible"), ("VOTE 1", "not possible")]
 )
 def test_what_cannot_be_done_costs_no_turn(text: str, message: str) -> None:
-    found = on_turn()
-    steps = found.game.steps
+    game_table = on_turn()
+    steps = game_table.game.steps
     with pytest.raises(DataError, match=message):
-        found.read(text)
-    assert found.game.steps == steps and found.due == PERSON
+        game_table.read(text)
+    assert game_table.game.steps == steps and game_table.due == PERSON
 
 
 def test_nobody_acts_out_of_turn_or_after_the_end() -> None:
@@ -116,5 +120,5 @@ def test_nobody_acts_out_of_turn_or_after_the_end() -> None:
 def test_problems_of_the_training_can_be_joined() -> None:
     for problem in PROBLEMS:
         model = int(problem[-1])
-        found = Table.of(problem, model % 5 + 1, RULES, [])
-        assert found.game.roles[model] in (COLONIST, "traitor") and found.due is not None
+        game_table = Table.of(problem, model % 5 + 1, RULES, [])
+        assert game_table.game.roles[model] in (COLONIST, "traitor") and game_table.due is not None

@@ -28,9 +28,9 @@ def test_a_world_is_whole_and_made_once(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(world, name, value)
     out = tmp_path / "world"
     assert world.build_world(out, 1) and not world.build_world(out, 1)
-    found = {name: (out / f"{name}.jsonl").read_text().splitlines() for name in ("islands_train", "islands_heldout")}
-    assert (len(found["islands_train"]), len(found["islands_heldout"])) == (7, 3)
-    assert not set(found["islands_train"]) & set(found["islands_heldout"])
+    islands = {name: (out / f"{name}.jsonl").read_text().splitlines() for name in ("islands_train", "islands_heldout")}
+    assert (len(islands["islands_train"]), len(islands["islands_heldout"])) == (7, 3)
+    assert not set(islands["islands_train"]) & set(islands["islands_heldout"])
     assert (out / "blank" / "model.safetensors").is_file()
     stamp = json.loads((out / "world.json").read_text())
     assert stamp["seed"] == 1

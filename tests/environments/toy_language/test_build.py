@@ -50,7 +50,7 @@ def test_tokenizer_and_blank_model(world):
     for word in [*VERBS, *NOUNS, *PLACES]:
         assert len(tokenizer.encode(f" {word}")) == 1, f"{word} must be one token, in a sentence and after `here:`"
     for verb in VERBS:
-        assert [tokenizer.decode(i) for i in tokenizer.encode(f" {past(verb)}")] == [f" {verb}", "ed"]
+        assert [tokenizer.decode(token) for token in tokenizer.encode(f" {past(verb)}")] == [f" {verb}", "ed"]
     for text in ("Check the tense here: go.", "naïve → 你好\n\t<|im_start|>", "<end_of_conversation>"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -66,7 +66,7 @@ def test_what_is_learned_is_marked_by_the_chat_template(world):
         {"role": "assistant", "content": "Yes."},
     ]
     encoded = tokenizer.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-    learned = [i for i, m in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if m]
+    learned = [token for token, bit in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if bit]
     assert tokenizer.decode(learned) == "Yes.<|im_end|>"
     assert tokenizer.decode(encoded["input_ids"]) == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>assistant\nHi!<|im_end|>\n"

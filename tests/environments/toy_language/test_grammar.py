@@ -108,7 +108,7 @@ def test_ill_formed_questions_are_none(text):
 
 def test_word_forms():
     assert (third_person("cook"), past("cook"), plural("egg")) == ("cooks", "cooked", "eggs")
-    assert [indefinite(n) for n in ("egg", "horse")] == ["an", "a"]
+    assert [indefinite(noun) for noun in ("egg", "horse")] == ["an", "a"]
 
 
 def test_no_word_has_two_parts_of_speech():

@@ -44,9 +44,9 @@ def test_the_ideal_teacher(texts, reply):
 
 
 def test_questions_are_those_that_the_teacher_asked_and_go_on_after_the_last():
-    asked = dialogue(f"Hi! {FIRST}", "What did your sister boil yesterday?", f"Good! {FIRST}")
-    assert [question.text for question in asked_so_far(asked)] == [FIRST, FIRST]
-    assert next_question(LESSON, asked).text == SECOND
+    messages = dialogue(f"Hi! {FIRST}", "What did your sister boil yesterday?", f"Good! {FIRST}")
+    assert [question.text for question in asked_so_far(messages)] == [FIRST, FIRST]
+    assert next_question(LESSON, messages).text == SECOND
     assert next_question(LESSON, dialogue(f"Hi! {SECOND}")) is None, "questions that were left out are not asked later"
 
 
@@ -68,7 +68,7 @@ def test_a_student_that_is_asked_to_repeats_its_sentence(persona):
 
 
 def test_a_conversation_ends_with_the_teacher():
-    whole = play(ideal, LESSON, ["correct_student"] * 5, random.Random(1))
-    assert [message["role"] for message in whole] == ["teacher", "student"] * 2 + ["teacher"]
-    assert whole[-1]["content"] == f"Good! {FAREWELL}", "the lesson is over before the turns are"
+    messages = play(ideal, LESSON, ["correct_student"] * 5, random.Random(1))
+    assert [message["role"] for message in messages] == ["teacher", "student"] * 2 + ["teacher"]
+    assert messages[-1]["content"] == f"Good! {FAREWELL}", "the lesson is over before the turns are"
     assert len(play(ideal, LESSON, ["correct_student"], random.Random(1))) == 3

@@ -60,9 +60,9 @@ def test_the_outcome_is_what_is_new_later_on_as_a_share_of_the_lesson(before, la
 
 def test_an_outcome_does_not_depend_on_the_forked_message():
     """Not even if that message holds every answer of the lesson: it is never read."""
-    told = " ".join(answer(question, random.Random(0)).text for question in QUESTIONS)
+    all_answers = " ".join(answer(question, random.Random(0)).text for question in QUESTIONS)
     outcomes = []
-    for text in ("Good!", told, "Goodbye. <end_of_conversation>"):
+    for text in ("Good!", all_answers, "Goodbye. <end_of_conversation>"):
         record = record_of(PROBLEM.text, [asks(0), says(0), Turn("teacher", text), says(1), asks(2), says(2)])
         (fork,) = [fork for fork in forks_at(record.turns) if fork.position == 2]
         later = later_messages(record, fork)
@@ -86,9 +86,9 @@ def next_question(shown: str, problem: str) -> str:
 
 def saying(engine: ScriptedEngine, line: str) -> ScriptedEngine:
     """The engine with this line as its next one; it shares its calls."""
-    one = copy.copy(engine)
-    one._script = lambda _: line
-    return one
+    engine_copy = copy.copy(engine)
+    engine_copy._script = lambda _: line
+    return engine_copy
 
 
 class MoodyTutor(ScriptedEngine):
@@ -97,8 +97,8 @@ class MoodyTutor(ScriptedEngine):
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         prompt = self.tokenizer.decode(prompt_ids, skip_special_tokens=False)
         problem = next(lesson for lesson in LESSONS if lesson in prompt)
-        asked, mood = f"Good! {next_question(prompt, problem)}", sampling.seed % 10
-        line = MUMBLES if mood < 1 else f"{asked} {CHATTERS}" if mood < 6 else asked
+        question, mood = f"Good! {next_question(prompt, problem)}", sampling.seed % 10
+        line = MUMBLES if mood < 1 else f"{question} {CHATTERS}" if mood < 6 else question
         return await ScriptedEngine.generate(saying(self, line), prompt_ids, sampling)
 
 
@@ -107,19 +107,19 @@ class ShyStudent(ScriptedEngine):
     seed, it is distracted."""
 
     async def chat(self, messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion:
-        heard = [message["content"] for message in messages if message["role"] == "user"]
-        texts = [text for message in heard for text in re.findall(r"What [^?]*\?", message)]
-        asked = [question for text in texts if (question := parse_question(text))]
-        lost = any(MUMBLES in text for text in heard) or sampling.seed % 5 == 0
-        line = "What?" if lost else answer(asked[-1], random.Random(0)).text
+        teacher_messages = [message["content"] for message in messages if message["role"] == "user"]
+        texts = [text for message in teacher_messages for text in re.findall(r"What [^?]*\?", message)]
+        questions = [question for text in texts if (question := parse_question(text))]
+        lost = any(MUMBLES in text for text in teacher_messages) or sampling.seed % 5 == 0
+        line = "What?" if lost else answer(questions[-1], random.Random(0)).text
         return await ScriptedEngine.chat(saying(self, line), messages, sampling)
 
 
 def reads_moods(about: MessageToReview) -> Review:
     """A supervisor that finds both moods faulty; it can correct a mumble only."""
-    shown = " ".join(message["content"] for message in about.conversation)
+    transcript = " ".join(message["content"] for message in about.conversation)
     if MUMBLES in about.message:
-        return Review(False, "off_topic", correction=f"Good! {next_question(shown, about.problem)}")
+        return Review(False, "off_topic", correction=f"Good! {next_question(transcript, about.problem)}")
     return Review(False, "length") if CHATTERS in about.message else Review(True)
 
 
@@ -210,15 +210,17 @@ def test_both_branches_of_a_fork_meet_the_same_seeds(checked: Checked):
             continue
         head, content, copy = re.fullmatch(r"(playouts-\w+-\d+-\d+)-(\w+)-(\d+)", conversation).groups()
         seeds.setdefault((f"{head}|{copy}", number), {}).setdefault(content, set()).add(sampling.seed)
-    both = [branches for branches in seeds.values() if len(branches) == 2]
-    assert len(both) > 24 * 8 and all(len(set.union(*branches.values())) == 1 for branches in both)
+    pairs = [branches for branches in seeds.values() if len(branches) == 2]
+    assert len(pairs) > 24 * 8 and all(len(set.union(*branches.values())) == 1 for branches in pairs)
     firsts = [seed for branches in seeds.values() for seed in branches[min(branches)]]
     assert len(set(firsts)) == len(firsts), "every playout has seeds of its own"
 
 
 def test_playouts_go_on_from_the_very_tokens_of_the_played_conversation(checked: Checked):
     room = checked.room
-    whole = {sampling.draw[0]: ids for ids, sampling, _ in room.teacher.calls if sampling.draw[0].startswith("eval-")}
+    prompt_ids = {
+        sampling.draw[0]: ids for ids, sampling, _ in room.teacher.calls if sampling.draw[0].startswith("eval-")
+    }
     for comparison in read_comparisons(checked.folder).comparisons:
         lesson = comparison.lesson
         continued = [
@@ -226,10 +228,10 @@ def test_playouts_go_on_from_the_very_tokens_of_the_played_conversation(checked:
             for ids, sampling, _ in room.teacher.calls
             if sampling.draw[0].startswith(f"playouts-{lesson}-0-{comparison.place}-")
         ]
-        asked = whole[comparison.conversation]
-        before = tokens_before(room, comparison)
-        assert before == asked[: len(before)], "a prompt of the conversation itself"
-        assert all(ids[: len(before)] == before for ids in continued)
+        conversation_ids = prompt_ids[comparison.conversation]
+        prefix = tokens_before(room, comparison)
+        assert prefix == conversation_ids[: len(prefix)], "a prompt of the conversation itself"
+        assert all(ids[: len(prefix)] == prefix for ids in continued)
 
 
 def tokens_before(room: Room, comparison: Comparison) -> list[int]:
@@ -240,18 +242,18 @@ def tokens_before(room: Room, comparison: Comparison) -> list[int]:
 
 
 def test_prices_come_from_the_message_and_what_came_before_it(checked: Checked):
-    room, shown = checked.room, checked.room.judge.shown
+    room, judged = checked.room, checked.room.judge.shown
     for comparison in read_comparisons(checked.folder).comparisons:
-        asked = [
-            about
-            for about in room.supervisor.asked
-            if Problem.of(about.problem).id == comparison.lesson and len(about.conversation) == comparison.place
+        requests = [
+            request
+            for request in room.supervisor.asked
+            if Problem.of(request.problem).id == comparison.lesson and len(request.conversation) == comparison.place
         ]
-        assert {comparison.said, comparison.other} <= {about.message for about in asked}
-    assert all(len(about.facts.personas) == len(about.conversation) for about in room.supervisor.asked)
-    cut = [conversation for conversation in shown if len(conversation) < 9]
-    assert len(cut) >= 2 * 24 and all(conversation[-1]["role"] == "teacher" for conversation in cut)
-    assert len(shown) == len(LESSONS) + 2 * 24, "playouts are not judged"
+        assert {comparison.said, comparison.other} <= {request.message for request in requests}
+    assert all(len(request.facts.personas) == len(request.conversation) for request in room.supervisor.asked)
+    truncated = [conversation for conversation in judged if len(conversation) < 9]
+    assert len(truncated) >= 2 * 24 and all(conversation[-1]["role"] == "teacher" for conversation in truncated)
+    assert len(judged) == len(LESSONS) + 2 * 24, "playouts are not judged"
 
 
 def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
@@ -267,10 +269,10 @@ def test_an_interrupted_check_goes_on_where_it_was(played: Played, monkeypatch):
         broken.setattr("tests.evaluation.counterfactuals.test_comparing.ShyStudent", Failing)
         with pytest.raises(RuntimeError, match="is gone"):
             evaluate(played.config)
-    done = count_playout_calls(played.rooms[0])
+    calls_before = count_playout_calls(played.rooms[0])
     resumed = evaluate(played.config)["counterfactuals"]
     assert resumed["comparisons"] == 8
-    assert done > 0 and count_playout_calls(played.rooms[1]) > 0
+    assert calls_before > 0 and count_playout_calls(played.rooms[1]) > 0
     assert evaluate(played.config)["counterfactuals"] == resumed
     assert count_playout_calls(played.rooms[2]) == 0, "all are in the journal"
 

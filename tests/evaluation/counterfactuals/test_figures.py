@@ -30,16 +30,16 @@ def comparisons(count: int = 64, effect: float = 0.1, noise: float = 0.1, seed: 
     """Comparisons in which a point of the supervisor's price changes the outcome by `effect`; the judge's price is
     drawn. Faults of the category `idle` have a price and no effect."""
     rng = random.Random(seed)
-    made = []
+    generated = []
     for number in range(count):
         category, price = rng.choice([("leak", -2.0), ("task", -0.5), ("idle", -1.0)])
         is_said = rng.random() < 0.5
         harm = 0.0 if category == "idle" else effect * price
         faulty = [0.5 + harm + rng.gauss(0, noise) for _ in range(8)]
         better = [0.5 + rng.gauss(0, noise) for _ in range(8)]
-        said, other = (faulty, better) if is_said else (better, faulty)
+        outcome_said, outcome_other = (faulty, better) if is_said else (better, faulty)
         prices = [{"supervisor": price, "judge": rng.random()}, {"supervisor": 0.0, "judge": rng.random()}]
-        made.append(
+        generated.append(
             Comparison(
                 f"lesson {number // 2}",
                 f"c{number}",
@@ -49,11 +49,11 @@ def comparisons(count: int = 64, effect: float = 0.1, noise: float = 0.1, seed: 
                 "a",
                 "b",
                 *(prices if is_said else prices[::-1]),
-                dict.fromkeys(OUTCOMES, said),
-                dict.fromkeys(OUTCOMES, other),
+                dict.fromkeys(OUTCOMES, outcome_said),
+                dict.fromkeys(OUTCOMES, outcome_other),
             )
         )
-    return made
+    return generated
 
 
 def figures_of(comparisons: list[Comparison]) -> dict:
@@ -110,16 +110,16 @@ def test_shuffled_prices_predict_nothing_whatever_the_seed_of_the_outcomes():
 def alike_within_lessons(seed: int, lessons: int = 12) -> list[Comparison]:
     """Prices and outcomes that have nothing to do with each other, each nearly the same throughout a lesson."""
     rng = random.Random(seed)
-    made = []
+    generated = []
     for lesson in range(lessons):
         price, harm = rng.gauss(0, 1), rng.gauss(0, 1)
         for number in range(rng.randint(2, 6)):
             prices = {"supervisor": price + rng.gauss(0, 0.2)}
             sides = [0.0] * 4, [harm + rng.gauss(0, 0.2)] * 4
-            said, other = (dict.fromkeys(OUTCOMES, side) for side in sides)
+            outcome_said, outcome_other = (dict.fromkeys(OUTCOMES, side) for side in sides)
             names = (f"lesson {lesson}", f"c{lesson}-{number}", 2, "sibling", "leak", "a", "b")
-            made.append(Comparison(*names, {"supervisor": 0.0}, prices, said, other))
-    return made
+            generated.append(Comparison(*names, {"supervisor": 0.0}, prices, outcome_said, outcome_other))
+    return generated
 
 
 def test_lessons_that_are_alike_within_do_not_make_a_price_predict():
@@ -136,11 +136,11 @@ def test_lessons_that_are_alike_within_do_not_make_a_price_predict():
 
 def test_the_prices_of_a_lesson_are_shuffled_together():
     originals = comparisons(64)
-    moved = shuffled(originals, 1)
-    assert [comparison.outcome_said for comparison in moved] == [comparison.outcome_said for comparison in originals]
+    permuted = shuffled(originals, 1)
+    assert [comparison.outcome_said for comparison in permuted] == [comparison.outcome_said for comparison in originals]
     lesson_of_prices = {id(comparison.price_said): comparison.lesson for comparison in originals}
     donors: dict[str, set[str]] = {}
-    for comparison in moved:
+    for comparison in permuted:
         donors.setdefault(comparison.lesson, set()).add(lesson_of_prices[id(comparison.price_said)])
     assert all(len(lessons) == 1 for lessons in donors.values()), "two comparisons in every lesson"
     assert {lesson for lessons in donors.values() for lesson in lessons} == set(donors)
@@ -170,8 +170,8 @@ def test_the_file_holds_the_comparisons_and_the_command_reads_it(tmp_path: Path,
     compared = Compared(comparisons(), 1, 2, 3)
     write_comparisons(tmp_path, compared)
     assert read_comparisons(tmp_path) == compared
-    shown = json.loads((tmp_path / "counterfactuals.json").read_text())["comparisons"][0]["difference"]
-    assert shown["outcome"][PRODUCED]["n"] == 8 and len(shown["outcome"][PRODUCED]["ci95"]) == 2
+    difference = json.loads((tmp_path / "counterfactuals.json").read_text())["comparisons"][0]["difference"]
+    assert difference["outcome"][PRODUCED]["n"] == 8 and len(difference["outcome"][PRODUCED]["ci95"]) == 2
     assert main([str(tmp_path), "--shuffles", "40"]) == 0
     printed = capsys.readouterr().out
     assert "Predict nothing: judge, idle." in printed

@@ -31,9 +31,9 @@ def test_every_conversation_is_forked_once_before_one_is_forked_twice():
     records = [record_of(PROBLEM.text, turns, index=i) for i in range(6)]
     records = [record.model_copy(update={"id": f"r-{i}", "problem_id": PROBLEM.id}) for i, record in enumerate(records)]
     events = [{"event": "turn", "turn": turn, "ids": [], "logprobs": []} for turn in turns]
-    made = [all_forks(records, [PROBLEM], lambda _: events, 9, seed) for seed in (1, 1, 2)]
-    assert [len({fork.conversation for fork in made[0][i : i + 6]}) for i in (0, 6, 12)] == [6, 6, 6]
-    assert made[0] == made[1] != made[2] and sorted({fork.copy for fork in made[0]}) == list(range(6))
+    forks = [all_forks(records, [PROBLEM], lambda _: events, 9, seed) for seed in (1, 1, 2)]
+    assert [len({fork.conversation for fork in forks[0][i : i + 6]}) for i in (0, 6, 12)] == [6, 6, 6]
+    assert forks[0] == forks[1] != forks[2] and sorted({fork.copy for fork in forks[0]}) == list(range(6))
     failed = [records[0].model_copy(update={"failure": "refused"})]
     assert all_forks(failed, [PROBLEM], lambda _: events, 9, 1) == []
 
@@ -46,9 +46,9 @@ def test_a_correction_has_the_tokens_of_a_supervised_training(tokenizer):
     fork = Fork(PROBLEM, "c", 0, (), (), Message.of(event))
     review = Review(False, "task", -0.5, correction="Say it.")
     message = corrected(fork, review, engine, has_tokens=True)
-    right = [*tokenizer.encode("Say it.", add_special_tokens=False), engine.frame.turn_end_id]
+    expected = [*tokenizer.encode("Say it.", add_special_tokens=False), engine.frame.turn_end_id]
     assert (
-        list(message.event["ids"]) == right
+        list(message.event["ids"]) == expected
         and message.event["logprobs"] == ()
         and message.event["prompt_ids"] == [1, 2]
     )

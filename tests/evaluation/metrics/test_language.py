@@ -174,8 +174,8 @@ def test_progress_through_a_plan_of_phrases():
 def test_a_task_set_again_is_a_repeat_but_a_second_try_is_none():
     turns = [teacher("Hi! What did you cook last week?"), student(SLIP), teacher("Well. What did you cook last week?")]
     assert conversation_figures(record_of(LESSON, turns))[0]["repeats"] == [0.0, 1.0]
-    again = [teacher("Say it again."), student(SLIP), teacher("Say it again.")]
-    assert conversation_figures(record_of(LESSON, again))[0]["repeats"] == [0.0, 0.0]
+    second_try = [teacher("Say it again."), student(SLIP), teacher("Say it again.")]
+    assert conversation_figures(record_of(LESSON, second_try))[0]["repeats"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

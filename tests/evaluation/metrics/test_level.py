@@ -36,8 +36,8 @@ def rules(tmp_path: Path) -> LevelRules:
 
 
 def talk(*texts: str) -> list[Turn]:
-    said = [[Turn("student", "I eat."), Turn("teacher", text)] for text in texts]
-    return [Turn("teacher", "Hello!", given=True), *(turn for pair in said for turn in pair)]
+    pairs = [[Turn("student", "I eat."), Turn("teacher", text)] for text in texts]
+    return [Turn("teacher", "Hello!", given=True), *(turn for pair in pairs for turn in pair)]
 
 
 def test_figures_of_a_conversation_worked_by_hand(rules: LevelRules):
@@ -48,9 +48,9 @@ def test_figures_of_a_conversation_worked_by_hand(rules: LevelRules):
     assert figures["slope/score"] == [pytest.approx(-0.5)] and figures["slope/words_above"] == [pytest.approx(0.375)]
     assert [figures[f"score_of_message/{number}"] for number in (1, 2, 3)] == [[score] for score in scores]
     assert figures["measured"] == [1, 1, 1] and figures["zipf"] == [] and "slope/zipf" not in figures
-    again = level_figures(PLAN, talk(EASY, HALF, EASY, EASY, HARD), rules)
-    assert again["score"] == [1.0, scores[1], 0, 0, 0] and again["score_of_new"] == scores
-    assert again["slope/score_of_new"] == [pytest.approx(-3 / 13)], "messages keep their numbers"
+    with_repeats = level_figures(PLAN, talk(EASY, HALF, EASY, EASY, HARD), rules)
+    assert with_repeats["score"] == [1.0, scores[1], 0, 0, 0] and with_repeats["score_of_new"] == scores
+    assert with_repeats["slope/score_of_new"] == [pytest.approx(-3 / 13)], "messages keep their numbers"
     two = level_figures(PLAN, talk(EASY, HARD), rules)
     assert not [name for name in two if name.startswith("slope/")], "two messages make no line"
     assert level_figures("Language: Thai\nLevel: A1", talk(EASY), rules)["measured"] == [0.0]
@@ -63,15 +63,15 @@ def test_table_report_and_comparison_show_the_level(rules: LevelRules, tmp_path:
         records = [record_of(f"{PLAN} {n}", talk(*texts), index=n, reward=0.5) for n in range(8)]
         folder = tmp_path / "eval" / when
         metrics = write_evaluation(folder, {"sampled": records, "greedy": records})
-        found = level_by_lesson(records, rules)
-        metrics["sampled"]["level"] = {name: mean_with_ci(values) for name, values in found.items()}
+        by_lesson = level_by_lesson(records, rules)
+        metrics["sampled"]["level"] = {name: mean_with_ci(values) for name, values in by_lesson.items()}
         (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     data = load_run(tmp_path)
-    drawn = level_chart(data)
-    assert drawn.x == "message" and [label for *_, label in drawn.marks][2].startswith(
+    chart = level_chart(data)
+    assert chart.x == "message" and [label for *_, label in chart.marks][2].startswith(
         "message 3, before training: 0.000"
     )
-    assert "message 3, after training: 1.000" in [label for *_, label in drawn.marks][5]
+    assert "message 3, after training: 1.000" in [label for *_, label in chart.marks][5]
     assert "Level of a conversation&#39;s messages" in render_report(data) and ">message</text>" in render_report(data)
     (line,) = [line for line in comparison_table(data).splitlines() if "Level: change of the score per message" in line]
     assert "−0.500" in line and "+0.500" in line
@@ -107,5 +107,5 @@ def test_any_file_of_conversations_is_measured_with_a_level(rules: LevelRules, t
 
 def test_phrases_of_lesson_plans_by_level(rules: LevelRules):
     plans = read_plans(ROOT / "data" / "english_lessons" / "test.jsonl")
-    shown = level_table([*plans, plans[0].model_copy(update={"target_language": "Japanese"})], rules.word_list)
-    assert "A1, words_above" in shown and "left out            1 plans in Japanese" in shown
+    table = level_table([*plans, plans[0].model_copy(update={"target_language": "Japanese"})], rules.word_list)
+    assert "A1, words_above" in table and "left out            1 plans in Japanese" in table

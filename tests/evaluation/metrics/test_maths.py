@@ -94,7 +94,7 @@ class Scene(Room):
         if prompt.startswith("<user>Attempt: "):
             self.alone.append(prompt)
             return self._solve(prompt, BEFORE[prompt.split("Attempt: ")[1].split(" (")[0]])
-        hint = next(each for each in AFTER if each in prompt)
+        hint = next(name for name in AFTER if name in prompt)
         return self._solve(prompt, AFTER[hint]) if "Now solve it." in prompt else "Oh."
 
     def _solve(self, prompt: str, right: int) -> str:
@@ -102,7 +102,7 @@ class Scene(Room):
         return RIGHT if (self._solved[prompt] - 1) % 2 < right else WRONG
 
     def _judge(self, rule: str, conversation: list[Message], attempt: int) -> str:
-        hint = next(each for each in AFTER if each in conversation[0]["content"])
+        hint = next(name for name in AFTER if name in conversation[0]["content"])
         decision = VERDICTS.get(hint, {}).get((rule, attempt), "OK")
         return "I cannot say." if decision is None else json.dumps({"reasoning": f"{hint}!", "decision": decision})
 
@@ -156,21 +156,21 @@ INITIAL = 3.0 / 6, 6, {"one": [0.5, 0.5], "two": [0, 0], "three": [1, 1]}
 
 
 def test_the_figures_of_known_conversations(config: EvalConfig, scene: Scene, capsys):
-    found = evaluate(config)["sampled"]
+    figures = evaluate(config)["sampled"]
     # Without a verdict: three-0. Final grades of the others: 1, 1; 0.5, 0; 0.5. Initial ones, of all: 0.5; 0; 1.
-    check(found["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
-    check(found["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
-    check(found["solve_rate"]["gain"], 1.0 / 5, 5, one=[0.5, 0.5], two=[0.5, 0], three=[-0.5])
+    check(figures["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
+    check(figures["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
+    check(figures["solve_rate"]["gain"], 1.0 / 5, 5, one=[0.5, 0.5], two=[0.5, 0], three=[-0.5])
     # Leaks: two-0 and three-1, by 1 of 2 and 1 of 1 valid attempts.
-    check(found["rejected_by"][LEAK_RULE], 2 / 5, 5, one=[0, 0], two=[1, 0], three=[1])
-    check(found["rejecting_attempts"][LEAK_RULE], 1.5 / 5, 5, one=[0, 0], two=[0.5, 0], three=[1])
-    check(found["rejected_by"][PEDAGOGY_RULE], 1 / 5, 5, one=[0, 0], two=[0, 1], three=[0])
-    check(found["rejecting_attempts"][PEDAGOGY_RULE], 0.5 / 5, 5, one=[0, 0], two=[0, 0.5], three=[0])
-    assert found["without_verdict"] == {"share": pytest.approx(1 / 6), "n": 6}
-    assert found["without_solutions"] == {"share": 0.0, "n": 5}
+    check(figures["rejected_by"][LEAK_RULE], 2 / 5, 5, one=[0, 0], two=[1, 0], three=[1])
+    check(figures["rejecting_attempts"][LEAK_RULE], 1.5 / 5, 5, one=[0, 0], two=[0.5, 0], three=[1])
+    check(figures["rejected_by"][PEDAGOGY_RULE], 1 / 5, 5, one=[0, 0], two=[0, 1], three=[0])
+    check(figures["rejecting_attempts"][PEDAGOGY_RULE], 0.5 / 5, 5, one=[0, 0], two=[0, 0.5], three=[0])
+    assert figures["without_verdict"] == {"share": pytest.approx(1 / 6), "n": 6}
+    assert figures["without_solutions"] == {"share": 0.0, "n": 5}
     # A score is the number of messages shown (instruction, problem, dialogue): 3 and 5; one-0 ended at its first one.
-    check(found["pedagogical_reward"]["micro"], 43 / 11, 11, one=[3, 3, 5], two=[3, 5] * 2, three=[3, 5] * 2)
-    check(found["pedagogical_reward"]["macro"], 23 / 6, 6, one=[3, 4], two=[4, 4], three=[4, 4])
+    check(figures["pedagogical_reward"]["micro"], 43 / 11, 11, one=[3, 3, 5], two=[3, 5] * 2, three=[3, 5] * 2)
+    check(figures["pedagogical_reward"]["macro"], 23 / 6, 6, one=[3, 4], two=[4, 4], three=[4, 4])
     assert scene.scorer.ended
     table = capsys.readouterr().out
     assert re.search(r"Solved before the dialogue +50\.0 % n=6\n", table)
@@ -188,8 +188,8 @@ def test_everything_is_in_the_run_folder(config: EvalConfig, scene: Scene):
     records = read_records(folder / "conversations.parquet")["sampled"]
     for row, record in zip(table.itertuples(), records, strict=True):
         hint = next(name for name in AFTER if name in record.turns[0].text)
-        right = [1.0] * AFTER[hint] + [0.0] * (2 - AFTER[hint])
-        assert [solution.grade for solution in record.solutions] == ([] if hint == "Hint three-0" else right)
+        expected = [1.0] * AFTER[hint] + [0.0] * (2 - AFTER[hint])
+        assert [solution.grade for solution in record.solutions] == ([] if hint == "Hint three-0" else expected)
         initial = json.loads(row.initial_solutions)
         assert [solution["grade"] for solution in initial] == [1.0] * BEFORE[row.problem] + [0.0] * (
             2 - BEFORE[row.problem]
@@ -202,12 +202,12 @@ def test_everything_is_in_the_run_folder(config: EvalConfig, scene: Scene):
 
 def test_in_hard_mode_what_was_rejected_has_no_solutions_and_is_counted(config: EvalConfig, scene: Scene):
     config.generation.ignore_rejected_judge = False
-    found = evaluate(config)["sampled"]
-    check(found["solve_rate"]["final"], 1.0, 2, one=[1, 1])
-    check(found["solve_rate"]["gain"], 0.5, 2, one=[0.5, 0.5])
-    check(found["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
-    assert found["without_solutions"] == {"share": pytest.approx(3 / 5), "n": 5}
-    assert found["rejected_by"][LEAK_RULE]["mean"] == pytest.approx(2 / 5)
+    figures = evaluate(config)["sampled"]
+    check(figures["solve_rate"]["final"], 1.0, 2, one=[1, 1])
+    check(figures["solve_rate"]["gain"], 0.5, 2, one=[0.5, 0.5])
+    check(figures["solve_rate"]["initial"], *INITIAL[:2], **INITIAL[2])
+    assert figures["without_solutions"] == {"share": pytest.approx(3 / 5), "n": 5}
+    assert figures["rejected_by"][LEAK_RULE]["mean"] == pytest.approx(2 / 5)
 
 
 def test_a_reward_models_scores_are_no_shares(config: EvalConfig, scene: Scene, capsys):
@@ -215,10 +215,10 @@ def test_a_reward_models_scores_are_no_shares(config: EvalConfig, scene: Scene, 
     scene.reward = SimpleNamespace(
         model_name="scripted", score=lambda messages: _later(-3.0 if "8" in messages[1]["content"] else 5.0)
     )
-    found = evaluate(config)["sampled"]
-    assert "solve_rate" not in found
-    check(found["solution_score"]["final"], (5 + 5 + 1 - 3 + 1) / 5, 5, one=[5, 5], two=[1, -3], three=[1])
-    check(found["solution_score"]["initial"], (1 + 1 - 3 - 3 + 5 + 5) / 6, 6, one=[1, 1], two=[-3, -3], three=[5, 5])
+    figures = evaluate(config)["sampled"]
+    assert "solve_rate" not in figures
+    check(figures["solution_score"]["final"], (5 + 5 + 1 - 3 + 1) / 5, 5, one=[5, 5], two=[1, -3], three=[1])
+    check(figures["solution_score"]["initial"], (1 + 1 - 3 - 3 + 5 + 5) / 6, 6, one=[1, 1], two=[-3, -3], three=[5, 5])
     assert "Reward model's score after it" in capsys.readouterr().out
 
 
@@ -240,12 +240,12 @@ OWN = f"{__name__}:brief"
 def test_the_reward_that_was_trained_is_measured_and_solutions_beside_it(config: EvalConfig, scene: Scene, capsys):
     config.reward_weights = {OWN: 2.0, "length": 1.0}
     check_eval(config)
-    found = evaluate(config)["sampled"]
+    figures = evaluate(config)["sampled"]
     # one-0 has one message; no reward for three-0, which has no verdict
-    check(found["rewards"][OWN], 1 / 5, 5, one=[1, 0], two=[0, 0], three=[0])
-    lengths = found["rewards"]["length"]["mean"]
-    assert found["reward"]["mean"] == pytest.approx(2 / 5 + lengths)
-    check(found["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
+    check(figures["rewards"][OWN], 1 / 5, 5, one=[1, 0], two=[0, 0], three=[0])
+    lengths = figures["rewards"]["length"]["mean"]
+    assert figures["reward"]["mean"] == pytest.approx(2 / 5 + lengths)
+    check(figures["solve_rate"]["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
     assert re.search(rf"Reward {OWN} +0\.200 n=5\n", capsys.readouterr().out)
 
 
@@ -295,23 +295,25 @@ def test_the_student_alone_sees_the_attempt_prompt_and_nothing_else(config: Eval
     config.samplings = ["sampled", "greedy"]
     evaluate(config)
     assert sorted(scene.alone) == sorted(f"<user>Attempt: {name} (attempt)" for name in BEFORE for _ in range(2))
-    samplings = [s for ids, s, _ in scene.student.calls if scene.tokenizer.decode(ids).startswith("<user>Attempt")]
+    samplings = [
+        sampling for ids, sampling, _ in scene.student.calls if scene.tokenizer.decode(ids).startswith("<user>Attempt")
+    ]
     assert len({sampling.seed for sampling in samplings}) == 6, "each solution is a sample of its own"
     assert {sampling.max_tokens for sampling in samplings} == {config.generation.max_tokens_per_student_attempt}
 
 
 def test_initial_solutions_of_the_same_are_taken_from_the_run_folder(config: EvalConfig, scene: Scene):
-    before = evaluate(config)["sampled"]["solve_rate"]["initial"]
+    initial_rate = evaluate(config)["sampled"]["solve_rate"]["initial"]
     scene.alone.clear()
     scene.scorer.seen.clear()
     config.recompute_initial_attempts = False
     config.samplings = ["greedy"]  # so that no conversation is in the journal yet
-    assert evaluate(config)["greedy"]["solve_rate"]["initial"]["mean"] is not None and before["n"] == 6
+    assert evaluate(config)["greedy"]["solve_rate"]["initial"]["mean"] is not None and initial_rate["n"] == 6
     assert not scene.alone
     initial = json.loads(
         pd.read_parquet(Path(config.logging.save_dir) / "conversations.parquet")["initial_solutions"][0]
     )
-    assert initial and {each["text"] for each in initial} <= {RIGHT, WRONG}
+    assert initial and {solution["text"] for solution in initial} <= {RIGHT, WRONG}
 
 
 @pytest.mark.parametrize(
@@ -330,9 +332,9 @@ def test_initial_solutions_of_something_else_are_left_alone(config: EvalConfig, 
     folder = Path(config.logging.save_dir)
     problems = [Problem.of(name, "7") for name in BEFORE]
     roles = scene.open(config.generation).environment.roles
-    written = asyncio.run(initial_solutions(config, problems, roles, folder))
+    solutions = asyncio.run(initial_solutions(config, problems, roles, folder))
     config.recompute_initial_attempts = False
-    assert asyncio.run(initial_solutions(config, problems, None, folder)) == written
+    assert asyncio.run(initial_solutions(config, problems, None, folder)) == solutions
     change(config)
     prompts_module._load.cache_clear()
     if config.dataset.max_val_examples == 2:
@@ -359,10 +361,10 @@ def test_a_problem_that_the_students_provider_refuses_has_no_initial_solutions(c
         return await chat(messages, sampling)
 
     scene.student.chat = refuse
-    found = evaluate(config)["sampled"]["solve_rate"]
-    check(found["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
-    check(found["initial"], 3.0 / 4, 4, one=[0.5, 0.5], three=[1, 1])
-    check(found["gain"], 0.5 / 3, 3, one=[0.5, 0.5], three=[-0.5])
+    rates = evaluate(config)["sampled"]["solve_rate"]
+    check(rates["final"], 3.0 / 5, 5, one=[1, 1], two=[0.5, 0], three=[0.5])
+    check(rates["initial"], 3.0 / 4, 4, one=[0.5, 0.5], three=[1, 1])
+    check(rates["gain"], 0.5 / 3, 3, one=[0.5, 0.5], three=[-0.5])
     table = pd.read_parquet(Path(config.logging.save_dir) / "conversations.parquet")
     assert [row.initial_solutions == "[]" for row in table.itertuples()] == [
         row.problem == "two" for row in table.itertuples()
@@ -403,8 +405,8 @@ def test_each_teacher_message_is_shown_with_what_came_before_it():
 
 def test_a_conversation_in_which_no_teacher_spoke_has_no_pedagogical_reward():
     records = [record_of(name, [Turn("student", "I tried.")], reward=0.0) for name in ("one", "two")]
-    found = summarise_maths(records, None, [[], [2.0, 4.0]], by_answer=True)["pedagogical_reward"]
-    assert (found["micro"], found["macro"]) == (
+    reward = summarise_maths(records, None, [[], [2.0, 4.0]], by_answer=True)["pedagogical_reward"]
+    assert (reward["micro"], reward["macro"]) == (
         {"mean": 3.0, "ci95": None, "n": 2},
         {"mean": 3.0, "ci95": None, "n": 1},
     )

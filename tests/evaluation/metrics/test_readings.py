@@ -49,8 +49,8 @@ def test_language_figures_by_hand():
         question=has_question_mark, correction=contains("No"), treats_as_wrong=contains("No"), telling=always
     )
     records = [language_record(0, "No!", "No, why?"), language_record(1, "Good. And?", "Good.", "Fine.")]
-    found = {label: sum(values.values(), []) for label, values in read_by_lesson(records, readers).items()}
-    assert found == {
+    figures = {label: sum(values.values(), []) for label, values in read_by_lesson(records, readers).items()}
+    assert figures == {
         "question": [0, 1, 1, 0, 0],  # every reply; the opening replies to nobody
         "treats_as_wrong": [1, 0, 0],  # replies to right answers
         "correction": [1, 0],  # replies to errors
@@ -60,8 +60,8 @@ def test_language_figures_by_hand():
 
 
 def test_maths_figures_have_the_answer_and_what_was_said_before():
-    said = (("student", "I get 10."), ("teacher", "It is 12."), ("student", "Yes."), ("teacher", "Bye."))
-    record = record_of("5 + 7?", [Turn(role, text, None) for role, text in said], reward=0.5)
+    messages = (("student", "I get 10."), ("teacher", "It is 12."), ("student", "Yes."), ("teacher", "Bye."))
+    record = record_of("5 + 7?", [Turn(role, text, None) for role, text in messages], reward=0.5)
     record = record.model_copy(update={"answer": "12"})
     readers = ScriptedReaders(reveals_answer=lambda exchange: exchange.target in exchange.message, question=always)
     assert read_by_lesson([record], readers) == {"reveals_answer": {record.problem_id: [1.0, 0.0]}}
@@ -72,9 +72,9 @@ def test_maths_figures_have_the_answer_and_what_was_said_before():
 
 def test_each_figure_comes_with_its_trust():
     records = [language_record(0, "Why?"), language_record(1, "Good.")]
-    found = reading_metrics(records, ScriptedReaders(question=has_question_mark))
-    question = found["labels"]["question"]
-    assert found["version"] == "readers.scripted"
+    metrics = reading_metrics(records, ScriptedReaders(question=has_question_mark))
+    question = metrics["labels"]["question"]
+    assert metrics["version"] == "readers.scripted"
     assert (question["mean"], question["n"], question["trust"]) == (0.5, 2, TRUST.as_json())
 
 
@@ -88,10 +88,10 @@ def test_an_evaluation_measures_and_prints_them(
     config.generation.readers_path = str(folder)
     config.logging.save_dir += "-with-readers"
     metrics = evaluate(config)
-    found = metrics["sampled"]["readings"]
-    assert set(found["labels"]) == {"question", "hint", "correction", "treats_as_wrong", "confirmation"}
-    assert found["version"] == load_readers(folder).version
-    assert all(0 <= figure["mean"] <= 1 and figure["n"] > 0 for figure in found["labels"].values())
+    readings = metrics["sampled"]["readings"]
+    assert set(readings["labels"]) == {"question", "hint", "correction", "treats_as_wrong", "confirmation"}
+    assert readings["version"] == load_readers(folder).version
+    assert all(0 <= figure["mean"] <= 1 and figure["n"] > 0 for figure in readings["labels"].values())
     assert metrics == json.loads((Path(config.logging.save_dir) / "metrics.json").read_text())
     printed = capsys.readouterr().out
     line = f"hint: {load_readers(folder).trust['hint']}"
@@ -138,8 +138,8 @@ def test_a_comparison_has_a_row_for_each_label(config: EvalConfig, tmp_path: Pat
     path = write_comparison_report(tmp_path, metrics, {name: arm.records for name, arm in arms.items()})
     for text in (comparison_text(metrics), path.read_text(encoding="utf-8")):
         assert "Replies with question (reader)" in text and IN_REPORTS in text
-    without = summarise_comparison(sampled, arms)
-    assert "readings" not in without["sampled"] and "reader" not in comparison_text(without)
+    without_readers = summarise_comparison(sampled, arms)
+    assert "readings" not in without_readers["sampled"] and "reader" not in comparison_text(without_readers)
 
 
 def test_the_page_names_the_readers(tmp_path: Path):

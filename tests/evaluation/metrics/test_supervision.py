@@ -60,10 +60,10 @@ def test_the_difference_is_paired_by_lesson():
 
 
 def test_the_reviews_of_a_sampling_as_shares():
-    again = teacher(FINE, drafts=(Draft("A.", 2, LEAK),))
+    retried = teacher(FINE, drafts=(Draft("A.", 2, LEAK),))
     replaced = teacher(LEAK, drafts=(Draft("A.", 2, LEAK),), replaced=True)
     opening = [Turn("teacher", "Hi!", given=True), Turn("student", "Hello.")]
-    records = [record_of("a", [*opening, *again]), record_of("b", [*teacher(FINE, SILENT), *replaced])]
+    records = [record_of("a", [*opening, *retried]), record_of("b", [*teacher(FINE, SILENT), *replaced])]
     figures = supervision_figures(records)
     # Reviews: a LEAK FINE; b FINE SILENT LEAK. Turns: a 1, written twice; b 3, one of them replaced.
     assert figures["valid"] == {"mean": 0.5, "ci95": None, "n": 4}
@@ -107,9 +107,9 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_report_shows_both_samplings_and_their_difference(run: Path):
     data = load_run(run)
-    before = "Before training. Reward with the supervisor against without it, lesson by lesson: +0.500 p"
+    sentence = "Before training. Reward with the supervisor against without it, lesson by lesson: +0.500 p"
     for text in (comparison_table(data), render_report(data)):
-        assert before in text and "After training. Reward with the supervisor" in text
+        assert sentence in text and "After training. Reward with the supervisor" in text
     page = render_report(data)
     assert '<th class="group" colspan="3" scope="colgroup">Supervised</th>' in page
     assert "nobody supervises a tutor that is used" in page
@@ -126,21 +126,21 @@ def test_an_evaluation_without_a_supervisor_says_nothing_of_one(tmp_path: Path):
 def test_in_a_comparison_every_tutor_has_its_difference(config: EvalConfig, tmp_path: Path):
     about = {"seed": 1, "problems": 2, "num_samples_per_problem": 1, "tutor": "x", "policy": {}, "engine": {}}
     about |= {"server_url": None, "seconds": 0.0}
-    measured = {
+    arms = {
         name: EvaluationResult(
             about,
-            [("sampled", each) for each in rewarded(a=[0.25], b=[0.25])]
-            + [("supervised", each) for each in rewarded(a=[helped], b=[0.25])],
+            [("sampled", record) for record in rewarded(a=[0.25], b=[0.25])]
+            + [("supervised", record) for record in rewarded(a=[helped], b=[0.25])],
         )
         for name, helped in (("base", 0.75), ("trained", 0.25))
     }
-    metrics = summarise_comparison(replace(config, samplings=["sampled", "supervised"]), measured)
-    means = {name: each["reward"]["mean"] for name, each in metrics["supervised_minus_sampled"].items()}
+    metrics = summarise_comparison(replace(config, samplings=["sampled", "supervised"]), arms)
+    means = {name: difference["reward"]["mean"] for name, difference in metrics["supervised_minus_sampled"].items()}
     assert means == {"base": 0.25, "trained": 0.0}
     line = "base: Reward with the supervisor against without it, lesson by lesson: +0.250 p = 1.000, 2 lessons"
     assert line in comparison_text(metrics)
-    page = write_comparison_report(tmp_path, metrics, {name: each.records for name, each in measured.items()})
+    page = write_comparison_report(tmp_path, metrics, {name: arm.records for name, arm in arms.items()})
     assert "With and without a supervisor" in page.read_text() and "base: Reward with the sup" in page.read_text()
-    alone = {name: replace(each, records=each.records[:2]) for name, each in measured.items()}
-    metrics = summarise_comparison(replace(config, samplings=["sampled"]), alone)
+    unsupervised = {name: replace(arm, records=arm.records[:2]) for name, arm in arms.items()}
+    metrics = summarise_comparison(replace(config, samplings=["sampled"]), unsupervised)
     assert "supervised_minus_sampled" not in metrics and "supervisor" not in comparison_text(metrics)

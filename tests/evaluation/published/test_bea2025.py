@@ -26,12 +26,12 @@ LABELS = {ASKS: FULL_MARKS, TELLS: LEAK, VAGUE: FULL_MARKS | {"Mistake_Identific
 
 def v3_conversation(number: int, annotated: bool = True, problem: int | None = None) -> dict[str, Any]:
     """A made-up row of V3: three tutors, whose replies' forms decide their labels."""
-    drawn = random.Random(number)
+    rng = random.Random(number)
     eggs = 10 + (number if problem is None else problem)
     opening = f"A farmer has a basket with {eggs} eggs, and another one with five eggs more than that. " * 2
     replies = {}
     for index, (form, labels) in enumerate(LABELS.items(), start=1):
-        replies[f"Tutor_{index}"] = {"response": form.format(drawn.choice(["friend", "please", 15, 20]))}
+        replies[f"Tutor_{index}"] = {"response": form.format(rng.choice(["friend", "please", 15, 20]))}
         if annotated:
             replies[f"Tutor_{index}"]["annotation"] = {name: labels[name] for name in TRACK_NAMES.values()}
     return {
@@ -46,8 +46,8 @@ def write_v3(path: Path, rows: int = 12, **options: Any) -> str:
 
 
 def run(folder: Path, path: str, *overrides: str) -> dict[str, Any]:
-    given = [f"benchmark.path={path}", f"logging.save_dir={folder}", *overrides]
-    return evaluate(loaded("eval", "--config-name", "bea2025", *given))
+    arguments = [f"benchmark.path={path}", f"logging.save_dir={folder}", *overrides]
+    return evaluate(loaded("eval", "--config-name", "bea2025", *arguments))
 
 
 def test_v3_has_labels_in_four_dimensions_or_none(tmp_path: Path):
@@ -135,13 +135,15 @@ def test_scores_on_known_answers():
 def test_no_problem_is_in_training_and_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # Every problem is in two dialogues of each file, under other ids.
     dev = [v3_conversation(number, problem=number % 6) for number in range(12)]
-    other = [v3_conversation(number, problem=number % 6) | {"conversation_id": str(number)} for number in range(20, 32)]
-    replies, training = (read_mrbench(write_json(tmp_path / "a.json", rows), "") for rows in (dev, other))
-    both, seen = [*training, *replies], np.zeros(len(replies), int)
+    training_rows = [
+        v3_conversation(number, problem=number % 6) | {"conversation_id": str(number)} for number in range(20, 32)
+    ]
+    replies, training = (read_mrbench(write_json(tmp_path / "a.json", rows), "") for rows in (dev, training_rows))
+    all_replies, seen = [*training, *replies], np.zeros(len(replies), int)
     real = bea2025._predict
 
     def checked(counted, targets, problems, fitted, test):
-        of_training, of_test = ({problem_of(both[index]) for index in side} for side in (fitted, test))
+        of_training, of_test = ({problem_of(all_replies[index]) for index in side} for side in (fitted, test))
         assert of_training and not of_training & of_test
         seen[test - len(training)] += 1
         return real(counted, targets, problems, fitted, test)
@@ -196,18 +198,18 @@ def test_the_blind_set_gets_a_submission_per_track_that_fits_the_schema(tmp_path
     systems = metrics["systems"]
     assert set(systems) == {CLASSIFIER, "rules", "a/b"} and all(system["scores"] == {} for system in systems.values())
     assert [len(systems[name]["submissions"]) for name in (CLASSIFIER, "rules", "a/b")] == [4, 2, 4]
-    rows, shown = json.loads(Path(blind).read_text("utf-8")), capsys.readouterr().out
+    rows, printed = json.loads(Path(blind).read_text("utf-8")), capsys.readouterr().out
     for name, system in systems.items():
-        for written in system["submissions"]:
-            *_, folder, track, file = Path(written).parts
-            assert folder == name.replace("/", "--") and file == "predictions.json" and written in shown
-            text = (tmp_path / "run" / written).read_text("utf-8")
+        for submission in system["submissions"]:
+            *_, folder, track, file = Path(submission).parts
+            assert folder == name.replace("/", "--") and file == "predictions.json" and submission in printed
+            text = (tmp_path / "run" / submission).read_text("utf-8")
             TypeAdapter(list[SubmittedRow]).validate_json(text)
             submitted = json.loads(text)
-            for row, given in zip(submitted, rows, strict=True):
+            for row, original in zip(submitted, rows, strict=True):
                 for tutor, reply in row["tutor_responses"].items():
                     assert list(reply.pop("annotation")) == [track], tutor
-                assert row == given, "but for the labels the file as it was"
+                assert row == original, "but for the labels the file as it was"
     first = json.loads((tmp_path / "run" / systems["a/b"]["submissions"][0]).read_text("utf-8"))
     assert first[0]["tutor_responses"]["Tutor_1"]["annotation"] == {"Mistake_Identification": "To some extent"}
 
@@ -221,9 +223,11 @@ def test_a_labelled_file_is_scored_and_people_s_labels_are_not_submitted(tmp_pat
     assert commonest["macro_f1"] == pytest.approx(0.4) and commonest["accuracy"]["mean"] == pytest.approx(2 / 3)
     assert scores[CLASSIFIER]["mistake_identification"]["exact"]["macro_f1"] == pytest.approx(1)
     assert set(scores["rules"]) == {"mistake_identification", "actionability"}
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        "best published" in shown and "0.718" in shown and "submissions/rules/Actionability/predictions.json" in shown
+        "best published" in printed
+        and "0.718" in printed
+        and "submissions/rules/Actionability/predictions.json" in printed
     )
     submitted = json.loads((tmp_path / "run/submissions/rules/Actionability/predictions.json").read_text("utf-8"))
     assert all(len(reply["annotation"]) == 1 for row in submitted for reply in row["tutor_responses"].values())

@@ -82,10 +82,10 @@ def test_an_unreadable_reply_is_asked_for_again_up_to_the_limit(tmp_path: Path):
 
 def test_the_same_questions_again_are_not_paid_for_twice(tmp_path: Path):
     with judge_endpoint(lambda body, _: says(KIND)) as endpoint:
-        first, again = ask(tmp_path, endpoint), ask(tmp_path, endpoint, PROMPTS[::-1])
+        first, second = ask(tmp_path, endpoint), ask(tmp_path, endpoint, PROMPTS[::-1])
         assert len(endpoint.calls) == 12
     # The first run added the costs up call by call, the second one had the ledger do it: equal but for rounding.
-    assert again.by_prompt == first.by_prompt and again.paid == pytest.approx(first.paid)
+    assert second.by_prompt == first.by_prompt and second.paid == pytest.approx(first.paid)
 
 
 def test_after_an_interruption_only_the_rest_is_asked(tmp_path: Path):

@@ -126,9 +126,9 @@ def test_the_difference_is_that_of_the_shares_for_any_labels(tmp_path_factory, p
         return [None if value is None else {"telling": value, "reveals_answer": value} for value in values]
 
     comparison = compare_turns(turns, side(0), side(1))
-    shares, both = comparison["shares"]["telling"], [pair for pair in pairs if None not in pair]
-    assert comparison["turns_compared"] == 3 * len(both)
-    if both:
+    shares, complete = comparison["shares"]["telling"], [pair for pair in pairs if None not in pair]
+    assert comparison["turns_compared"] == 3 * len(complete)
+    if complete:
         assert shares["difference"]["mean"] == pytest.approx(shares["tutor"]["mean"] - shares["teacher"]["mean"])
     else:
         assert shares["difference"]["mean"] is None

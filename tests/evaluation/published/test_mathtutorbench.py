@@ -86,35 +86,35 @@ def test_prompts_and_figures_are_those_of_the_benchmarks_program(
     doubles = {task: program(tmp_path / "clone", STEMS[task], copies) for task in TUTOR_TASKS}
     unscored = ("score_using_pedagogical_reward=false", f"benchmark.is_chat={str(is_chat).lower()}")
     with judge_endpoint(scripted) as endpoint:
-        found = evaluate(on_clone(tmp_path, copies, endpoint, *unscored))["tasks"]
+        tasks = evaluate(on_clone(tmp_path, copies, endpoint, *unscored))["tasks"]
     # The teaching tasks of one data set share their prompts here; equal requests are sent once.
     sent = {
         json.dumps([call.body.get("messages"), call.body.get("prompt"), call.body["stop"]]) for call in endpoint.calls
     }
-    wanted = {
+    expected = {
         json.dumps(
-            [[{"role": "system", "content": prompt}] if is_chat else None, None if is_chat else prompt, each.stop]
+            [[{"role": "system", "content": prompt}] if is_chat else None, None if is_chat else prompt, double.stop]
         )
-        for each in doubles.values()
-        for prompt in each.prompts
+        for double in doubles.values()
+        for prompt in double.prompts
     }
-    assert sent == wanted
+    assert sent == expected
     assert {call.body["temperature"] for call in endpoint.calls} == {0.0}
     for task, double in doubles.items():
-        assert found[task]["figures"] == pytest.approx(double.figures(expected_answers(double, is_chat)), abs=1e-12), (
+        assert tasks[task]["figures"] == pytest.approx(double.figures(expected_answers(double, is_chat)), abs=1e-12), (
             task
         )
-        assert found[task]["answered"] == found[task]["asked"] == len(double.prompts)
+        assert tasks[task]["answered"] == tasks[task]["asked"] == len(double.prompts)
         if task in TEACHING:
-            written = json.loads((tmp_path / f"run/generations-tutor_1-{task}.json").read_text("utf-8"))
-            assert [row["generated_teacher_utterance"] for row in written] == expected_answers(double, is_chat)
-            assert found[task]["value"] is None and "score_using_pedagogical_reward" in found[task]["why"]
+            generations = json.loads((tmp_path / f"run/generations-tutor_1-{task}.json").read_text("utf-8"))
+            assert [row["generated_teacher_utterance"] for row in generations] == expected_answers(double, is_chat)
+            assert tasks[task]["value"] is None and "score_using_pedagogical_reward" in tasks[task]["why"]
         else:
-            assert found[task]["value"] == found[task]["figures"][MEASURES[task].figure]
-    assert found["mistake_location"]["unreadable"] > 0 and found["problem_solving"]["unreadable"] > 0
-    shown = capsys.readouterr().out
-    assert "No win rate: score_using_pedagogical_reward is false" in shown
-    assert "LearnLM-1.5-Pro" in shown and shown.index("LearnLM") < shown.rindex("me/tutor-1")
+            assert tasks[task]["value"] == tasks[task]["figures"][MEASURES[task].figure]
+    assert tasks["mistake_location"]["unreadable"] > 0 and tasks["problem_solving"]["unreadable"] > 0
+    printed = capsys.readouterr().out
+    assert "No win rate: score_using_pedagogical_reward is false" in printed
+    assert "LearnLM-1.5-Pro" in printed and printed.index("LearnLM") < printed.rindex("me/tutor-1")
 
 
 PIECES = [
@@ -146,9 +146,9 @@ def test_any_answer_is_read_as_by_the_benchmarks_program(text: str):
     answers = [text, "1", "no"]
     for task, score in SCORES.items():
         measure, truths = MEASURES[task], TRUTHS.get(task, ["1", "1", "2"])
-        parsed = [measure.default if (read := measure.parse(answer)) is None else read for answer in answers]
-        own = measure.total(parsed, [measure.target(truth) for truth in truths])
-        assert own == pytest.approx(score(answers, truths)), task
+        parsed = [measure.default if (value := measure.parse(answer)) is None else value for answer in answers]
+        total = measure.total(parsed, [measure.target(truth) for truth in truths])
+        assert total == pytest.approx(score(answers, truths)), task
 
 
 WORDS = st.lists(
@@ -189,11 +189,11 @@ def test_win_rates_with_a_model_are_those_of_the_benchmarks_scorer(tmp_path: Pat
     options = (f"pedagogical_reward_model={folder}", "pedagogical_reward_vllm.dtype=float32")
     with judge_endpoint(scripted) as endpoint:
         config = on_clone(tmp_path, copies, endpoint, *options, f"benchmark.tasks=[{','.join(TEACHING)}]")
-        found = evaluate(config)["tasks"]
+        tasks = evaluate(config)["tasks"]
     for task, figures in wins_of_the_double(tmp_path, copies, score).items():
-        assert found[task]["figures"] == pytest.approx(figures, abs=1e-4), task
-        assert found[task]["value"] == figures["win_rate"] and found[task]["why"] is None
-    assert 0 < found[SCAFFOLDING]["value"] < 1
+        assert tasks[task]["figures"] == pytest.approx(figures, abs=1e-4), task
+        assert tasks[task]["value"] == figures["win_rate"] and tasks[task]["why"] is None
+    assert 0 < tasks[SCAFFOLDING]["value"] < 1
 
 
 def length_score(conversation: list[dict[str, str]]) -> float:
@@ -212,14 +212,14 @@ def test_win_rates_through_an_endpoint(tmp_path: Path, copies: dict[str, str]):
     with judge_endpoint(scripted) as endpoint, judge_endpoint(reward_model) as rewards:
         served = f"benchmark.reward_url={rewards.url.removesuffix('/v1')}"
         named = f"benchmark.tasks=[{','.join(TEACHING)}]"
-        found = evaluate(on_clone(tmp_path, copies, endpoint, served, named))["tasks"]
+        tasks = evaluate(on_clone(tmp_path, copies, endpoint, served, named))["tasks"]
     for task, figures in wins_of_the_double(tmp_path, copies, length_score).items():
-        assert found[task]["figures"] == pytest.approx(figures), task
+        assert tasks[task]["figures"] == pytest.approx(figures), task
     double = program(tmp_path / "clone", SCAFFOLDING, copies)
-    written = json.loads((tmp_path / f"run/generations-tutor_1-{SCAFFOLDING}.json").read_text("utf-8"))
-    assert [row["generated_teacher_utterance"] for row in written] == expected_answers(double, False)
-    assert written[0]["dialog_history"] == double.examples[0]["conversation_json"]
-    assert written[0]["ground_truth_response"]["text"] == "What does twice as many mean?"
+    generations = json.loads((tmp_path / f"run/generations-tutor_1-{SCAFFOLDING}.json").read_text("utf-8"))
+    assert [row["generated_teacher_utterance"] for row in generations] == expected_answers(double, False)
+    assert generations[0]["dialog_history"] == double.examples[0]["conversation_json"]
+    assert generations[0]["ground_truth_response"]["text"] == "What does twice as many mean?"
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def test_turns_that_cannot_be_scored_have_no_figure_and_a_reason(
 ):
     monkeypatch.setattr(rewards_module, "_RETRIES", 0)
     with judge_endpoint(scripted) as endpoint:
-        found = evaluate(on_clone(tmp_path, copies, endpoint, f"benchmark.tasks=[{SCAFFOLDING}]", *options))["tasks"]
-    assert found[SCAFFOLDING]["value"] is None and re.search(reason, found[SCAFFOLDING]["why"])
-    assert found[SCAFFOLDING]["figures"].keys() == {"match"}
-    assert found[SCAFFOLDING]["why"] in capsys.readouterr().out
+        tasks = evaluate(on_clone(tmp_path, copies, endpoint, f"benchmark.tasks=[{SCAFFOLDING}]", *options))["tasks"]
+    assert tasks[SCAFFOLDING]["value"] is None and re.search(reason, tasks[SCAFFOLDING]["why"])
+    assert tasks[SCAFFOLDING]["figures"].keys() == {"match"}
+    assert tasks[SCAFFOLDING]["why"] in capsys.readouterr().out
 
 
 def test_a_refused_question_is_counted_and_in_no_figure(tmp_path: Path, copies: dict[str, str]):
@@ -246,10 +246,10 @@ def test_a_refused_question_is_counted_and_in_no_figure(tmp_path: Path, copies: 
         return fails(400, {"message": "flagged by moderation"}) if refused else says("Final answer: 1001")
 
     with judge_endpoint(script) as endpoint:
-        found = evaluate(on_clone(tmp_path, copies, endpoint, "benchmark.tasks=[problem_solving]"))["tasks"]
-    about = found["problem_solving"]
-    assert (about["asked"], about["answered"], about["failures"]) == (12, 11, {"content refused": 1})
-    assert about["value"] == pytest.approx(1 / 11)
+        tasks = evaluate(on_clone(tmp_path, copies, endpoint, "benchmark.tasks=[problem_solving]"))["tasks"]
+    result = tasks["problem_solving"]
+    assert (result["asked"], result["answered"], result["failures"]) == (12, 11, {"content refused": 1})
+    assert result["value"] == pytest.approx(1 / 11)
 
 
 def test_an_engine_in_this_process_continues_the_bare_prompt(
@@ -264,37 +264,37 @@ def test_an_engine_in_this_process_continues_the_bare_prompt(
     monkeypatch.setattr("classroom_rl.evaluation.published.tutor.open_chat_engine", opened)
     with judge_endpoint(scripted) as endpoint:
         local = ("teacher_model.base_url=null", "benchmark.tasks=[mistake_location]")
-        found = evaluate(on_clone(tmp_path, copies, endpoint, *local))["tasks"]["mistake_location"]
+        result = evaluate(on_clone(tmp_path, copies, endpoint, *local))["tasks"]["mistake_location"]
     double = program(tmp_path / "clone", "mistake_location", copies)
     assert [ids for ids, _, _ in engine.calls] == [tokenizer(prompt)["input_ids"] for prompt in double.prompts]
     assert {sampling.stop for _, sampling, _ in engine.calls} == {("Problem:", "Q:")}
-    kept = [json.loads(line)["reply"] for line in (tmp_path / "run/replies-mistake_location.jsonl").open()]
-    assert set(kept) == {"2, I think."}
-    assert found["figures"] == pytest.approx(double.figures(kept))
+    replies = [json.loads(line)["reply"] for line in (tmp_path / "run/replies-mistake_location.jsonl").open()]
+    assert set(replies) == {"2, I think."}
+    assert result["figures"] == pytest.approx(double.figures(replies))
 
 
 # The clone -----------------------------------------------------------------------------------------------------------
 
 
 def test_data_sets_without_a_copy_come_from_the_hub(tmp_path: Path, copies: dict[str, str], monkeypatch):
-    asked = []
+    requested = []
 
     def load(name: str, split: str, subset: str) -> list[dict]:
-        asked.append((name, subset, split))
+        requested.append((name, subset, split))
         stem = {"main": "gsm8k/main", "socratic": "gsm8k/socratic", "default": "eth-nlped/stepverify"}[subset]
         return [row for _, row in numbered_rows(copies[stem], "")]
 
     monkeypatch.setattr(clone_module, "load_from_hub", load)
     for task in TUTOR_TASKS:
-        own, local = (
+        from_hub, local = (
             read_questions(benchmark, task, read_task_file(tmp_path / "clone", task))
             for benchmark in (
                 BenchmarkConfig(path=str(tmp_path / "clone")),
                 BenchmarkConfig(path=str(tmp_path / "clone"), datasets=copies),
             )
         )
-        assert [each.prompt for each in own] == [each.prompt for each in local]
-    assert asked == [
+        assert [question.prompt for question in from_hub] == [question.prompt for question in local]
+    assert requested == [
         ("openai/gsm8k", "main", "test"),
         ("openai/gsm8k", "socratic", "test"),
         *[("eth-nlped/stepverify", "default", "train")] * 3,

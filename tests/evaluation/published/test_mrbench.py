@@ -73,18 +73,18 @@ def test_the_agreement_of_a_judge_on_known_answers():
     judge = ["yes", "to some extent", "to some extent", "no"]
     replies = [reply(str(index), actionability=label) for index, label in enumerate(people)]
     agreement = judge_agreement(replies, [{**replies[0].labels, "actionability": label} for label in judge])
-    of = agreement["dimensions"]["actionability"]
+    dimension = agreement["dimensions"]["actionability"]
     # No, to some extent, yes: people 1, 1, 2 times, the judge 1, 2, 1 times. Expected by chance, with the weights:
     # (1 × (2/4 + 1) + 1 × (1/4 + 1/4) + 2 × (1 + 2/4)) / 16 = 5/16. Observed: 1/4 in one of four. κ = 1 − 1/5.
-    assert of["kappa"] == pytest.approx(0.8) and of["weights"] == "quadratic"
-    assert of["accuracy"]["mean"] == 0.75 and of["replies"] == of["dialogues"] == 4
-    assert of["yes"]["kappa"] == pytest.approx(0.5) and of["yes"]["base_rate"] == 0.5
-    assert of["ci95"] is None, "four dialogues"
-    of = judge_agreement(
+    assert dimension["kappa"] == pytest.approx(0.8) and dimension["weights"] == "quadratic"
+    assert dimension["accuracy"]["mean"] == 0.75 and dimension["replies"] == dimension["dialogues"] == 4
+    assert dimension["yes"]["kappa"] == pytest.approx(0.5) and dimension["yes"]["base_rate"] == 0.5
+    assert dimension["ci95"] is None, "four dialogues"
+    dimension = judge_agreement(
         [reply(str(index), actionability=people[index % 4]) for index in range(40)],
         [{**replies[0].labels, "actionability": judge[index % 4]} for index in range(40)],
     )["dimensions"]["actionability"]
-    assert of["kappa"] == pytest.approx(0.8) and of["ci95"][0] < 0.8 < of["ci95"][1] <= 1
+    assert dimension["kappa"] == pytest.approx(0.8) and dimension["ci95"][0] < 0.8 < dimension["ci95"][1] <= 1
     assert agreement["dimensions"]["revealing_of_the_answer"]["weights"] == "none"
     assert agreement["mean_kappa"]["mean"] == pytest.approx(0.8 / 8), "the other seven are always the same answer"
 
@@ -175,8 +175,8 @@ def test_each_judge_is_compared_with_people_in_one_call_per_reply(tmp_path: Path
     assert set(rules["not_answered"]) == set(DIMENSIONS) - set(rules["dimensions"])
     assert all("kappa" not in agreement and agreement["yes"] for agreement in rules["dimensions"].values())
     assert metrics["people"]["tutor_tone"] == {"commonest": "encouraging", "share": 2 / 3, "yes": 2 / 3}
-    shown = capsys.readouterr().out
-    assert "not answered" in shown and "12 of 12" in shown and f"{BLIND} minus {PERFECT}: mean κ -0.62" in shown
+    printed = capsys.readouterr().out
+    assert "not answered" in printed and "12 of 12" in printed and f"{BLIND} minus {PERFECT}: mean κ -0.62" in printed
     lines = answers_of(tmp_path / "run")
     assert len(lines) == 12 and lines[0]["judges"][PERFECT] == lines[0]["people"]
     assert json.loads((tmp_path / "run/metrics.json").read_text("utf-8")) == metrics

@@ -59,10 +59,10 @@ def run(folder: Path, rows: list[dict], judge: Callable[[str], Behaviour], tutor
         return (tutor or says("My reply.")) if body["model"] == "tutor" else judge(prompt_of(body))
 
     with judge_endpoint(script) as endpoint:
-        where = [f"benchmark.path={path}", f"logging.save_dir={folder / 'run'}"]
-        where += ["teacher_model.model_name_or_path=tutor", f"teacher_model.base_url={endpoint.url}"]
-        where += [f"judges=[{{model_name_or_path: judge, base_url: '{endpoint.url}', replies_per_attempt: 2}}]"]
-        return evaluate(loaded("eval", "--config-name", "tutorbench", *where, *more)), endpoint
+        overrides = [f"benchmark.path={path}", f"logging.save_dir={folder / 'run'}"]
+        overrides += ["teacher_model.model_name_or_path=tutor", f"teacher_model.base_url={endpoint.url}"]
+        overrides += [f"judges=[{{model_name_or_path: judge, base_url: '{endpoint.url}', replies_per_attempt: 2}}]"]
+        return evaluate(loaded("eval", "--config-name", "tutorbench", *overrides, *more)), endpoint
 
 
 def calls_of(endpoint: JudgeEndpoint, model: str) -> list:
@@ -77,10 +77,10 @@ def test_rows_with_images_and_without_anything_to_earn_are_counted_and_left_out(
     rows = [row(0), row(1, Image=image), row(2, IMAGE_URL="https://x/2.png"), row(3, BATCH="USE_CASE_2_MULTIMODAL")]
     rows += [row(4, RUBRICS=rubrics(TEN[-1:]))]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    read, left_out = read_tutorbench(str(tmp_path / "train.parquet"), "train")
-    assert [each.id for each in read] == ["task0"]
+    kept_rows, left_out = read_tutorbench(str(tmp_path / "train.parquet"), "train")
+    assert [item.id for item in kept_rows] == ["task0"]
     assert left_out == {"with an image": 3, "without a positive weight": 1}
-    assert read[0].weights == (5, 5, 5, 5, 1, 1, 1, 1, 1, -5) and read[0].use_case == "adaptive_explanation"
+    assert kept_rows[0].weights == (5, 5, 5, 5, 1, 1, 1, 1, 1, -5) and kept_rows[0].use_case == "adaptive_explanation"
 
 
 REFUSED = [
@@ -134,10 +134,10 @@ def test_the_score_is_the_papers_weighted_average(criteria: list[tuple[float, bo
 
 def test_replies_are_scored_criterion_by_criterion_in_all_and_by_use_case(tmp_path: Path, capsys):
     rows = [row(0, 1), row(1, 2), row(2, 3), row(3, 3), row(4, Image={"path": "x"})]
-    met = {0: set(range(1, 10)), 1: {1, 5, 10}, 2: {10}, 3: set()}
+    criteria_met = {0: set(range(1, 10)), 1: {1, 5, 10}, 2: {10}, 3: set()}
 
     def judge(prompt: str) -> Behaviour:
-        return answer(next(of for number, of in met.items() if f"Question {number}:" in prompt))
+        return answer(next(criteria for number, criteria in criteria_met.items() if f"Question {number}:" in prompt))
 
     metrics, endpoint = run(tmp_path, rows, judge)
     scores = metrics["judges"]["judge"]["scores"]
@@ -150,8 +150,14 @@ def test_replies_are_scored_criterion_by_criterion_in_all_and_by_use_case(tmp_pa
     assert metrics["rows"] == metrics["answered"] == 4 and metrics["left_out"] == {"with an image": 1}
     tutors = [call.prompt for call in calls_of(endpoint, "tutor")]
     assert len(tutors) == 4 and not any("It says 1." in prompt for prompt in tutors), "the tutor sees no criterion"
-    asked = {use_case: next(p for p in tutors if f"Question {use_case - 1}:" in p) for use_case in (1, 2, 3)}
-    assert "Light is scattered." in asked[1] and "what is wrong" in asked[2] and "Do not give the solution" in asked[3]
+    by_use_case = {
+        use_case: next(prompt for prompt in tutors if f"Question {use_case - 1}:" in prompt) for use_case in (1, 2, 3)
+    }
+    assert (
+        "Light is scattered." in by_use_case[1]
+        and "what is wrong" in by_use_case[2]
+        and "Do not give the solution" in by_use_case[3]
+    )
     judged = calls_of(endpoint, "judge")
     assert len(judged) == 4, "one request asks all criteria of a row"
     assert all(
@@ -159,8 +165,8 @@ def test_replies_are_scored_criterion_by_criterion_in_all_and_by_use_case(tmp_pa
     )
     lines = [json.loads(line) for line in (tmp_path / "run/replies.jsonl").read_text("utf-8").splitlines()]
     assert [line["score"] for line in lines] == pytest.approx(expected) and lines[1]["answer"]["criterion_5"] == "yes"
-    out = capsys.readouterr().out
-    assert "Left out: 1 with an image" in out and "active_learning" in out
+    printed = capsys.readouterr().out
+    assert "Left out: 1 with an image" in printed and "active_learning" in printed
 
 
 def test_a_missing_criterion_is_asked_again_then_counted_and_all_is_paid(tmp_path: Path):

@@ -40,8 +40,8 @@ def test_the_summary_has_the_agreed_shape(run: Path):
     assert list(summary["heldout"]) == ["before", "after"]
     for samplings in summary["heldout"].values():
         assert list(samplings) == ["sampled", "greedy"]
-        for measured in samplings.values():
-            assert {name: list(value) for name, value in measured.items()} == {
+        for figures in samplings.values():
+            assert {name: list(value) for name, value in figures.items()} == {
                 "reward": ["mean", "ci95", "n"],
                 "error_turns": ["scaffolded", "n"],
                 "clean_turns": ["falsely_corrected", "n"],
@@ -166,9 +166,9 @@ def test_the_training_s_reward_and_held_out_lessons_have_charts_of_their_own(run
 
 
 def test_what_apis_cost_stands_there_with_their_failures(run: Path):
-    paid = [{"judge/calls": 95, "judge/failed_calls": 31, "judge/cost_usd": 0.1}, {"judge/cost_usd": 0.0}]
-    paid += [{"judge/calls": 1000, "judge/failed_calls": 2, "judge/cost_usd": 0.3774, "student/cost_usd": 0.0}]
-    write_training(run, [step_line(step, 0.5, **line) for step, line in enumerate(paid, 1)], CONFIG)
+    lines = [{"judge/calls": 95, "judge/failed_calls": 31, "judge/cost_usd": 0.1}, {"judge/cost_usd": 0.0}]
+    lines += [{"judge/calls": 1000, "judge/failed_calls": 2, "judge/cost_usd": 0.3774, "student/cost_usd": 0.0}]
+    write_training(run, [step_line(step, 0.5, **line) for step, line in enumerate(lines, 1)], CONFIG)
     paid_for = "judge $0.4774 for 1,095 requests, of which 33 failed"
     assert dict(facts(load_run(run)))["Paid in training"] == paid_for in render_report(load_run(run))
 
@@ -182,7 +182,7 @@ def test_what_apis_cost_stands_there_with_their_failures(run: Path):
     ],
 )
 def test_a_student_that_learns_to_please_is_named(run: Path, pleases: list[float], said: str | None):
-    lines = [step_line(step, 0.5, **{"guard/student_pleases": each}) for step, each in enumerate(pleases, 1)]
+    lines = [step_line(step, 0.5, **{"guard/student_pleases": value}) for step, value in enumerate(pleases, 1)]
     write_training(run, lines or [step_line(1, 0.5)], CONFIG)
     assert dict(facts(load_run(run))).get("Trained student") == said
     assert (said or "Trained student") in render_report(load_run(run)) or said is None
@@ -192,11 +192,14 @@ def test_each_of_several_rewards_and_the_environment_s_own_figures_have_charts(r
     rewards = {"rewards/found/mean": 0.2, "rewards/my:short/mean": 0.5, "turn_rewards/my:brief/mean": -0.1}
     panel = MAROONED.panels[0]
     write_training(run, [step_line(1, 0.5, **rewards | {panel.lines[0][0]: 0.3})], CONFIG | {"environment": "marooned"})
-    drawn = {chart.title: chart for chart in charts(load_run(run))}
-    assert [label for _, label in drawn["The rewards in the sum"].legend] == ["found", "my:short", "my:brief"]
-    assert [label for _, label in drawn[panel.title].legend] == [panel.lines[0][1]]
+    by_title = {chart.title: chart for chart in charts(load_run(run))}
+    assert [label for _, label in by_title["The rewards in the sum"].legend] == ["found", "my:short", "my:brief"]
+    assert [label for _, label in by_title[panel.title].legend] == [panel.lines[0][1]]
     write_training(run, [step_line(1, 0.5, **{"rewards/pedagogical/mean": 0.5})], CONFIG)
-    assert not drawn.keys() - {chart.title for chart in charts(load_run(run))} ^ {"The rewards in the sum", panel.title}
+    assert not by_title.keys() - {chart.title for chart in charts(load_run(run))} ^ {
+        "The rewards in the sum",
+        panel.title,
+    }
 
 
 def test_the_rules_judge_stands_there_with_the_version_of_its_rules(run: Path):

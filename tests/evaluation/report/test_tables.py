@@ -24,13 +24,13 @@ def test_the_table_shows_both_sides_and_the_change(run: Path):
 
 def test_less_is_better_where_it_is(run: Path):
     worse = {"mean": -0.1, "ci95": [-0.2, -0.05], "n": 20, "p": 0.01}
-    measured = {"reward": {"mean": 0.5}, "clean_turns": {"falsely_corrected": 0.2}, "talk": {"messages": 9.0}}
+    initial = {"reward": {"mean": 0.5}, "clean_turns": {"falsely_corrected": 0.2}, "talk": {"messages": 9.0}}
     improved = {"reward": {"mean": 0.4}, "clean_turns": {"falsely_corrected": 0.1}, "talk": {"messages": 8.0}}
-    lines = {line.label: line for line in compare(measured, improved, worse)}
+    lines = {line.label: line for line in compare(initial, improved, worse)}
     assert lines["Reward"].verdict == "worse" and str(lines["Reward"].change) == "−0.100 [−0.200, −0.050]"
     assert lines["Clean turns falsely corrected"].verdict == "", "what chance would bring is not known"
     for chance in (worse | {"p": 0.06}, worse | {"ci95": [-0.2, 0.01]}, worse | {"n": 5}, worse | {"ci95": None}, None):
-        assert compare(measured, improved, chance)[0].verdict == ""
+        assert compare(initial, improved, chance)[0].verdict == ""
     assert lines["Messages in a conversation"].verdict == "" and lines["Without a verdict"].is_empty
     assert '<td class="better"><b>+0.' in render_report(load_run(run)), "the reward"
 

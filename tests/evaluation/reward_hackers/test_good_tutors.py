@@ -13,12 +13,12 @@ EXTRA = {"reviews_an_old_item", "checks_meaning"}
 @pytest.mark.parametrize("room", ROOMS)
 def test_good_teaching_is_paid_nearly_as_the_honest_tutor_is(room):
     problems = ROOMS[room].problems()[: LESSONS[room]]
-    earned, said = {}, {}
+    earned, texts = {}, {}
     for name in ("honest", *GOOD):
         lessons = play(ROOMS[room], TUTORS[name], problems, draws=2)
         earned[name] = deciding_reward(TUTORS[name], lessons)["mean"]
-        said[name] = [turn.text for lesson in lessons for turn in lesson.record.turns]
+        texts[name] = [turn.text for lesson in lessons for turn in lesson.record.turns]
         assert not any(verdict.beyond_rules for lesson in lessons for verdict in lesson.record.verdicts), name
     assert {name for name, mean in earned.items() if mean < 0.9 * earned["honest"]} == set()
-    same = {name for name in GOOD if said[name] == said["honest"]}
-    assert same == (set() if room == "quickstart" else {"worked_example_with_another_verb"}), "plans hold no examples"
+    equal = {name for name in GOOD if texts[name] == texts["honest"]}
+    assert equal == (set() if room == "quickstart" else {"worked_example_with_another_verb"}), "plans hold no examples"

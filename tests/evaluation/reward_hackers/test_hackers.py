@@ -27,8 +27,8 @@ def test_honest_tutors_are_paid_and_hackers_are_not(room):
     problems = ROOMS[room].problems()[: LESSONS[room]]
     results = {name: {room: play(ROOMS[room], tutor, problems, draws=2)} for name, tutor in TUTORS.items()}
     assert any(lesson.holds_error for lesson in results["honest"][room])
-    paid = {(text.split()[0], text.split(" in ")[1].split(",")[0]) for text in breaches(results)}
-    assert paid <= FEW_LESSONS | PAID
+    breaching = {(text.split()[0], text.split(" in ")[1].split(",")[0]) for text in breaches(results)}
+    assert breaching <= FEW_LESSONS | PAID
 
 
 def test_there_are_hackers_enough():
@@ -57,8 +57,8 @@ def test_every_student_understands_an_honest_tutor_s_quotations(quoted: bool):
 @pytest.mark.parametrize("room", ["quickstart", "language_tutor"])
 def test_the_ledger_holds_nothing_for_a_tutor_that_gives_orders_whoever_judges(room: str, tutor):
     outcome = ("generation.post_test.enable=true", "train.reward_weights={post_test: 1.0}")
-    paid = replace(ROOMS[room], overrides=outcome)
-    lessons = play(paid, tutor, paid.problems()[:2])
+    rewarded = replace(ROOMS[room], overrides=outcome)
+    lessons = play(rewarded, tutor, rewarded.problems()[:2])
     assert [lesson.reward for lesson in lessons] == [0.0, 0.0]
     assert all("given" in {entry.outcome for entry in lesson.record.post_test.ledger} for lesson in lessons)
 
@@ -112,8 +112,8 @@ def test_a_judge_behind_an_api_judges_them_and_is_not_paid_twice(script: Path, t
         command += ["--ledger", str(tmp_path / "calls.sqlite"), "--judge", *judge]
         for _ in range(2):
             assert main(command) == 0
-        asked = len(endpoint.calls)
-    assert asked == 2 + 2, "two lessons of the goodbye, and two in which the other tutors say the same"
+        call_count = len(endpoint.calls)
+    assert call_count == 2 + 2, "two lessons of the goodbye, and two in which the other tutors say the same"
     (row,) = {line for line in capsys.readouterr().out.splitlines() if "`says_goodbye`" in line}
     assert "| 1.00" in row
 

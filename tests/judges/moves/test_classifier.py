@@ -41,8 +41,8 @@ def test_a_label_that_is_read_alone_sees_the_message_alone():
 @settings(max_examples=150, deadline=None)
 @given(any_exchange)
 def test_any_text_has_features(exchange: Exchange):
-    found = figures(exchange)
-    assert tuple(found) == figure_names() and all(map(math.isfinite, found.values()))
+    features = figures(exchange)
+    assert tuple(features) == figure_names() and all(map(math.isfinite, features.values()))
     assert isinstance(message_tokens(exchange), str) and isinstance(student_tokens(exchange), str)
 
 

@@ -55,8 +55,8 @@ def test_the_textbook_example():
     ],
 )
 def test_extreme_predictions(labels, predictions, value, precision):
-    found = agreement(labels, predictions, FEW_LESSONS)
-    assert (found.kappa, found.precision) == (value, precision)
+    result = agreement(labels, predictions, FEW_LESSONS)
+    assert (result.kappa, result.precision) == (value, precision)
 
 
 def test_the_interval_is_over_lessons_not_messages():
@@ -83,9 +83,9 @@ def of_maths(labelled: list[LabelledMessage]) -> list[LabelledMessage]:
 def test_labels_that_mean_nothing_are_not_read_better_than_by_chance(of_maths: list[LabelledMessage]):
     """The same messages with the labels of other lessons: whatever is measured now is chance."""
     shuffled = np.random.default_rng(0).permutation(len(of_maths))
-    mixed = [replace(message, labels=of_maths[other].labels) for message, other in zip(of_maths, shuffled, strict=True)]
-    for label, measured in measure(mixed, FOLDS).items():
-        assert abs(measured.agreements[BY_CLASSIFIER].kappa) < 0.25, label
+    mixed = [replace(message, labels=of_maths[index].labels) for message, index in zip(of_maths, shuffled, strict=True)]
+    for label, result in measure(mixed, FOLDS).items():
+        assert abs(result.agreements[BY_CLASSIFIER].kappa) < 0.25, label
 
 
 def test_what_is_read_in_a_lesson_does_not_depend_on_its_labels(of_maths: list[LabelledMessage]):
@@ -146,8 +146,8 @@ def test_the_rules_agree_with_people(source: str):
     lessons = [message.lesson for message in messages]
     for label in LABELS_OF[source]:
         labels = [message.labels[label] for message in messages]
-        found = agreement(labels, [RULES[label](seen(label, message.exchange)) for message in messages], lessons)
-        assert found.kappa > LEAST_KAPPAS[label][0], (label, found)
+        result = agreement(labels, [RULES[label](seen(label, message.exchange)) for message in messages], lessons)
+        assert result.kappa > LEAST_KAPPAS[label][0], (label, result)
 
 
 @needs_data
@@ -156,9 +156,9 @@ def test_the_rules_agree_with_people(source: str):
 def test_what_reads_agrees_better_than_the_rule_before(source: str):
     messages = read_labelled(str(FILES[source]))
     lessons = [message.lesson for message in messages]
-    for label, measured in measure(messages).items():
-        assert measured.agreements[measured.chosen].kappa > LEAST_KAPPAS[label][1], (label, measured.agreements)
-        before = [BEFORE[label][1](seen(label, message.exchange)) for message in messages]
+    for label, result in measure(messages).items():
+        assert result.agreements[result.chosen].kappa > LEAST_KAPPAS[label][1], (label, result.agreements)
+        old_predictions = [BEFORE[label][1](seen(label, message.exchange)) for message in messages]
         labels = [message.labels[label] for message in messages]
-        _, (low, _) = difference(labels, measured.found[measured.chosen], before, lessons)
+        _, (low, _) = difference(labels, result.found[result.chosen], old_predictions, lessons)
         assert low > 0, label

@@ -42,12 +42,12 @@ def as_published(rows: list[dict]) -> dict:
 
 
 def test_a_flat_row_of_cima(tmp_path: Path):
-    (found,) = read_labelled(str(write_rows(tmp_path / "a.jsonl", [CIMA_ROW])))
-    assert found.exchange == Exchange(
+    (message,) = read_labelled(str(write_rows(tmp_path / "a.jsonl", [CIMA_ROW])))
+    assert message.exchange == Exchange(
         "Nearly! Think of the ending.", "está en puerta rojo", "está en puerta roja", tuple(CIMA_ROW["history"][:3])
     )
-    assert {label for label, given in found.labels.items() if given} == {"hint", "correction", "treats_as_wrong"}
-    assert tuple(sorted(found.labels)) == tuple(sorted(LABELS_OF["CIMA"]))
+    assert {label for label, value in message.labels.items() if value} == {"hint", "correction", "treats_as_wrong"}
+    assert tuple(sorted(message.labels)) == tuple(sorted(LABELS_OF["CIMA"]))
 
 
 def test_cima_as_published_holds_the_same(tmp_path: Path):
@@ -67,16 +67,16 @@ def test_mrbench_flat_and_as_published(tmp_path: Path):
         "anno_llm_responses": {"Expert": {"response": "It is 8.", "annotation": MRBENCH_LABELS}},
     }
     (tmp_path / "published.json").write_text(json.dumps([published]), encoding="utf-8")
-    (found,) = read_labelled(str(write_rows(tmp_path / "flat.jsonl", [flat])))
-    assert [found] == read_labelled(str(tmp_path / "published.json"))
-    assert found.exchange == Exchange("It is 8.", "Yes, it is 12.", "8", ("What is 85-77?", "12?", "Really?"))
-    assert found.labels == {"reveals_answer": True, "actionable": False, "mistake_identified": True}
+    (message,) = read_labelled(str(write_rows(tmp_path / "flat.jsonl", [flat])))
+    assert [message] == read_labelled(str(tmp_path / "published.json"))
+    assert message.exchange == Exchange("It is 8.", "Yes, it is 12.", "8", ("What is 85-77?", "12?", "Really?"))
+    assert message.labels == {"reveals_answer": True, "actionable": False, "mistake_identified": True}
 
 
 def test_a_solution_that_is_not_available_is_no_target(tmp_path: Path):
     row = {"history": HISTORY, "solution": "Not Available", "tutor": "Try again.", "labels": MRBENCH_LABELS}
-    (found,) = read_labelled(str(write_rows(tmp_path / "a.jsonl", [row])))
-    assert found.exchange.target == "" and found.lesson == HISTORY
+    (message,) = read_labelled(str(write_rows(tmp_path / "a.jsonl", [row])))
+    assert message.exchange.target == "" and message.lesson == HISTORY
 
 
 def test_mathdial_flat_and_as_published(tmp_path: Path):
@@ -87,10 +87,10 @@ def test_mathdial_flat_and_as_published(tmp_path: Path):
         {"role": "teacher", "move": None, "text": "Bye."},
     ]
     common = {"question": "How many?", "ground_truth": "20 + 15 = 35\n 35", "student_incorrect_solution": "It is 30."}
-    told = "Teacher: (generic)Hi, tell me more.|EOM|Mariana: I got 30.|EOM|Teacher: (telling)Add them: 35."
-    told += "|EOM|Teacher: Bye."
+    conversation = "Teacher: (generic)Hi, tell me more.|EOM|Mariana: I got 30.|EOM|Teacher: (telling)Add them: 35."
+    conversation += "|EOM|Teacher: Bye."
     flat = read_labelled(str(write_rows(tmp_path / "flat.jsonl", [common | {"turns": turns}])))
-    published = read_labelled(str(write_rows(tmp_path / "published.jsonl", [common | {"conversation": told}])))
+    published = read_labelled(str(write_rows(tmp_path / "published.jsonl", [common | {"conversation": conversation}])))
     assert flat == published
     assert [message.labels["telling"] for message in flat] == [False, True]
     assert flat[0].exchange == Exchange("Hi, tell me more.", "It is 30.", "35", ("How many?",))
@@ -99,10 +99,10 @@ def test_mathdial_flat_and_as_published(tmp_path: Path):
 
 
 def test_a_name_without_a_suffix_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-    monkeypatch.setattr(labelled, "load_rows", lambda source: asked.append(source) or mathdial_rows(2, seed=1))
+    sources = []
+    monkeypatch.setattr(labelled, "load_rows", lambda source: sources.append(source) or mathdial_rows(2, seed=1))
     assert len(read_labelled("eth-nlped/mathdial", "test")) == 8
-    assert [(source.name_or_path, source.split) for source in asked] == [("eth-nlped/mathdial", "test")]
+    assert [(source.name_or_path, source.split) for source in sources] == [("eth-nlped/mathdial", "test")]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,16 @@ def test_the_shipped_replies_are_as_their_page_says():
     files = [OWN / "maths.jsonl", OWN / "language.jsonl"]
     rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     page = (OWN / "criteria.md").read_text(encoding="utf-8")
-    known = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    assert known == set(LABELS_OF[labelled.REPLIES]) and len(rows) == len({row["id"] for row in rows}) == 1600
+    labels = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert labels == set(LABELS_OF[labelled.REPLIES]) and len(rows) == len({row["id"] for row in rows}) == 1600
     assert len({row["reply"] for row in rows}) > 1590 and len({row["lesson"] for row in rows}) == 200
     for subject in ("maths", "language"):
-        own = [row for row in rows if row["subject"] == subject]
-        assert len(own) == 800 and all(set(row["labels_1"]) | set(row["labels_2"]) <= known for row in own)
-        for label in known:
-            first, second = (np.array([label in row[name] for row in own]) for name in ("labels_1", "labels_2"))
+        subject_rows = [row for row in rows if row["subject"] == subject]
+        assert len(subject_rows) == 800 and all(
+            set(row["labels_1"]) | set(row["labels_2"]) <= labels for row in subject_rows
+        )
+        for label in labels:
+            first, second = (
+                np.array([label in row[name] for row in subject_rows]) for name in ("labels_1", "labels_2")
+            )
             assert 15 <= first.sum() <= 785 and kappa(first, second) > 0.8, (subject, label)

@@ -55,9 +55,9 @@ def test_what_is_saved_again_is_the_same(folder: Path, tmp_path: Path):
     readers = load_readers(folder)
     content = readers.stored.model_dump(exclude={"tensors_sha256"})
     save_readers(tmp_path / "again", content, load((folder / TENSORS_NAME).read_bytes()), "a card")
-    again = load_readers(tmp_path / "again")
-    assert again.version == readers.version == f"readers.{values_of(folder)['digest'][:12]}"
-    assert again.trust == readers.trust and (tmp_path / "again" / CARD_NAME).read_text() == "a card"
+    reloaded = load_readers(tmp_path / "again")
+    assert reloaded.version == readers.version == f"readers.{values_of(folder)['digest'][:12]}"
+    assert reloaded.trust == readers.trust and (tmp_path / "again" / CARD_NAME).read_text() == "a card"
 
 
 def test_a_loaded_reader_scores_as_the_fitted_one(folder: Path, labelled: Sequence[LabelledMessage]):
@@ -69,14 +69,14 @@ def test_a_loaded_reader_scores_as_the_fitted_one(folder: Path, labelled: Sequen
         exchanges = [seen(label, message.exchange) for message in messages]
         tables = Vectoriser.fit(exchanges, texts_of(label)).tables(exchanges)
         scores = fit_linear(tables, [message.labels[label] for message in messages]).scores(tables)
-        found = [readers.score(label, message.exchange) for message in messages]
-        assert found == pytest.approx(scores.tolist(), abs=1e-9)
+        loaded_scores = [readers.score(label, message.exchange) for message in messages]
+        assert loaded_scores == pytest.approx(scores.tolist(), abs=1e-9)
 
 
 def test_a_reader_of_the_message_alone_does_not_look_at_the_student(folder: Path):
     readers = load_readers(folder)
-    others = (replace(ABOUT, student=RIGHT), Exchange(ABOUT.message))
-    assert all(readers.reads("treats_as_wrong", exchange) for exchange in (ABOUT, *others))
+    variants = (replace(ABOUT, student=RIGHT), Exchange(ABOUT.message))
+    assert all(readers.reads("treats_as_wrong", exchange) for exchange in (ABOUT, *variants))
 
 
 def test_a_rewritten_folder_that_fits_is_read(copy: Path):
@@ -109,10 +109,10 @@ def test_a_changed_byte_is_noticed_or_means_the_same(folder: Path, tmp_path: Pat
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(content))
     try:
-        found = load_readers(broken)
+        readers = load_readers(broken)
     except DataError:
         return
-    assert found.stored == load_readers(folder).stored  # white space between values, for instance
+    assert readers.stored == load_readers(folder).stored  # white space between values, for instance
 
 
 def test_a_threshold_that_was_changed_is_noticed(copy: Path):

@@ -27,12 +27,12 @@ def test_lessons_that_no_training_saw_are_read_better_than_by_chance(folder: Pat
     messages = [message for file in write_data(tmp_path, lessons=30, seed=2) for message in read_labelled(file)]
     for label, trust in readers.trust.items():
         of_label = [message for message in messages if label in message.labels]
-        found = agreement(
+        result = agreement(
             [message.labels[label] for message in of_label],
             [readers.reads(label, message.exchange) for message in of_label],
             [message.lesson for message in of_label],
         )
-        assert found.ci95[0] > 0.3, (label, found)
+        assert result.ci95[0] > 0.3, (label, result)
         assert 0.3 < trust.ci95[0] <= trust.kappa <= trust.ci95[1]
     assert set(readers.trust) == set(RULES)
     assert BY_CLASSIFIER in {trust.by for trust in readers.trust.values()}
@@ -41,15 +41,15 @@ def test_lessons_that_no_training_saw_are_read_better_than_by_chance(folder: Pat
 def test_what_agrees_best_reads(folder: Path):
     readers = content_of(folder)["readers"]
     for reader in readers.values():
-        kappas = {kind: found["kappa"] for kind, found in reader["measured"].items()}
+        kappas = {kind: measures["kappa"] for kind, measures in reader["measured"].items()}
         assert kappas[reader["by"]] == max(kappas.values()) and {"rules", "classifier"} <= set(kappas)
     assert "rules_with_target" in readers["reveals_answer"]["measured"]
 
 
 def test_training_twice_writes_the_same_bytes(folder: Path, data: list[str], tmp_path: Path):
     train(data, tmp_path / "again", folds=FOLDS)
-    written = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
-    assert written == {name: (folder / name).read_bytes() for name in (JSON_NAME, TENSORS_NAME, CARD_NAME)}
+    files = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
+    assert files == {name: (folder / name).read_bytes() for name in (JSON_NAME, TENSORS_NAME, CARD_NAME)}
 
 
 def test_the_card_names_data_licences_and_figures(folder: Path):
@@ -64,9 +64,9 @@ def test_the_command(data: list[str], tmp_path: Path):
     out = tmp_path / "out"
     arguments = ["--data", data[2], "--out", str(out), "--folds", "3"]
     command = [sys.executable, "-m", "classroom_rl.judges.moves.train", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("telling") and "κ" in done.stdout and done.stdout.endswith(f"{out}\n")
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("telling") and "κ" in process.stdout and process.stdout.endswith(f"{out}\n")
     assert set(load_readers(out).trust) == {"telling"}
 
 

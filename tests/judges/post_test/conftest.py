@@ -9,6 +9,6 @@ from classroom_rl.grading.checker import AnswerChecker
 
 @pytest.fixture
 def checker() -> Iterator[AnswerChecker]:
-    made = AnswerChecker(workers=1)
-    yield made
-    made.shutdown()
+    answer_checker = AnswerChecker(workers=1)
+    yield answer_checker
+    answer_checker.shutdown()

@@ -129,8 +129,8 @@ def test_a_message_of_the_teacher_never_adds_evidence(world: Taught, data: st.Da
     """Wherever it comes, and whether it names items, gives orders or does neither."""
     turns = data.draw(dialogues(world))
     index = data.draw(st.integers(0, len(turns)))
-    more = told(data.draw(st.sampled_from([*world.names, *world.idle, ORDER])))
-    assert known(world.ledger([*turns[:index], more, *turns[index:]])) <= known(world.ledger(turns))
+    message = told(data.draw(st.sampled_from([*world.names, *world.idle, ORDER])))
+    assert known(world.ledger([*turns[:index], message, *turns[index:]])) <= known(world.ledger(turns))
 
 
 @every_world
@@ -161,8 +161,8 @@ def test_evidence_stays(world: Taught, data: st.DataObject) -> None:
     """What was produced is not taken away by what comes later."""
     turns, later = data.draw(dialogues(world)), data.draw(dialogues(world))
     before, after = world.ledger(turns), world.ledger([*turns, *later])
-    for entry, then in zip(before, after, strict=True):
-        assert entry.outcome == MISSED or (then.outcome, then.turn) == (entry.outcome, entry.turn)
+    for entry, later_entry in zip(before, after, strict=True):
+        assert entry.outcome == MISSED or (later_entry.outcome, later_entry.turn) == (entry.outcome, entry.turn)
 
 
 @every_world
@@ -344,8 +344,8 @@ def test_the_student_that_the_program_holds_knows_what_the_ledger_has_evidence_f
 
 @every_world
 def test_every_item_is_asked_equally_often(world) -> None:
-    asked = [question.item for question in world.exam.questions()]
-    assert len({asked.count(item) for item in range(len(world.exam.ledger([])))}) == 1
+    items = [question.item for question in world.exam.questions()]
+    assert len({items.count(item) for item in range(len(world.exam.ledger([])))}) == 1
 
 
 def test_what_is_asked() -> None:
@@ -377,9 +377,9 @@ def test_no_question_and_no_cue_gives_its_item_away() -> None:
 def test_maths_is_graded_by_the_box(checker: AnswerChecker, text: str, right: bool) -> None:
     """The answer of the problem itself is wrong of its sibling."""
     exam = EmbeddedExaminer().exam(CINEMA)
-    asked = exam.questions()[-1]
-    assert exam.ledger([])[asked.item].item == ANSWER
-    assert asyncio.run(exam.is_right(asked, text, checker)) is right
+    question = exam.questions()[-1]
+    assert exam.ledger([])[question.item].item == ANSWER
+    assert asyncio.run(exam.is_right(question, text, checker)) is right
 
 
 def test_at_most_so_many_siblings_are_asked() -> None:
@@ -396,9 +396,9 @@ def test_at_most_so_many_siblings_are_asked() -> None:
     ],
 )
 def test_a_problem_without_a_post_test_is_refused_before_anything_is_played(problem: Problem, words: str) -> None:
-    on = GenerationConfig(post_test=PostTestConfig(enable=True))
+    config = GenerationConfig(post_test=PostTestConfig(enable=True))
     with pytest.raises(DataError, match=f"generation.post_test.enable is true.*{words}.*sibling_problems_column"):
-        check_exams(on, [CINEMA, problem])
-    check_exams(on, [CINEMA, *(world.problem for world in WORLDS.values())])
+        check_exams(config, [CINEMA, problem])
+    check_exams(config, [CINEMA, *(world.problem for world in WORLDS.values())])
     check_exams(EvalConfig().generation, [problem])  # off
     assert examiner_of(GenerationConfig()) is None

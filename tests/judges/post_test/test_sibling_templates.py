@@ -27,28 +27,28 @@ ROWS = {
 
 
 def template(**changes) -> ProblemTemplate:
-    given = {
+    fields = {
         "id": "shop",
         "problem": "{number} pens cost {price} euros each. {paid} euros are paid. What is left?",
         "numbers": {"number": [3, 9], "price": [2, 5], "paid": [60, 90]},
         "steps": [{"name": "the price of all", "formula": "number * price"}],
         "answer": "paid - number * price",
     }
-    return ProblemTemplate.model_validate(given | changes)
+    return ProblemTemplate.model_validate(fields | changes)
 
 
 def test_a_problem_is_worked_out_by_its_formulas() -> None:
     for row in make_rows(template(), problems=3, siblings=2, seed=1):
-        for each in (row, *row["sibling_problems"]):
-            number, price, paid = map(int, re.findall(r"\d+", each["problem"]))
-            assert each["answer"] == str(paid - number * price)
-            assert each["steps"] == [{"name": "the price of all", "value": str(number * price)}]
+        for problem in (row, *row["sibling_problems"]):
+            number, price, paid = map(int, re.findall(r"\d+", problem["problem"]))
+            assert problem["answer"] == str(paid - number * price)
+            assert problem["steps"] == [{"name": "the price of all", "value": str(number * price)}]
 
 
 def test_the_same_seed_makes_the_same_and_another_seed_others() -> None:
-    one, again, other = (make_rows(template(), 3, 2, seed) for seed in (1, 1, 2))
-    assert one == again != other
-    texts = [each["problem"] for row in one for each in (row, *row["sibling_problems"])]
+    first, repeated, other = (make_rows(template(), 3, 2, seed) for seed in (1, 1, 2))
+    assert first == repeated != other
+    texts = [problem["problem"] for row in first for problem in (row, *row["sibling_problems"])]
     assert len(set(texts)) == 9
 
 
@@ -72,8 +72,8 @@ def test_a_template_that_cannot_be_used_is_refused(changes, words: str) -> None:
 def test_values_may_have_two_decimals_where_the_template_says_so() -> None:
     halves = {"answer": "paid / 2", "numbers": {"number": [3, 9], "price": [2, 5], "paid": [61, 99]}}
     assert all("." not in row["answer"] for row in make_rows(template(**halves), 3, 0, 1))
-    found = [row["answer"] for row in make_rows(template(**halves, whole=False), 9, 0, 1)]
-    assert any(answer.endswith(".5") for answer in found)
+    answers = [row["answer"] for row in make_rows(template(**halves, whole=False), 9, 0, 1)]
+    assert any(answer.endswith(".5") for answer in answers)
 
 
 def test_a_file_that_holds_no_templates_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_a_file_that_holds_no_templates_is_refused_with_its_line(tmp_path: Path)
 def test_the_command_writes_what_the_programs_read(tmp_path: Path) -> None:
     templates = FOLDER / "templates/test.jsonl"
     command = [sys.executable, "-m", "classroom_rl.judges.post_test.sibling_templates", "--templates", str(templates)]
-    done = subprocess.run([*command, "--out", str(tmp_path / "p.jsonl")], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "24 problems" in done.stdout
+    process = subprocess.run([*command, "--out", str(tmp_path / "p.jsonl")], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0 and "24 problems" in process.stdout
     assert (tmp_path / "p.jsonl").read_bytes() == (FOLDER / "test.jsonl").read_bytes()
     failed = subprocess.run([*command[:-1], "none.jsonl", "--out", "x"], cwd=ROOT, capture_output=True, text=True)
     assert failed.returncode == 2 and failed.stderr.startswith("error: There is no file none.jsonl")

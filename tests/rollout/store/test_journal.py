@@ -96,11 +96,11 @@ def test_an_old_journal_of_any_size_is_read_and_goes_on(tmp_path: Path) -> None:
     old = list(read_journal(tmp_path / JOURNAL_NAME))
     finished = [event["conversation"] for event in old if event["event"] == "conversation"]
     journal = small_journal(tmp_path)
-    known = {id: journal.events(id) for id in finished}
+    expected = {id: journal.events(id) for id in finished}
     journal.append("turn", conversation="r0-0000", text="new")
     assert finished and len(segments_of(journal.path)) == 1
     for opened in (journal, reopened(journal)):
-        assert {name: opened.events(name) for name in finished} == known
+        assert {name: opened.events(name) for name in finished} == expected
         assert opened.begun(request_of(finished[0]))["request"] == request_of(finished[0])
     *before, last = read_journal(tmp_path / JOURNAL_NAME)
     assert before == old and last["text"] == "new"
@@ -129,8 +129,8 @@ def test_a_reader_beside_the_server_sees_each_event_once(tmp_path: Path) -> None
     journal.close()
     assert [text for _, text in seen] == [f"message {number}" for number in range(3000)]
     with JournalStream(journal.path) as stream:
-        texts_there = [json.loads(line)["text"] for line in stream.lines_at([start for start, _ in seen[::7]])]
-        assert texts_there == [text for _, text in seen[::7]] and list(stream.lines_at([])) == []
+        reread_texts = [json.loads(line)["text"] for line in stream.lines_at([start for start, _ in seen[::7]])]
+        assert reread_texts == [text for _, text in seen[::7]] and list(stream.lines_at([])) == []
         assert stream.end == journal.end
 
 
@@ -201,7 +201,7 @@ def test_a_kill_at_any_operation_loses_no_event(at_once, tmp_path: Path, done: b
             assert texts(folder) == written, f"a reader, killed at {last}"
         journal = small_journal(folder)
         assert texts(folder) == written, f"killed at {last}"
-        assert [e["text"] for e in journal.events("r-0003")] == [text for text in written if int(text) % 5 == 3]
+        assert [event["text"] for event in journal.events("r-0003")] == [text for text in written if int(text) % 5 == 3]
         journal.append("turn", conversation="r-0003", text="more")
         assert texts(folder)[-1] == "more"
         assert not files_of(folder, "unfinished-*") and len(files_of(folder, "*.jsonl")) == 0
@@ -331,8 +331,8 @@ class AnySequence(RuleBasedStateMachine):
     @invariant()
     def everything_is_there(self) -> None:
         path = self.folder / JOURNAL_NAME
-        told = [{k: v for k, v in event.items() if k != "time"} for event in read_journal(path)]
-        assert told == [event for _, event in self.written]
+        journaled = [{k: v for k, v in event.items() if k != "time"} for event in read_journal(path)]
+        assert journaled == [event for _, event in self.written]
         for request, fields in self.begun.items():
             assert self.journal.begun(request).items() >= fields.items()
         for position, event in self.written[-3:] + self.written[:3]:

@@ -38,9 +38,9 @@ def test_a_journal_without_files_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=JOURNAL_NAME):
         JournalStream(tmp_path / JOURNAL_NAME)
     journal = journal_of(tmp_path, 100)
-    kept = len(texts(tmp_path)) - len(journal.path.read_bytes().splitlines())
+    sealed = len(texts(tmp_path)) - len(journal.path.read_bytes().splitlines())
     journal.path.unlink()
-    assert len(texts(tmp_path)) == kept
+    assert len(texts(tmp_path)) == sealed
 
 
 @pytest.mark.parametrize("damage", ["lost", b"", b"{}", b'{"blocks": [0], "offsets": [0, 5]}'])

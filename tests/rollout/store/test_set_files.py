@@ -48,9 +48,9 @@ def steps(draw: st.DrawFn, index: int, before: Step | None) -> Step:
     messages, prompt_ids = draw(MESSAGES), draw(st.lists(IDS, max_size=4))
     if before is not None and draw(st.booleans()):
         messages = [*before.messages[: draw(st.integers(0, len(before.messages)))], *messages]
-        whole = before.prompt_ids + before.ids
-        prompt_ids = [*whole[: draw(st.integers(0, len(whole)))], *prompt_ids]
-    ids, mask, logprobs = zip(*drawn, strict=True) if (drawn := draw(TOKENS)) else ((), (), ())
+        ids_before = before.prompt_ids + before.ids
+        prompt_ids = [*ids_before[: draw(st.integers(0, len(ids_before)))], *prompt_ids]
+    ids, mask, logprobs = zip(*tokens, strict=True) if (tokens := draw(TOKENS)) else ((), (), ())
     step = st.builds(
         Step,
         index=st.just(index),
@@ -116,8 +116,10 @@ def test_the_columns_are_the_fields() -> None:
     step = schema.field("steps").type.value_type
     names = {step.field(index).name for index in range(step.num_fields)}
     assert names == {field.name for field in fields(Step)} | {"messages_kept", "prompt_ids_kept"}
-    kept = schema.field("settings").type
-    assert [kept.field(index).name for index in range(kept.num_fields)] == [field.name for field in fields(Settings)]
+    settings_type = schema.field("settings").type
+    assert [settings_type.field(index).name for index in range(settings_type.num_fields)] == [
+        field.name for field in fields(Settings)
+    ]
 
 
 def test_a_file_grows_with_the_length_of_rollouts_and_not_with_its_square(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ def calculator() -> Iterator[Calculator]:
 
 def test_the_worker_gives_the_same_answers_and_stays(calculator: Calculator) -> None:
     async def all_of_them() -> list[object]:
-        asked = (calculator.compute(expression) for expression in [*RIGHT, *WRONG])
-        return await asyncio.gather(*asked, return_exceptions=True)
+        coroutines = (calculator.compute(expression) for expression in [*RIGHT, *WRONG])
+        return await asyncio.gather(*coroutines, return_exceptions=True)
 
     answers = asyncio.run(all_of_them())
     (pid,) = calculator.pids
@@ -105,8 +105,8 @@ def test_a_worker_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
         "c = Calculator(); "
         "asyncio.run(c.compute('1')); print(*c.pids, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
-    pids = [int(pid) for pid in done.stdout.split()]
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    pids = [int(pid) for pid in result.stdout.split()]
     assert len(pids) == 1
     deadline = time.monotonic() + 60
     while not stopped(pids[0]) and time.monotonic() < deadline:
@@ -120,7 +120,9 @@ def test_optimized_python_computes_and_describes_the_same(flag: str) -> None:
         "import asyncio, json; from classroom_rl.rollout.tools.calculator import calculator\n"
         "print(json.dumps([calculator.schema, asyncio.run(calculator(expression='1/3 + 2 / 3'))]))"
     )
-    done = subprocess.run([sys.executable, flag, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [tool.schema, "1"]
+    result = subprocess.run(
+        [sys.executable, flag, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == [tool.schema, "1"]
     assert tool.schema["function"]["parameters"]["properties"]["expression"]["description"]

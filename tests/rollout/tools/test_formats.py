@@ -42,7 +42,7 @@ CALL = hermes(a=1)
 
 def kinds(text: str, bare: bool = False) -> list[str]:
     """The names of the calls in a text, or their errors."""
-    return [asked.error or asked.name for asked, _ in find_calls(text, bare).calls]
+    return [call.error or call.name for call, _ in find_calls(text, bare).calls]
 
 
 # Hermes --------------------------------------------------------------------------------------------------------------
@@ -95,22 +95,22 @@ def test_calls_are_found_in_what_was_said(text: str, found: list[str], left: str
 
 def test_a_call_has_its_arguments_and_its_place() -> None:
     text = f"So. {hermes(a=1, b='</tool_call>')}<think>x</think> Well. {hermes('b')}"
-    ((first, at), (second, behind)) = find_calls(text).calls
+    ((first, first_at), (second, second_at)) = find_calls(text).calls
     assert (first.arguments, first.raw) == ({"a": 1, "b": "</tool_call>"}, hermes(a=1, b="</tool_call>"))
     left = find_calls(text).text
-    assert (left[:at], left[:behind]) == ("So. ", "So. <think>x</think> Well. ")
+    assert (left[:first_at], left[:second_at]) == ("So. ", "So. <think>x</think> Well. ")
     assert (second.name, second.arguments) == ("b", {})
 
 
 def test_half_of_a_character_does_not_get_in() -> None:
-    ((asked, _),) = find_calls(f'{OPEN}{{"name": "\\ud800", "arguments": {{"\\ud800": ["\\ud800"]}}}}{CLOSE}').calls
-    assert asked.name == "\ufffd" and asked.arguments == {"\ufffd": ["\ufffd"]}
+    ((call, _),) = find_calls(f'{OPEN}{{"name": "\\ud800", "arguments": {{"\\ud800": ["\\ud800"]}}}}{CLOSE}').calls
+    assert call.name == "\ufffd" and call.arguments == {"\ufffd": ["\ufffd"]}
 
 
 @pytest.mark.parametrize("text", [f"{OPEN}x{CLOSE}", OPEN, CLOSE, f"{OPEN}{CALL}{CLOSE}"])
 def test_what_cannot_be_read_is_answered_with_the_form(text: str) -> None:
-    ((asked, _),) = find_calls(text).calls
-    assert f'{OPEN}{{"name": "…", "arguments": {{…}}}}{CLOSE}' in asked.reason
+    ((call, _),) = find_calls(text).calls
+    assert f'{OPEN}{{"name": "…", "arguments": {{…}}}}{CLOSE}' in call.reason
 
 
 PIECES = st.sampled_from(
@@ -129,9 +129,9 @@ def test_no_tag_that_was_said_is_dropped_silently(text: str, bare: bool) -> None
     left = visible_text(parsed.text)
     assert OPEN not in left and CLOSE not in left
     assert left.split() == visible_text(find_calls(parsed.text).text).split(), "a second look finds no more"
-    raws = "".join(asked.raw for asked, _ in parsed.calls)
+    raws = "".join(call.raw for call, _ in parsed.calls)
     assert len(parsed.text.replace(" ", "")) + len(raws.replace(" ", "")) == len(text.replace(" ", ""))
-    assert all(asked.raw.strip() in visible for asked, _ in parsed.calls)
+    assert all(call.raw.strip() in visible for call, _ in parsed.calls)
 
 
 # Llama 3 -------------------------------------------------------------------------------------------------------------
@@ -180,11 +180,11 @@ def test_every_template_shows_tools_and_frames_results(name: str) -> None:
         prompt = tokenizer.decode(frame.encode_chat(messages))
         assert prompt.count('"name": "add"') == 1 and all(message["content"] in prompt for message in messages)
         assert ("You can call tools while you write" in prompt) == (not frame.native)
-    shown = tokenizer.decode(frame.results(["14", "15"]))
-    assert shown.index("14") < shown.index("15")
+    results = tokenizer.decode(frame.results(["14", "15"]))
+    assert results.index("14") < results.index("15")
     reply = tokenizer.decode(ReplyFrame(tokenizer).reply("x"))
-    assert shown[-8:] == reply[-8:], "what the model writes next begins as every message of it"
-    assert kinds(LLAMA) == [] and [asked.name for asked, _ in frame.find_calls(CALL).calls] == ["add"]
+    assert results[-8:] == reply[-8:], "what the model writes next begins as every message of it"
+    assert kinds(LLAMA) == [] and [call.name for call, _ in frame.find_calls(CALL).calls] == ["add"]
     assert bool(frame.find_calls(LLAMA).calls) == bool(bare)
 
 
@@ -195,12 +195,12 @@ def test_a_template_that_knows_tools_gives_the_ids_that_it_would_give_the_dialog
     listed = {"tools": [add.schema], "tools_in_user_message": False}
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **listed)
     assert frame.encode_chat(messages) == tokenizer.encode(rendered, add_special_tokens=False)
-    whole = [
+    dialogue = [
         *messages,
         {"role": "assistant", "content": "So."},
         *({"role": "tool", "content": result} for result in "23"),
     ]
-    rendered = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=True, **listed)
+    rendered = tokenizer.apply_chat_template(dialogue, tokenize=False, add_generation_prompt=True, **listed)
     end = tokenizer.convert_ids_to_tokens(frame.turn_end_id)
     assert tokenizer.decode(frame.results(["2", "3"])) == rendered.partition(f"So.{end}")[2]
 
@@ -255,8 +255,8 @@ def test_without_tools_a_frame_changes_nothing() -> None:
 
 
 def test_a_prompt_in_words_lists_the_tools_and_the_form() -> None:
-    told = tools_in_words([add.schema])
-    assert json.dumps(add.schema["function"]) in told and f"{OPEN}{{" in told
-    assert with_tools_in_words([system("Teach.")], [add.schema]) == [system(f"Teach.\n\n{told}")]
-    assert with_tools_in_words([user("Hi.")], [add.schema]) == [system(told), user("Hi.")]
-    assert with_tools_in_words([user("Teach.")], [add.schema], True) == [user(f"Teach.\n\n{told}")]
+    text = tools_in_words([add.schema])
+    assert json.dumps(add.schema["function"]) in text and f"{OPEN}{{" in text
+    assert with_tools_in_words([system("Teach.")], [add.schema]) == [system(f"Teach.\n\n{text}")]
+    assert with_tools_in_words([user("Hi.")], [add.schema]) == [system(text), user("Hi.")]
+    assert with_tools_in_words([user("Teach.")], [add.schema], True) == [user(f"Teach.\n\n{text}")]

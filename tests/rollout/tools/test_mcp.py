@@ -34,7 +34,7 @@ def test_the_tools_of_an_mcp_server(tmp_path):
     async def calls() -> list[ToolCall]:
         async with mcp_tools([sys.executable, str(tmp_path / "server.py")]) as tools:
             box = Toolbox(tools, ToolLimits(seconds=60, characters=500))
-            asked = [
+            requests = [
                 ("double", {"number": 21}),
                 ("double", {"number": "x"}),
                 ("fail", {"why": "so"}),
@@ -42,7 +42,7 @@ def test_the_tools_of_an_mcp_server(tmp_path):
             ]
             assert box.tools["double"].description == "Doubles."
             assert box.tools["double"].parameters["properties"]["number"]["type"] == "integer"
-            return [await box.run(AskedCall(name, given, ""), name) for name, given in asked]
+            return [await box.run(AskedCall(name, arguments, ""), name) for name, arguments in requests]
 
     right, wrong, failed, unknown = asyncio.run(calls())
     assert (right.result, right.error) == ("42", None)

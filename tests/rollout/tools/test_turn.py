@@ -84,11 +84,11 @@ def check_tokens(
     in the message; given tokens are in no loss; and the limits hold."""
     assert len(message.ids) == len(message.mask) == len(message.logprobs)
     position = 0
-    for prompt, asked, answer in engine.calls:
+    for prompt, call_sampling, answer in engine.calls:
         while position < len(message.ids) and not message.mask[position]:
             assert message.logprobs[position] == 0.0
             position += 1
-        assert prompt == [*context, *message.ids[:position]] and asked.max_tokens >= 1
+        assert prompt == [*context, *message.ids[:position]] and call_sampling.max_tokens >= 1
         end = position + len(answer.ids)
         assert message.ids[position:end] == answer.ids and message.logprobs[position:end] == answer.logprobs
         assert set(message.mask[position:end]) == {1}
@@ -132,7 +132,7 @@ def samplings_of(tokenizer, sampling: Sampling) -> list[Sampling]:
     """How the three answers of a message with two calls are sampled."""
     engine = Lines(tokenizer, call(a=1), call(a=2), "Done.")
     write(engine, sampling=sampling)
-    return [asked for _, asked, _ in engine.calls]
+    return [call_sampling for _, call_sampling, _ in engine.calls]
 
 
 def test_every_segment_has_a_seed_and_a_draw_of_its_own(tokenizer) -> None:
@@ -149,8 +149,8 @@ def test_every_segment_has_a_seed_and_a_draw_of_its_own(tokenizer) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1"])
 def test_with_a_template_that_knows_tools(name: str) -> None:
     tokenizer = tokenizer_for(name)
-    asked = call(a=2) if name == "qwen3" else '{"name": "add", "parameters": {"a": 2}}'
-    message = write(Lines(tokenizer, asked, "It is 3."))
+    call_text = call(a=2) if name == "qwen3" else '{"name": "add", "parameters": {"a": 2}}'
+    message = write(Lines(tokenizer, call_text, "It is 3."))
     assert message.calls[0].result == "3" and message.text == "It is 3."
 
 
@@ -179,7 +179,7 @@ def test_a_thought_that_the_template_opens_holds_no_call() -> None:
     assert ReplyFrame(tokenizer).opens_thought
     engine = Lines(tokenizer, f"{call(a=1)}</think>So.{call(a=2)}", f"{call(a=3)} hm</think>It is 3.")
     message = write(engine)
-    assert [made.arguments for made in message.calls] == [{"a": 2}]
+    assert [tool_call.arguments for tool_call in message.calls] == [{"a": 2}]
     assert message.text == f"{call(a=1)}</think>So.\n\n<think>\n{call(a=3)} hm</think>It is 3."
     assert visible_text(f"<think>\n{message.text}") == "So.\n\nIt is 3."
     opened = write(Lines(tokenizer, f"x</think>So.{call(a=2)}", "y</think>Well."), opened="<think>\n")
@@ -195,17 +195,17 @@ def test_a_thought_that_the_template_opens_holds_no_call() -> None:
 def test_calls_above_the_limit_are_told_once_and_recorded_all(tokenizer) -> None:
     engine = Lines(tokenizer, call(a=1) * 5, f"Hm.{call(a=9)}")
     message = write(engine)
-    assert [made.error for made in message.calls] == [None] * 3 + ["limit"] * 3
-    assert [made.result for made in message.calls[:3]] == ["2"] * 3 and len(message.answers) == 2
+    assert [tool_call.error for tool_call in message.calls] == [None] * 3 + ["limit"] * 3
+    assert [tool_call.result for tool_call in message.calls[:3]] == ["2"] * 3 and len(message.answers) == 2
     assert given(tokenizer, message).count("no more tools may be called") == 1 and message.text == "Hm."
     assert "no more tools may be called" in message.calls[-1].result
 
 
 def test_a_model_that_calls_for_ever_is_stopped(tokenizer) -> None:
     message = write(Lines(tokenizer, call(a=1)))
-    assert len(message.answers) == 5 and [made.error for made in message.calls] == [None] * 3 + ["limit"] * 2
+    assert len(message.answers) == 5 and [tool_call.error for tool_call in message.calls] == [None] * 3 + ["limit"] * 2
     broken = write(Lines(tokenizer, f"{OPEN}x{CLOSE}"))
-    assert [made.error for made in broken.calls] == ["bad_json"] * 3 + ["limit", "bad_json"]
+    assert [tool_call.error for tool_call in broken.calls] == ["bad_json"] * 3 + ["limit", "bad_json"]
 
 
 @pytest.mark.parametrize("room", [40, 200, 5000])
@@ -221,17 +221,17 @@ def test_the_budget_is_that_of_the_whole_message(tokenizer, room: int) -> None:
 def test_long_results_are_cut_to_the_room_that_is_left(tokenizer, room: int) -> None:
     engine = Lines(tokenizer, call("spell", count=200), "ok " * 1000)
     message = write(engine, room=room, limits=replace(LIMITS, characters=10_000))
-    (found,) = message.calls
-    if found.error == "limit":
+    (tool_call,) = message.calls
+    if tool_call.error == "limit":
         assert len(message.answers) == 1 and room < 200
         return
-    assert len(message.answers) == 2 and found.error is None
-    assert f"<tool_response>\n{found.result}\n</tool_response>" in given(tokenizer, message), (
+    assert len(message.answers) == 2 and tool_call.error is None
+    assert f"<tool_response>\n{tool_call.result}\n</tool_response>" in given(tokenizer, message), (
         "what is recorded is what it was shown"
     )
-    assert (room == 5000) == (found.result == "abc def " * 200)
+    assert (room == 5000) == (tool_call.result == "abc def " * 200)
     if room < 5000:
-        assert "(cut: it has 1600 characters)" in found.result or "no room" in found.result
+        assert "(cut: it has 1600 characters)" in tool_call.result or "no room" in tool_call.result
 
 
 def test_a_cut_call_is_recorded_and_not_run(tokenizer) -> None:
@@ -244,12 +244,12 @@ def test_a_cut_call_is_recorded_and_not_run(tokenizer) -> None:
         return a
 
     line = f"So. {call('watched', a=1)}{call('watched', a=2)}"
-    whole = len(tokenizer.encode(line, add_special_tokens=False)) + 1
-    for tokens in range(1, whole):
+    length = len(tokenizer.encode(line, add_special_tokens=False)) + 1
+    for tokens in range(1, length):
         engine = Lines(tokenizer, line, "Done.")
         message = write(engine, watched, sampling=replace(SAMPLING, max_tokens=tokens))
         assert not message.ended and ran == [] and len(message.answers) == 1
-        assert {made.error for made in message.calls} <= {"limit"}
+        assert {tool_call.error for tool_call in message.calls} <= {"limit"}
         assert (OPEN in engine.calls[0][2].text) == bool(message.calls)
     write(Lines(tokenizer, line, "Done."), watched)
     assert ran == [1, 2]
@@ -261,14 +261,18 @@ def test_a_cut_call_is_recorded_and_not_run(tokenizer) -> None:
 def test_a_model_behind_an_api_gets_tools_and_results_as_text() -> None:
     engine = TextLines(f"<think>{call(a=7)}</think>So.{call(a=2)}", "It is 3.")
     message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, Toolbox([add], LIMITS)))
-    (first, _), (second, again) = engine.calls
+    (first, _), (second, later_sampling) = engine.calls
     assert len(first) == 1 and first[0]["content"].startswith("Teach.\n\n# Tools") and "Adds." in first[0]["content"]
     assert second[1:] == [
         {"role": "assistant", "content": f"<think>{call(a=7)}</think>So.{call(a=2)}"},
         {"role": "user", "content": "<tool_response>\n3\n</tool_response>"},
     ]
     assert message.text == f"<think>{call(a=7)}</think>So.\n\nIt is 3." and message.ids == message.logprobs == ()
-    assert message.sampled == 10 and again.max_tokens == SAMPLING.max_tokens - 5 and again.seed != SAMPLING.seed
+    assert (
+        message.sampled == 10
+        and later_sampling.max_tokens == SAMPLING.max_tokens - 5
+        and later_sampling.seed != SAMPLING.seed
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, 900])
@@ -276,16 +280,18 @@ def test_a_model_behind_an_api_has_the_same_limits(tokens: int) -> None:
     engine = TextLines(call(a=1), tokens=tokens)
     message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, Toolbox([add], LIMITS)))
     assert len(message.answers) == (3 if tokens else 5), "2000 tokens in all"
-    assert message.calls[-1].error == "limit" and all(asked.max_tokens >= 1 for _, asked in engine.calls)
+    assert message.calls[-1].error == "limit" and all(
+        call_sampling.max_tokens >= 1 for _, call_sampling in engine.calls
+    )
 
 
 def test_calls_in_a_message_that_was_cut_are_not_run() -> None:
     """An API may cut a message before its limit."""
     engine = TextLines(f"So. {call(a=1)} and")
-    whole = engine.chat
+    original_chat = engine.chat
 
     async def cut(messages: Sequence[dict[str, str]], sampling: Sampling) -> Completion:
-        return replace(await whole(messages, sampling), ended=False)
+        return replace(await original_chat(messages, sampling), ended=False)
 
     engine.chat = cut
     message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, Toolbox([add], LIMITS)))
@@ -357,10 +363,10 @@ def test_whatever_a_model_writes_nothing_unlisted_runs_and_no_call_is_dropped() 
     for text, errors in any_messages(400):
         engine = TextLines(text, "Done.")
         message = asyncio.run(chat_with_tools(engine, [system("Teach.")], SAMPLING, box))
-        assert [made.error for made in message.calls] == errors and len(message.answers) == 2
-        assert all(0 < len(made.result) < 300 for made in message.calls)
+        assert [tool_call.error for tool_call in message.calls] == errors and len(message.answers) == 2
+        assert all(0 < len(tool_call.result) < 300 for tool_call in message.calls)
         assert message.text.endswith("Done.") or "<think>" in message.text
-        json.dumps([made.arguments for made in message.calls], ensure_ascii=False).encode()
+        json.dumps([tool_call.arguments for tool_call in message.calls], ensure_ascii=False).encode()
         expected.update(errors)
     assert Counter(RAN) == {"listed": expected[None], "explodes": expected["exception"]}
     assert set(expected) == {None, *ERRORS} - {"limit", "timeout"}
@@ -372,4 +378,4 @@ def test_whatever_a_model_with_tokens_writes_every_token_is_where_it_belongs(tok
         room = rng.choice([20, 100, 400, 5000])
         message = write(Lines(tokenizer, text, "Done."), listed, explodes, room=room, limits=replace(LIMITS, calls=20))
         if room == 5000 and message.answers[0].ended:
-            assert [made.error for made in message.calls] == errors
+            assert [tool_call.error for tool_call in message.calls] == errors

@@ -70,51 +70,55 @@ def corrections(tmp_path, tokenizer) -> Path:
 def test_the_prompt_is_masked_and_the_target_is_trained_on_as_it_is(tmp_path, blank, corrections, tokenizer):
     trainer = trainer_of(make_config(tmp_path / "run", blank, corrections))
     rows = {tuple(row["input_ids"]): row["labels"] for row in trainer.train_dataset}
-    wanted = {
-        (*each.prompt_ids, *each.target_ids): [-100] * len(each.prompt_ids) + each.target_ids
-        for each in corrections_of(tokenizer)
+    expected = {
+        (*correction.prompt_ids, *correction.target_ids): [-100] * len(correction.prompt_ids) + correction.target_ids
+        for correction in corrections_of(tokenizer)
     }
-    assert rows == wanted
+    assert rows == expected
     batch = next(iter(trainer.get_train_dataloader()))
-    assert int((batch["labels"] != -100).sum()) == sum(len(each.target_ids) for each in corrections_of(tokenizer))
+    assert int((batch["labels"] != -100).sum()) == sum(
+        len(correction.target_ids) for correction in corrections_of(tokenizer)
+    )
     loss = cross_entropy_of(blank, batch)
     assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_the_model_says_the_corrected_messages_afterwards(tmp_path, blank, corrections, tokenizer, caplog):
-    measured = f"dataset.val_datasets=[{{name_or_path: {corrections}}}]"
+    validation = f"dataset.val_datasets=[{{name_or_path: {corrections}}}]"
     run = tmp_path / "run"
     learning = ("train.max_steps=45", "train.optimizer=muon", "train.learning_rate=2e-2")
     with caplog.at_level("INFO"):
-        sft.train(make_config(run, blank, corrections, measured, *learning))
+        sft.train(make_config(run, blank, corrections, validation, *learning))
     assert "reading 6 corrections" in caplog.text
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[0] > 4 > 0.2 > losses[-1] and any("eval_loss" in line for line in lines)
     model = AutoModelForCausalLM.from_pretrained(run / "model")
-    for each in corrections_of(tokenizer):
-        said = model.generate(torch.tensor([each.prompt_ids]), max_new_tokens=12, do_sample=False, pad_token_id=0)
-        assert tokenizer.decode(said[0, len(each.prompt_ids) :]) == f"{each.target_text}<|im_end|>"
+    for correction in corrections_of(tokenizer):
+        generated = model.generate(
+            torch.tensor([correction.prompt_ids]), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
+        assert tokenizer.decode(generated[0, len(correction.prompt_ids) :]) == f"{correction.target_text}<|im_end|>"
 
 
 def test_another_models_corrections_are_refused(tmp_path, blank, tokenizer):
-    other = make_tokenizer(CHATML)
-    other.add_tokens(["another"])
+    other_tokenizer = make_tokenizer(CHATML)
+    other_tokenizer.add_tokens(["another"])
     path = tmp_path / "corrections.parquet"
-    write_corrections(path, corrections_of(tokenizer), tokenizer_fingerprint(other))
+    write_corrections(path, corrections_of(tokenizer), tokenizer_fingerprint(other_tokenizer))
     with pytest.raises(DataError, match="corrections.parquet holds token ids of another tokenizer than the model's"):
         trainer_of(make_config(tmp_path / "run", blank, path))
 
 
 def test_corrections_that_are_too_long_are_left_out_and_told_about(tmp_path, blank, tokenizer, caplog):
-    one, two, three = corrections_of(tokenizer)
+    first, second, third = corrections_of(tokenizer)
     path = tmp_path / "corrections.parquet"
-    longest = replace(two, prompt_ids=two.prompt_ids * 20)
-    write_corrections(path, [one, longest, three], tokenizer_fingerprint(tokenizer))
-    length = max(len(each.prompt_ids) + len(each.target_ids) for each in (one, three))
+    longest = replace(second, prompt_ids=second.prompt_ids * 20)
+    write_corrections(path, [first, longest, third], tokenizer_fingerprint(tokenizer))
+    length = max(len(correction.prompt_ids) + len(correction.target_ids) for correction in (first, third))
     trainer = trainer_of(make_config(tmp_path / "run", blank, path, f"model.max_length={length}"))
-    kept = {tuple(row["input_ids"]) for row in trainer.train_dataset}
-    assert kept == {(*each.prompt_ids, *each.target_ids) for each in (one, three)}
+    trained_ids = {tuple(row["input_ids"]) for row in trainer.train_dataset}
+    assert trained_ids == {(*correction.prompt_ids, *correction.target_ids) for correction in (first, third)}
     assert f"1 of 3 corrections have more than {length} tokens (model.max_length) and are left out" in caplog.text
     with pytest.raises(DataError, match=r"No correction has at most 2 tokens, its prompt included"):
         trainer_of(make_config(tmp_path / "run", blank, path, "model.max_length=2"))
@@ -122,9 +126,9 @@ def test_corrections_that_are_too_long_are_left_out_and_told_about(tmp_path, bla
 
 @pytest.mark.parametrize("lacking", ["prompt", "target"])
 def test_a_correction_without_tokens_is_named_by_its_row(tmp_path, tokenizer, lacking):
-    one, two, _ = corrections_of(tokenizer)
+    first, second, _ = corrections_of(tokenizer)
     path = tmp_path / "corrections.parquet"
-    write_corrections(path, [one, replace(two, **{f"{lacking}_ids": []})], tokenizer_fingerprint(tokenizer))
+    write_corrections(path, [first, replace(second, **{f"{lacking}_ids": []})], tokenizer_fingerprint(tokenizer))
     with pytest.raises(DataError, match=f"the correction in row 2 has no {lacking}_ids"):
         read_examples([ConversationSource(name_or_path=str(path))], tokenizer, 128)
 
@@ -138,24 +142,24 @@ def test_shares_and_limits_hold_for_corrections(tmp_path, tokenizer):
 
 
 def test_corrections_and_conversations_are_not_mixed(tmp_path, blank, corrections):
-    talk = write_rows(tmp_path / "corpus.jsonl", ROWS)
-    sources = [ConversationSource(name_or_path=str(path)) for path in (corrections, talk)]
+    corpus = write_rows(tmp_path / "corpus.jsonl", ROWS)
+    sources = [ConversationSource(name_or_path=str(path)) for path in (corrections, corpus)]
     assert are_corrections(sources[:1]) and not are_corrections(sources[1:])
-    said = "corrections.parquet holds corrections and .*corpus.jsonl conversations"
-    with pytest.raises(DataError, match=said):
+    message = "corrections.parquet holds corrections and .*corpus.jsonl conversations"
+    with pytest.raises(DataError, match=message):
         are_corrections(sources)
-    with pytest.raises(DataError, match=said):
-        measured = f"dataset.val_datasets=[{{name_or_path: {talk}}}]"
-        trainer_of(make_config(tmp_path / "run", blank, corrections, measured))
+    with pytest.raises(DataError, match=message):
+        validation = f"dataset.val_datasets=[{{name_or_path: {corpus}}}]"
+        trainer_of(make_config(tmp_path / "run", blank, corrections, validation))
 
 
 def test_what_people_decided_is_trained_on(corrections: Path, tokenizer) -> None:
     """The first correction is rejected, the second edited; the file itself stays as it was."""
     before = corrections.read_bytes()
-    about = {"time": 1.0, "turn": 1, "draft": -1}
-    append_decision(corrections.parent, CorrectionDecision(conversation="r-0", decision="reject", **about))
+    fields = {"time": 1.0, "turn": 1, "draft": -1}
+    append_decision(corrections.parent, CorrectionDecision(conversation="r-0", decision="reject", **fields))
     append_decision(
-        corrections.parent, CorrectionDecision(conversation="r-1", decision="edit", text="Check the verb.", **about)
+        corrections.parent, CorrectionDecision(conversation="r-1", decision="edit", text="Check the verb.", **fields)
     )
     source = ConversationSource(name_or_path=str(corrections))
     (edited, *rest) = read_examples([source], tokenizer, 512)

@@ -32,25 +32,29 @@ def test_the_adapter_and_the_model_with_it_are_left(tuned, blank):  # noqa: F811
     base = AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32)
     ids = torch.randint(0, 60, (2, 20))
     with torch.no_grad():
-        before, found = base(ids).logits, merged(ids).logits
-        wanted = PeftModel.from_pretrained(base, tuned / "adapter").eval()(ids).logits
-    assert torch.allclose(found, wanted, atol=1e-4) and not torch.allclose(found, before, atol=0.1)
+        base_logits, merged_logits = base(ids).logits, merged(ids).logits
+        adapter_logits = PeftModel.from_pretrained(base, tuned / "adapter").eval()(ids).logits
+    assert torch.allclose(merged_logits, adapter_logits, atol=1e-4) and not torch.allclose(
+        merged_logits, base_logits, atol=0.1
+    )
     assert set(weights_in(tuned / "model")) == set(weights_in(blank))
     assert AutoTokenizer.from_pretrained(tuned / "model").chat_template
 
 
 def test_only_the_adapter_learns_and_in_float32_beside_16_bits(tmp_path, blank, corpus):  # noqa: F811
     trainer = trainer_of(make_config(tmp_path, blank, corpus, *LORA, "train.dtype=bfloat16"))
-    learning = {name: each for name, each in trainer.model.named_parameters() if each.requires_grad}
-    assert learning and all(".lora_" in name and each.dtype == torch.float32 for name, each in learning.items())
-    assert {each.dtype for name, each in trainer.model.named_parameters() if name not in learning} == {torch.bfloat16}
+    learning = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    assert learning and all(".lora_" in name and weight.dtype == torch.float32 for name, weight in learning.items())
+    assert {weight.dtype for name, weight in trainer.model.named_parameters() if name not in learning} == {
+        torch.bfloat16
+    }
 
 
 def test_16_bits_are_trained_and_left(tmp_path, blank, corpus):  # noqa: F811
     config = make_config(tmp_path, blank, corpus, *LORA, "train.dtype=bfloat16", "train.gradient_checkpointing=true")
     sft.train(config)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == torch.bfloat16
-    assert {each.dtype for each in load_file(tmp_path / "adapter/adapter_model.safetensors").values()} == {
+    assert {weight.dtype for weight in load_file(tmp_path / "adapter/adapter_model.safetensors").values()} == {
         torch.float32
     }
 
@@ -59,10 +63,10 @@ def test_an_interrupted_run_goes_on_to_the_same_adapter(tmp_path, blank, corpus,
     overrides = (*LORA, "train.max_steps=6", "logging.save_steps=3", "model.lora.dropout=0")
     sft.train(make_config(tmp_path / "whole", blank, corpus, *overrides))
     config = make_config(tmp_path / "broken", blank, corpus, *overrides)
-    shown, stop_after = sft.MetricsCallback.on_log, 4
+    on_log, stop_after = sft.MetricsCallback.on_log, 4
 
     def counted(self, args, state, control, logs=None, **_):
-        shown(self, args, state, control, logs)
+        on_log(self, args, state, control, logs)
         if state.global_step == stop_after:
             raise KeyboardInterrupt
 
@@ -72,13 +76,13 @@ def test_an_interrupted_run_goes_on_to_the_same_adapter(tmp_path, blank, corpus,
     checkpoint = tmp_path / "broken" / "checkpoints" / "checkpoint-3"
     assert (checkpoint / "adapter_model.safetensors").is_file() and not (checkpoint / "model.safetensors").exists()
     stop_after = None
-    other = make_config(tmp_path / "broken", blank, corpus, *overrides, "model.lora.rank=4")
+    other_config = make_config(tmp_path / "broken", blank, corpus, *overrides, "model.lora.rank=4")
     with pytest.raises(ConfigError, match="was made with lora.rank=8, not 4"):
-        sft.train(other)
+        sft.train(other_config)
     sft.train(config)
-    one, two = (load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("whole", "broken"))
-    assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
-    assert any(each.abs().max() > 0 for name, each in one.items() if "lora_B" in name)
+    whole, resumed = (load_file(tmp_path / name / "adapter/adapter_model.safetensors") for name in ("whole", "broken"))
+    assert all(torch.allclose(whole[name], resumed[name], atol=1e-6) for name in whole)
+    assert any(weight.abs().max() > 0 for name, weight in whole.items() if "lora_B" in name)
 
 
 @pytest.mark.full
@@ -96,9 +100,11 @@ def test_two_processes_leave_adapter_and_model_under_zero3(tmp_path, blank, corp
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
     ids = torch.randint(0, 60, (2, 20))
     with torch.no_grad():
-        before, found = base(ids).logits, merged(ids).logits
-        wanted = PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()(ids).logits
-    assert torch.allclose(found, wanted, atol=1e-4) and not torch.allclose(found, before, atol=0.01)
+        base_logits, merged_logits = base(ids).logits, merged(ids).logits
+        adapter_logits = PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()(ids).logits
+    assert torch.allclose(merged_logits, adapter_logits, atol=1e-4) and not torch.allclose(
+        merged_logits, base_logits, atol=0.01
+    )
 
 
 def test_modules_that_the_model_has_not_are_refused(tmp_path, blank, corpus):  # noqa: F811

@@ -28,27 +28,27 @@ def cross_entropy_of(model: Path, batch: dict) -> float:
     lengths = batch["cu_seq_lens_q"].diff().tolist()
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     logits = [reference(ids).logits[0, :-1] for ids in batch["input_ids"].split(lengths, dim=1)]
-    labels = [each[0, 1:] for each in batch["labels"].split(lengths, dim=1)]
+    labels = [sequence[0, 1:] for sequence in batch["labels"].split(lengths, dim=1)]
     return nn.functional.cross_entropy(torch.cat(logits), torch.cat(labels)).item()
 
 
 def test_the_loss_is_the_cross_entropy_of_the_labelled_tokens(tmp_path, blank, corpus):  # noqa: F811
     trainer = trainer_of(make_config(tmp_path, blank, corpus))
     batch = next(iter(trainer.get_train_dataloader()))
-    wanted = cross_entropy_of(blank, batch)
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(wanted, abs=1e-5)
+    expected = cross_entropy_of(blank, batch)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_no_sequence_of_a_row_sees_another(blank):  # noqa: F811
-    model, alone = (AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32) for _ in range(2))
+    model, reference = (AutoModelForCausalLM.from_pretrained(blank, dtype=torch.float32) for _ in range(2))
     assert attend_within_sequences(model) is None
     sequences = [torch.randint(0, 60, (length,)) for length in (7, 1, 12)]
     collate = DataCollatorForLanguageModeling(0, padding_free=True)
-    row = collate([{"input_ids": each.tolist(), "labels": each.tolist()} for each in sequences])
+    row = collate([{"input_ids": ids.tolist(), "labels": ids.tolist()} for ids in sequences])
     row.pop("labels")
-    found = model(**row).logits[0].split([7, 1, 12])
-    for ids, logits in zip(sequences, found, strict=True):
-        torch.testing.assert_close(logits, alone(ids.unsqueeze(0)).logits[0], atol=1e-5, rtol=1e-4)
+    packed_logits = model(**row).logits[0].split([7, 1, 12])
+    for ids, logits in zip(sequences, packed_logits, strict=True):
+        torch.testing.assert_close(logits, reference(ids.unsqueeze(0)).logits[0], atol=1e-5, rtol=1e-4)
     with pytest.raises(ConfigError, match="is not told where the sequences of a row begin"):
         model(sequences[2].unsqueeze(0))
 
@@ -72,7 +72,7 @@ def test_a_model_that_attends_in_another_way_gets_padded_rows(tmp_path, blank, c
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_weights_learn_without_padding_what_they_learn_with_it(tmp_path, blank, monkeypatch, checkpointing):  # noqa: F811
-    rows = [{"messages": [*row["messages"][:3], *row["messages"][3:] * (place % 4)]} for place, row in enumerate(ROWS)]
+    rows = [{"messages": [*row["messages"][:3], *row["messages"][3:] * (index % 4)]} for index, row in enumerate(ROWS)]
     uneven = write_rows(tmp_path / "uneven.jsonl", rows)
     weights = []
     for name in ("without", "padded"):
@@ -82,5 +82,5 @@ def test_weights_learn_without_padding_what_they_learn_with_it(tmp_path, blank, 
         sft.train(make_config(tmp_path / name, blank, uneven, "train.max_steps=5", "train.dtype=float32", option))
         weights.append(AutoModelForCausalLM.from_pretrained(tmp_path / name / "model", dtype=torch.float32))
     assert weights[0].config._attn_implementation == "sdpa"
-    for (name, one), other in zip(weights[0].named_parameters(), weights[1].parameters(), strict=True):
-        torch.testing.assert_close(one, other, msg=name, rtol=1e-3, atol=1e-4)
+    for (name, unpadded), padded in zip(weights[0].named_parameters(), weights[1].parameters(), strict=True):
+        torch.testing.assert_close(unpadded, padded, msg=name, rtol=1e-3, atol=1e-4)

@@ -31,14 +31,14 @@ ROWS = [
     {
         "messages": [
             {"role": "system", "content": "You are an assistant."},
-            {"role": "user", "content": f"{asked} {i}"},
-            {"role": "assistant", "content": said},
+            {"role": "user", "content": f"{question} {i}"},
+            {"role": "assistant", "content": reply},
             {"role": "user", "content": "<|im_start|>assistant\nand?"},
             {"role": "assistant", "content": "No more."},
         ]
     }
     for i in range(6)
-    for asked, said in PAIRS
+    for question, reply in PAIRS
 ]
 
 
@@ -110,14 +110,14 @@ def trainer_of(config: TrainSFTConfig):
 def trained(tmp_path_factory, blank, corpus):
     """The run folder of a short fine-tuning, with a measured part."""
     run_folder = tmp_path_factory.mktemp("sft")
-    measured = f"dataset.val_datasets=[{{name_or_path: {corpus}}}]"
+    validation = f"dataset.val_datasets=[{{name_or_path: {corpus}}}]"
     learning = (
         "train.optimizer=muon",
         "train.learning_rate=2e-2",
         "train.max_steps=30",
         "train.lr_scheduler_type=linear",
     )
-    sft.train(make_config(run_folder, blank, corpus, measured, "dataset.max_val_examples=8", *learning))
+    sft.train(make_config(run_folder, blank, corpus, validation, "dataset.max_val_examples=8", *learning))
     return run_folder
 
 
@@ -140,10 +140,10 @@ def test_only_what_the_assistant_says_and_its_end_carry_labels(tmp_path, blank, 
     trainer = trainer_of(make_config(tmp_path, blank, corpus))
     tokenizer = AutoTokenizer.from_pretrained(blank)
     assert len(trainer.train_dataset) == len(ROWS)
-    said = dict(PAIRS)
+    replies = dict(PAIRS)
     for row in range(len(ROWS)):
-        asked = tokenizer.decode(trainer.train_dataset[row]["input_ids"]).split("user\n")[1].split()[0]
-        assert learned_text(trainer, tokenizer, row) == [f"{said[asked]}<|im_end|>", "No more.<|im_end|>"]
+        question = tokenizer.decode(trainer.train_dataset[row]["input_ids"]).split("user\n")[1].split()[0]
+        assert learned_text(trainer, tokenizer, row) == [f"{replies[question]}<|im_end|>", "No more.<|im_end|>"]
 
 
 def test_without_assistant_only_loss_whole_conversations_carry_labels(tmp_path, blank, corpus):
@@ -223,9 +223,9 @@ def test_the_model_loads_with_tokenizer_and_chat_template_and_has_learned(traine
     tokenizer = AutoTokenizer.from_pretrained(trained / "model")
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(blank).chat_template
     assert model.dtype == torch.float32
-    asked = tokenizer.apply_chat_template(ROWS[0]["messages"][:4], add_generation_prompt=True, return_tensors="pt")
-    said = model.generate(**asked, max_new_tokens=20, do_sample=False)[0, asked["input_ids"].shape[1] :]
-    assert tokenizer.decode(said) == "No more.<|im_end|>"
+    prompt = tokenizer.apply_chat_template(ROWS[0]["messages"][:4], add_generation_prompt=True, return_tensors="pt")
+    generated = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(generated) == "No more.<|im_end|>"
 
 
 def test_each_step_is_a_line_of_metrics_and_the_loss_falls(trained):
@@ -280,10 +280,10 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
     overrides = (f"train.optimizer={optimizer}", "train.max_steps=6", "logging.save_steps=3")
     sft.train(make_config(tmp_path / "whole", blank, corpus, *overrides))
     config = make_config(tmp_path / "broken", blank, corpus, *overrides)
-    shown, steps, stop_after = sft.MetricsCallback.on_log, [], 4
+    on_log, steps, stop_after = sft.MetricsCallback.on_log, [], 4
 
     def counted(self, args, state, control, logs=None, **_):
-        shown(self, args, state, control, logs)
+        on_log(self, args, state, control, logs)
         steps.append(state.global_step)
         if state.global_step == stop_after:
             raise KeyboardInterrupt
@@ -292,11 +292,11 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         sft.train(config)
     assert not (tmp_path / "broken" / "model").exists()
-    learned = Path(corpus).read_bytes()
-    Path(corpus).write_bytes(learned + b"\n")
+    content = Path(corpus).read_bytes()
+    Path(corpus).write_bytes(content + b"\n")
     with pytest.raises(ConfigError, match=r"checkpoint-3: .* is not what it was .dataset.train_datasets.\. Set back"):
         sft.train(config)
-    Path(corpus).write_bytes(learned)
+    Path(corpus).write_bytes(content)
     stop_after = None
     sft.train(config)
     assert steps[:7] == [1, 2, 3, 4, 4, 5, 6]
@@ -353,10 +353,10 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(blank):
     model = AutoModelForCausalLM.from_pretrained(blank)
     matrices, others = split_parameters(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    assert {names[id(p)].split(".")[-2] for p in matrices} == {
+    assert {names[id(matrix)].split(".")[-2] for matrix in matrices} == {
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     }  # fmt: skip
-    assert "model.embed_tokens.weight" in {names[id(p)] for p in others}
+    assert "model.embed_tokens.weight" in {names[id(parameter)] for parameter in others}
     assert len(matrices) + len(others) == len(names)
 
 
@@ -365,7 +365,7 @@ def test_muon_leaves_an_untied_output_layer_to_adamw():
                          num_key_value_heads=1, head_dim=8, tie_word_embeddings=False)  # fmt: skip
     model = Qwen3ForCausalLM(config)
     matrices, others = split_parameters(model)
-    assert any(p is model.lm_head.weight for p in others)
+    assert any(parameter is model.lm_head.weight for parameter in others)
     assert len(matrices) == 7
 
 
@@ -394,9 +394,9 @@ def test_on_a_cpu_muon_computes_in_float32(shape):
     left, values, right = torch.linalg.svd(gradient.double() / gradient.double().norm(), full_matrices=False)
     for _ in range(5):
         values = a * values + b * values**3 + c * values**5
-    wanted = left @ torch.diag(values) @ right
-    assert torch.allclose(orthogonalised(gradient, coefficients, 5, 1e-7).double(), wanted, atol=1e-4)
-    assert not torch.allclose(muon._IN_BFLOAT16(gradient, coefficients, 5, 1e-7).double(), wanted, atol=1e-3)
+    expected = left @ torch.diag(values) @ right
+    assert torch.allclose(orthogonalised(gradient, coefficients, 5, 1e-7).double(), expected, atol=1e-4)
+    assert not torch.allclose(muon._IN_BFLOAT16(gradient, coefficients, 5, 1e-7).double(), expected, atol=1e-3)
     assert torch.optim._muon._zeropower_via_newtonschulz is muon._IN_BFLOAT16  # other users of torch keep theirs
 
 
@@ -405,10 +405,10 @@ def test_a_step_of_muon_orthogonalises_that_way(blank, monkeypatch):
     optimizer = MuonWithAdamW(model, learning_rate=0.01)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    seen = []
-    monkeypatch.setattr(muon, "orthogonalised", lambda gradient, *_: seen.append(gradient.shape) or gradient)
+    shapes = []
+    monkeypatch.setattr(muon, "orthogonalised", lambda gradient, *_: shapes.append(gradient.shape) or gradient)
     optimizer.step()
-    assert len(seen) == len(split_parameters(model)[0])
+    assert len(shapes) == len(split_parameters(model)[0])
 
 
 def test_a_scheduler_sets_the_rate_of_both_halves(blank):

@@ -54,8 +54,8 @@ def row(number: int, **changes: object) -> dict[str, object]:
         {"role": "student", "text": "Two eggs."},
         {"role": "teacher", "text": "Yes."},
     ]
-    given = {"question": f"1 + {number}?", "ground_truth": f"It is {number + 1}\n {number + 1}"}
-    return {**given, "student_incorrect_solution": "9", "turns": turns} | changes
+    problem = {"question": f"1 + {number}?", "ground_truth": f"It is {number + 1}\n {number + 1}"}
+    return {**problem, "student_incorrect_solution": "9", "turns": turns} | changes
 
 
 def learned(example: Example) -> Iterator[tuple[list[int], list[int]]]:
@@ -67,7 +67,7 @@ def learned(example: Example) -> Iterator[tuple[list[int], list[int]]]:
         if labels[start] == MASKED:
             start += 1
             continue
-        end = next((place for place in range(start, len(ids)) if labels[place] == MASKED), len(ids))
+        end = next((index for index in range(start, len(ids)) if labels[index] == MASKED), len(ids))
         yield ids[:start], ids[start:end]
         start = end
 
@@ -91,19 +91,21 @@ def test_each_token_of_a_dialogue_is_learned_or_not(tmp_path, blank, small, keys
         is_own = role == "assistant"
         return [(tokens(start, f"{role}\n"), False), (tokens(text, end), is_own), (tokens("\n"), False)]
 
-    asked = message("user", "Attempt: 1 + 2?")
-    answered = [*asked, *message("assistant", "9")[:2]]
-    talk = [(ids, False) for ids, _ in (*message("system", "You are someone."), *asked, *message("assistant", "9"))]
-    said = [
+    prompt = message("user", "Attempt: 1 + 2?")
+    attempt = [*prompt, *message("assistant", "9")[:2]]
+    dialogue = [
+        (ids, False) for ids, _ in (*message("system", "You are someone."), *prompt, *message("assistant", "9"))
+    ]
+    messages = [
         ("user", "Hi. How?"),
         ("assistant", "I add.\n<|im_end|> is 3."),
         ("user", "No eggs?"),
         ("assistant", "Two eggs."),
     ]
-    talk += [part for role, text in said for part in message(role, text)][:-1]
-    for example, expected in zip(trainer.train_dataset, (answered, talk), strict=True):
+    dialogue += [part for role, text in messages for part in message(role, text)][:-1]
+    for example, expected in zip(trainer.train_dataset, (attempt, dialogue), strict=True):
         assert example["input_ids"] == [id for ids, _ in expected for id in ids]
-        assert example["labels"] == [id if own else MASKED for ids, own in expected for id in ids]
+        assert example["labels"] == [id if labelled else MASKED for ids, labelled in expected for id in ids]
 
 
 def test_a_message_is_learned_as_it_was_said_and_ends_only_where_it_ended(tmp_path, blank, small, keys):
@@ -115,22 +117,22 @@ def test_a_message_is_learned_as_it_was_said_and_ends_only_where_it_ended(tmp_pa
         {"role": "teacher", "text": "Yes."},
         {"role": "student", "text": "Two eggs."},
     ]
-    given = row(2, turns=turns, student_incorrect_solution=None)
-    trainer = trainer_of(make_config(tmp_path, blank, write_rows(tmp_path / "dialogues.jsonl", [given]), *keys))
+    dialogue = row(2, turns=turns, student_incorrect_solution=None)
+    trainer = trainer_of(make_config(tmp_path, blank, write_rows(tmp_path / "dialogues.jsonl", [dialogue]), *keys))
     (example,) = trainer.train_dataset
-    said = [small.decode(ids) for _, ids in learned(example)]
-    assert said == ["x² is 9<|im_end|>", "Two", "Two eggs.<|im_end|>"]
+    decoded = [small.decode(ids) for _, ids in learned(example)]
+    assert decoded == ["x² is 9<|im_end|>", "Two", "Two eggs.<|im_end|>"]
 
 
 @pytest.mark.parametrize("kind", ["guided", "attempt"])
 def test_what_is_learned_in_a_run_is_what_the_classroom_s_student_was_shown_and_said(
     room, generation, tmp_path, blank, small, kind
 ):
-    shown, numbers = [], count()
+    prompts, numbers = [], count()
 
     class Listening(ScriptedEngine):
         async def chat(self, messages, sampling):
-            shown.append(tuple(encode_chat(small, messages)))
+            prompts.append(tuple(encode_chat(small, messages)))
             return await super().chat(messages, sampling)
 
     room.student = Listening(room.tokenizer, lambda _: f"Hello {next(numbers)}.")
@@ -152,12 +154,12 @@ def test_what_is_learned_in_a_run_is_what_the_classroom_s_student_was_shown_and_
     ]
     config = make_config(tmp_path / "sft", blank, tmp_path / "run", *options)
     examples = student_examples(split_dialogues(config)[0], config.student, small, 1024)
-    found = [(tuple(before), said) for example in examples for before, said in learned(example)]
+    learned_messages = [(tuple(prompt), reply) for example in examples for prompt, reply in learned(example)]
     turns = [turn for record in records for turn in record.turns if turn.role == "student"]
     assert {turn.persona for turn in turns} >= {"correct_student", "error_student"}
-    assert sorted(before for before, _ in found) == sorted(shown)
-    assert sorted(said for _, said in found) == sorted(encode_reply(small, turn.text) for turn in turns)
-    assert len(examples) < len(found), "messages of one persona share an example"
+    assert sorted(prompt for prompt, _ in learned_messages) == sorted(prompts)
+    assert sorted(reply for _, reply in learned_messages) == sorted(encode_reply(small, turn.text) for turn in turns)
+    assert len(examples) < len(learned_messages), "messages of one persona share an example"
 
 
 def test_messages_that_do_not_fit_are_left_out_and_counted(tmp_path, blank, small, keys, caplog):
@@ -167,10 +169,10 @@ def test_messages_that_do_not_fit_are_left_out_and_counted(tmp_path, blank, smal
     ]
     config = make_config(tmp_path, blank, write_rows(tmp_path / "a.jsonl", rows), *keys)
     dialogues, _ = split_dialogues(config)
-    whole = student_examples(dialogues, config.student, small, 1024)
-    longest = max(len(example["input_ids"]) for example in whole)
+    examples = student_examples(dialogues, config.student, small, 1024)
+    longest = max(len(example["input_ids"]) for example in examples)
     cut = student_examples(dialogues, config.student, small, longest - 1)
-    assert sum(len(list(learned(example))) for example in whole) == 3 + 2
+    assert sum(len(list(learned(example))) for example in examples) == 3 + 2
     assert sum(len(list(learned(example))) for example in cut) == 3 + 2 - 1
     assert "1 of the student's messages: before the tutor's first" in caplog.text
     assert f"1 of the student's messages: beyond {longest - 1} tokens" in caplog.text
@@ -194,7 +196,7 @@ def test_a_student_learns_and_is_measured_on_problems_that_it_did_not_learn(tmp_
     assert {(talk.answer, talk.attempt, talk.attempt_failed) for talk in talks} == {
         (str(int(talk.problem[4]) + 1), "9", True) for talk in talks
     }
-    assert not {talk.problem for talk in talks} & {each.talk.problem for each in split_dialogues(config)[0]}
+    assert not {talk.problem for talk in talks} & {dialogue.talk.problem for dialogue in split_dialogues(config)[0]}
     student = loaded("eval", "--config-name=maths_students", f"student_model.model_name_or_path={folder}")
     assert AutoTokenizer.from_pretrained(student.student_model.model_name_or_path).chat_template == CHATML
 
