@@ -118,7 +118,8 @@ def explained_by_trunk(records: Sequence[ConversationRecord], folder: Path) -> f
         ids = torch.tensor([[*record.prompt_ids, *record.completion_ids]])
         with torch.no_grad():
             hidden = model.base_model(input_ids=ids).last_hidden_state[0, len(record.prompt_ids) - 1 : -1]
-        messages = torch.tensor(steps_of(record, ProcessRewards([None] * 1000, []), None, 0.0).messages[:1])
+        steps = steps_of(record, ProcessRewards([None] * 1000, []), None, 0.0)
+        messages = torch.tensor([steps.messages[: len(hidden)]])
         return [torch.cat([state, torch.ones(1)]) for state in hidden[first_tokens(messages)[0]]]
 
     return explained_by_regression(records, states_of, PENALTY)

@@ -24,7 +24,7 @@ from classroom_rl.config.load import ROOT
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
-from classroom_rl.judges.model_judge import OpenAICompatibleJudge
+from classroom_rl.judges.model_judge import KeptReplies, ModelJudge
 from classroom_rl.judges.verdicts import CRITERIA, parse_group, parse_verdict, reason_key
 from classroom_rl.rollout.datasets import load_problems
 from tests.support.judge_endpoint import Behaviour, judge_endpoint, says
@@ -82,7 +82,7 @@ async def tokens_and_dollars(
     ledger = CallLedger(folder / f"{together}.sqlite")
     with closing(ledger):
         api = ChatApi(config, ledger, "judge")
-        judge = OpenAICompatibleJudge(config, {RULE: str(ROOT / PROMPT)}, 2048, ledger, api)
+        judge = ModelJudge(config, {RULE: str(ROOT / PROMPT)}, 2048, KeptReplies(config, ledger, api))
         before = ledger.prompt_tokens, ledger.completion_tokens, ledger.spent_usd
         if together:
             parse_group(RULE, 0, await judge.judge_group(RULE, group, problem, 0), len(group))

@@ -32,7 +32,7 @@ from classroom_rl.config.values import LEDGER, STUDENT
 from classroom_rl.environments.classroom.config import classroom_rules
 from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.environments.classroom.environment import Classroom
-from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
+from classroom_rl.environments.classroom.post_test_turn import answers_of_model, student_prompts
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.toy_language.lessons import make_lessons, render_problem
@@ -41,7 +41,7 @@ from classroom_rl.evaluation.metrics.compared import post_test_by_problem
 from classroom_rl.evaluation.metrics.language import plan_progress
 from classroom_rl.grading.checker import AnswerChecker
 from classroom_rl.judges.messages import read_plan
-from classroom_rl.judges.post_test.exams import EmbeddedExaminer
+from classroom_rl.judges.post_test.exams import exam_of
 from classroom_rl.judges.post_test.records import MISSED, PRODUCED, LedgerEntry
 from classroom_rl.results.statistics import differences
 from classroom_rl.rollout.datasets import load_problems
@@ -179,7 +179,6 @@ async def play(subject: Subject, arm: str, seed: int, checker: AnswerChecker) ->
         Sampling(1.0, max_tokens=generation.max_tokens_per_turn),
         None,
         answers=checker,
-        examiner=EmbeddedExaminer(generation.post_test.siblings),
     )
     rules = classroom_rules(generation, subject.reward_weights, generation.max_tokens_in_conversation, graded=True)
     request = SampleRequest(
@@ -227,15 +226,16 @@ async def answered_by(
     Args:
         told: what its prompt says of an entry of the ledger.
     """
-    examiner = EmbeddedExaminer(subject.generation.post_test.siblings)
-    turn = PostTestTurn(subject.generation.post_test, student, checker, examiner)
+    config = subject.generation.post_test
     problems = {problem.id: problem for problem in subject.problems}
 
     async def score(number: int, record: ConversationRecord) -> float:
         problem = problems[record.problem_id]
         ledger = [told(entry) for entry in record.post_test.ledger]
-        sampling = Sampling(1.0, seed=number)
-        answers = await turn.ask(problem, record.student_name, examiner.exam(problem), ledger, sampling)
+        exam = exam_of(problem, config.siblings)
+        prompts = student_prompts(config.prompt_path, problem, record.student_name, exam, ledger)
+        sampling = Sampling(1.0, max_tokens=config.max_tokens_per_answer, seed=number)
+        answers = await answers_of_model(exam, student, prompts, sampling, checker)
         return sum(answer.right for answer in answers) / len(answers)
 
     scores = await asyncio.gather(*(score(number, record) for number, record in enumerate(records)))

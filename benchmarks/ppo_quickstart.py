@@ -102,7 +102,7 @@ def explained(records: Sequence[ConversationRecord], policy: Path, head: Path) -
             continue
         values = values_of(model, critic, record)
         steps = steps_of(record, ProcessRewards([None] * 1000, []), None, 0.0)
-        messages = torch.tensor(steps.messages[:1])
+        messages = torch.tensor([steps.messages[: len(values)]])
         returns = torch.full_like(values, record.reward).unsqueeze(0)
         for name, mask in (("tokens", messages >= 0), ("turns", first_tokens(messages))):
             sums[name] += torch.stack([moments(returns - values, mask), moments(returns, mask)])

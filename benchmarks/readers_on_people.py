@@ -23,6 +23,7 @@ from typing import Any
 
 from classroom_rl.config.base import default_penalties
 from classroom_rl.errors import ClassroomError
+from classroom_rl.judges.agreement import rank_correlation, rank_correlation_by_lesson
 from classroom_rl.judges.moves.cross_validation import agreement
 from classroom_rl.judges.moves.labelled import LABELS_OF, MRBENCH, LabelledMessage, read_labelled, turns_of_mrbench
 from classroom_rl.judges.moves.rules import RULES
@@ -37,7 +38,6 @@ from classroom_rl.judges.readings import (
     Exchange,
     interval_text,
 )
-from classroom_rl.results.agreement import rank_correlation, rank_correlation_by_lesson
 from classroom_rl.rollout.reviews import MessageToReview
 from classroom_rl.supervision.maths_rules import maths_faults
 

@@ -39,7 +39,7 @@ def random_batch() -> Batch:
     draw = torch.Generator().manual_seed(0)
     completions = torch.randint(_COMPLETION * 4 // 5, _COMPLETION + 1, (_SAMPLES, 1), generator=draw)
     prompts = torch.randint(_PROMPT * 4 // 5, _PROMPT + 1, (_SAMPLES, 1), generator=draw)
-    ids = torch.randint(5, SHAPES["Qwen3-0.6B"].vocabulary, (_SAMPLES, _PROMPT + _COMPLETION), generator=draw)
+    ids = torch.randint(5, SHAPES["Qwen3-0.6B"]["vocab_size"], (_SAMPLES, _PROMPT + _COMPLETION), generator=draw)
     position = torch.arange(_COMPLETION)[None]
     completion_mask = position < completions
     mask = completion_mask & (position // _MESSAGE % 2 == 0)

@@ -34,6 +34,7 @@ _NEW_NAMES = {
     "readers": "judges.moves",
     "readers.features": "judges.moves.classifier",
     "rejudge": "evaluation.rejudge",
+    "results.agreement": "judges.agreement",
     "rollout": "",  # its public names are the package's own now
     "rollout.__main__": "launch.rollouts",
     "rollout.api_engine": "engines.api_engine",

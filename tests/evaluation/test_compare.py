@@ -76,12 +76,12 @@ def config_of(tutor: TutorConfig, config: EvalConfig, folder: Path = Path()):
 
 
 def test_a_tutor_names_its_model_and_has_the_rest_from_the_base(config):
-    with config_of(TutorConfig("gpt", "openai/gpt", use_openrouter=True), config) as tutor:
+    with config_of(TutorConfig(name="gpt", model_name_or_path="openai/gpt", use_openrouter=True), config) as tutor:
         assert tutor.teacher_model.is_remote and tutor.teacher_model.vllm == config.teacher_model.vllm
     remote = replace(config, teacher_model=ApiModelConfig("owner/base", use_openrouter=True))
-    with config_of(TutorConfig("x", "folder"), remote) as tutor:
+    with config_of(TutorConfig(name="x", model_name_or_path="folder"), remote) as tutor:
         assert not tutor.teacher_model.is_remote and tutor.tutors == []
-    with config_of(TutorConfig("s", server_url="http://h:1"), config) as tutor:
+    with config_of(TutorConfig(name="s", server_url="http://h:1"), config) as tutor:
         assert tutor.server_url == "http://h:1"
 
 
@@ -96,7 +96,7 @@ def test_an_adapter_is_merged_into_its_base(config, world, tmp_path):
     adapted.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
         expected = adapted(torch.tensor([[5, 6, 7]])).logits
-    tutor = TutorConfig("lora", str(world / "blank"), adapter=str(tmp_path / "adapter"))
+    tutor = TutorConfig(name="lora", model_name_or_path=str(world / "blank"), adapter=str(tmp_path / "adapter"))
     with config_of(tutor, config, tmp_path) as merged_config:
         merged = AutoModelForCausalLM.from_pretrained(merged_config.teacher_model.model_name_or_path)
         folder = Path(merged_config.teacher_model.model_name_or_path)
@@ -104,7 +104,7 @@ def test_an_adapter_is_merged_into_its_base(config, world, tmp_path):
     with torch.no_grad():
         assert torch.allclose(merged(torch.tensor([[5, 6, 7]])).logits, expected, atol=1e-5)
     assert not folder.exists()
-    no_adapter = TutorConfig("lora", adapter=str(world / "blank"))
+    no_adapter = TutorConfig(name="lora", adapter=str(world / "blank"))
     with pytest.raises(ConfigError, match="holds no LoRA adapter"), config_of(no_adapter, config, tmp_path):
         pass
 

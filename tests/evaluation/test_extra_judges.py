@@ -8,13 +8,13 @@ import pytest
 
 from classroom_rl.config.base import lesson_plans
 from classroom_rl.config.evaluation import EvalConfig
-from classroom_rl.errors import JudgeOutputError
+from classroom_rl.errors import ContextOverflow, JudgeOutputError
 from classroom_rl.evaluation.extra_judges import ask_extra_judges, label_errors, read_labels, summarise_judges
 from classroom_rl.evaluation.metrics.language import language_metrics
-from classroom_rl.results.agreement import krippendorff_alpha
+from classroom_rl.judges.agreement import krippendorff_alpha
 from classroom_rl.results.statistics import judgement_of
 from classroom_rl.rollout.datasets import load_problems
-from classroom_rl.rollout.engine import NO_FACTS, EmbeddedJudge
+from classroom_rl.rollout.engine import NO_FACTS, Completion, EmbeddedJudge
 from classroom_rl.rollout.scheduler import ConcurrentSchedule
 from classroom_rl.rollout.tokens import Turn
 from tests.support.configs import loaded
@@ -90,17 +90,22 @@ def test_an_answer_without_numbers_of_the_students_messages_is_refused(answer):
 
 
 class Labeller:
-    """A judge's engine that always gives the same answer."""
+    """A judge's engine that always gives the same answer, or raises the same error."""
 
-    def __init__(self, answer: str):
+    def __init__(self, answer: str | Exception):
         self.answer, self.asked = answer, []
 
     async def chat(self, messages, sampling):
         self.asked.append(messages[0]["content"])
-        return SimpleNamespace(text=self.answer)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return Completion((1,), (0.0,), self.answer, True)
 
 
-@pytest.mark.parametrize(("answer", "known"), [('{"reasoning": "x", "errors": [2]}', True), ("I cannot say.", False)])
+@pytest.mark.parametrize(
+    ("answer", "known"),
+    [('{"reasoning": "x", "errors": [2]}', True), ("I cannot say.", False), (ContextOverflow("too long"), False)],
+)
 def test_open_lessons_are_labelled_and_the_quickstarts_are_not(answer, known):
     judge, record = Labeller(answer), labelled_lesson()
     rules = record_of(LESSON, [Turn("teacher", "Hi!"), Turn("student", "I cook an egg.")], index=1)

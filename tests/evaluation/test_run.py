@@ -22,6 +22,7 @@ from tests.support.evaluated_server import ScriptedServer
 
 SUPERVISED = ("samplings=[sampled,supervised]", "supervisor_model.model_name_or_path=rubric", "server_url=null")
 TUTOR = "{name: x, model_name_or_path: y}"
+TWO_APIS = "{name: x, model_name_or_path: m, use_openrouter: true, use_gemini: true}"
 QUICKSTART, COMPARE, MATHS, FORKS = "quickstart", "quickstart_compare", "maths", "quickstart_counterfactuals"
 REFUSED = [
     (QUICKSTART, ["samplings=[warm]"], "samplings"),
@@ -48,6 +49,7 @@ REFUSED = [
     (COMPARE, [f"tutors=[{TUTOR},{TUTOR}]"], "a name of its own"),
     (COMPARE, ["tutors=[{name: x}]"], "names no model_name_or_path, adapter or server_url"),
     (COMPARE, ["tutors=[{name: x, server_url: localhost}]"], "must begin with http"),
+    (COMPARE, [f"tutors=[{TWO_APIS}]"], "use_openrouter of the tutor x and use_gemini of the tutor x are both set"),
     (COMPARE, ["server_url='http://127.0.0.1:8005'"], "set server_url=null and name a server as one of the tutors"),
     (COMPARE, ["extra_judges=[{model_name_or_path: owner/model}]"], "must be behind an API"),
     (COMPARE, ["extra_judges=[{model_name_or_path: rubric},{model_name_or_path: rubric}]"], "name each judge once"),

@@ -259,6 +259,7 @@ def test_students_play_the_same_lessons_one_after_the_other(tokenizer, tmp_path,
 REFUSED = [
     (["students=[{name: a}, {name: a}]"], "students has one whose name is 'a'"),
     (["students=[{name: reference}]"], "other than reference"),
+    (["students=[{name: a, use_openrouter: true, use_gemini: true}]"], "of the student a are both set: choose one"),
     (["students=[]", "reference=x.jsonl"], "no students to compare"),
     (["tutors=[{name: t, model_name_or_path: m}]"], "tutors is set beside students"),
     (["server_url=http://h:1"], "server_url is set beside students"),

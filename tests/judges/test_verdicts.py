@@ -22,7 +22,7 @@ from classroom_rl.environments.classroom.metrics import batch_metrics
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.errors import JudgeOutputError, ProviderFailure, RequestRefused
 from classroom_rl.evaluation.rejudge import rejudge
-from classroom_rl.judges.model_judge import ChatEngineJudge
+from classroom_rl.judges.model_judge import EngineReplies, ModelJudge
 from classroom_rl.judges.verdicts import contradictions, group_schema, parse_group, read_again
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.store.journal import read_journal
@@ -364,7 +364,8 @@ def test_a_judge_on_an_engine_reads_groups_too(group_room, rules):
     config = load(TrainRLConfig, "train_rl", []).judge_model
     config.group_prompts_paths = group_room.options["group_prompts_paths"]
     dialogues = [[{"role": "teacher", "content": f"I am number {number}."}] for number in (3, 7)]
-    text = asyncio.run(ChatEngineJudge(config, rules, 50, Engine()).judge_group(RULE, dialogues, "p", 0))
+    judge = ModelJudge(config, rules, 50, EngineReplies(Engine(), "judge"))
+    text = asyncio.run(judge.judge_group(RULE, dialogues, "p", 0))
     assert [verdict.scores.task_final_score for verdict in parse_group(RULE, 0, text, 2)] == [0.3, 0.7]
     assert [(sampling.max_tokens, sampling.schema) for sampling in Engine.asked] == [(100, group_schema(2))] * 2
 

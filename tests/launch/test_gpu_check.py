@@ -219,7 +219,7 @@ def test_an_engines_share_holds_weights_and_conversations(name: str, parameters:
     """Weights 2 bytes each, logits of 64 sequences, 16 conversations of 2048 tokens, 2.5 GiB besides, of 80 GiB."""
     write_shape(SHAPES[name], world / "blank", tmp_path / "m")
     shape = SHAPES[name]
-    cached = 16 * 2048 * 2 * shape.kv_heads * shape.head_dim * 2 * shape.layers
+    cached = 16 * 2048 * 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2 * shape["num_hidden_layers"]
     needed = 2 * parameters + 64 * 151_936 * 4 + cached + 2.5 * GIB
     assert 0 <= engine_share(tmp_path / "m", 2048, 64, 80 * GIB) - needed / (80 * GIB) < 0.01
 

@@ -21,7 +21,7 @@ def test_a_models_tokens_all_have_a_text_and_texts_are_encoded_as_before(world: 
     write_shape(SHAPES["tiny"], world / "blank", tmp_path / "m")
     draw_weights(tmp_path / "m", "cpu")
     extended, original = (AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "m", world / "blank"))
-    assert len(extended) == SHAPES["tiny"].vocabulary > len(original)
+    assert len(extended) == SHAPES["tiny"]["vocab_size"] > len(original)
     for text in (*lessons[:5], "<|im_start|>assistant\nGood . <end_of_conversation><|im_end|>", "žluťoučký kůň"):
         assert extended(text).input_ids == original(text).input_ids
     assert extended.eos_token_id == original.eos_token_id and extended.chat_template == original.chat_template

@@ -25,13 +25,13 @@ from classroom_rl.errors import (
     SpendingCapReached,
     StorageError,
 )
-from classroom_rl.rollout.engine import Completion, ConversationFacts, Sampling
+from classroom_rl.judges.model_judge import EngineReplies, KeptReplies
+from classroom_rl.rollout.engine import Completion, ConversationFacts
 from classroom_rl.rollout.prompts import variables_of
 from classroom_rl.rollout.reviews import MessageToReview, Review, priced
 from classroom_rl.supervision.model_supervisor import (
     MOST_CHARACTERS,
-    ApiSupervisor,
-    EngineSupervisor,
+    ModelSupervisor,
     check_correction,
     checked,
     parse_review,
@@ -249,7 +249,7 @@ def review_all(endpoint: JudgeEndpoint, folder: Path, messages, timeout_s=None, 
 
     async def whole():
         api = timed_api(config, ledger)
-        supervisor = ApiSupervisor(config, SUPERVISION, ledger, api, timeout_s)
+        supervisor = ModelSupervisor(config, SUPERVISION, KeptReplies(config, ledger, api), timeout_s)
         try:
             return await asyncio.gather(*map(supervisor.review, messages), return_exceptions=True)
         finally:
@@ -357,7 +357,7 @@ def test_a_ledger_that_cannot_be_used_stops_the_run(tmp_path):
         ledger = CallLedger(tmp_path / "calls.sqlite")
         ledger.close()
         with pytest.raises(StorageError):
-            asyncio.run(ApiSupervisor(config, SUPERVISION, ledger, None).review(about(1)))
+            asyncio.run(ModelSupervisor(config, SUPERVISION, KeptReplies(config, ledger, None)).review(about(1)))
 
 
 @pytest.mark.parametrize("message", ["", "It is 375.", "Supervisor: this message is valid. What now?"])
@@ -414,8 +414,8 @@ class FlakyEngine:
 
 def on_engine(engine, messages, timeout_s=None):
     async def whole():
-        sampling = Sampling(0.6, max_tokens=9999)
-        supervisor = EngineSupervisor(SupervisorModelConfig(), SUPERVISION, engine, sampling, timeout_s)
+        replies = EngineReplies(engine, "supervisor")
+        supervisor = ModelSupervisor(SupervisorModelConfig(), SUPERVISION, replies, timeout_s)
         return await asyncio.gather(*map(supervisor.review, messages))
 
     return run(whole())
@@ -455,4 +455,4 @@ def test_rules_come_before_the_engine_whose_replies_are_told_apart():
 
 def test_a_model_needs_a_prompt():
     with pytest.raises(ConfigError, match="prompt_path"):
-        EngineSupervisor(SupervisorModelConfig(), SupervisionConfig(), FlakyEngine(None), Sampling(0.0))
+        ModelSupervisor(SupervisorModelConfig(), SupervisionConfig(), EngineReplies(FlakyEngine(None), "supervisor"))

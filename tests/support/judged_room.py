@@ -11,7 +11,7 @@ from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
-from classroom_rl.judges.model_judge import OpenAICompatibleJudge
+from classroom_rl.judges.model_judge import KeptReplies, ModelJudge
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.store.journal import read_journal
 from classroom_rl.server.open_models import JUDGE_CALLS_NAME
@@ -82,14 +82,14 @@ class Server:
         async def whole():
             api = timed_api(self.config, self.ledger) if self.speed is None else self._real_api(self.speed)
             rules = self.generation.judges_rules_prompts_paths
-            self.room.judge = OpenAICompatibleJudge(self.config, rules, 200, self.ledger, api)
+            self.room.judge = ModelJudge(self.config, rules, 200, KeptReplies(self.config, self.ledger, api))
             service = self.room.open(self.generation)
             service.environment.roles.apis["judge"] = api
             try:
                 return await work(service)
             finally:
                 await api._client.close()
-                service._journal.close()
+                service.journal.close()
                 self.ledger.close()
 
         return (run if self.speed is None else asyncio.run)(whole())

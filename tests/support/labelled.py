@@ -19,6 +19,7 @@ from classroom_rl.config.base import lesson_plans
 from classroom_rl.config.load import ROOT
 from classroom_rl.config.values import END_OF_CONVERSATION
 from classroom_rl.evaluation.metrics.language import flips_role, parrots
+from classroom_rl.judges.agreement import rank_correlation
 from classroom_rl.judges.feedback import (
     GIVING_KINDS,
     falsely_corrects,
@@ -30,7 +31,6 @@ from classroom_rl.judges.feedback import (
 from classroom_rl.judges.findings import TurnFinding, verdict
 from classroom_rl.judges.messages import holds, read_message, read_plan
 from classroom_rl.judges.rule_judge import analyse
-from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.rollout.datasets import load_problems
 from classroom_rl.rollout.engine import ConversationFacts
 

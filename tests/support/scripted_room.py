@@ -23,7 +23,6 @@ from classroom_rl.environments.classroom.config import classroom_rules, default_
 from classroom_rl.environments.classroom.environment import PHASES, Classroom
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
-from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
 from classroom_rl.rollout.reviews import Supervisor
@@ -115,7 +114,6 @@ class Room:
             {"teacher": self.teacher},
             reward=self.reward,
             supervisor=self.supervisor,
-            examiner=examiner_of(generation),
             policy_role=generation.trained_role,
         )
         journal = Journal(self.folder)

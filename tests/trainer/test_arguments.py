@@ -145,15 +145,24 @@ def test_batch_that_does_not_divide_over_processes_is_refused(tmp_path: Path, mo
             training_arguments(configured(override), tmp_path)
 
 
-def test_processes_that_share_a_group_cannot_have_it_judged_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("judge_mode", "group_mode", "advice"),
+    [
+        ("group", "keep", "judge_model.mode=absolute"),
+        ("absolute", "drop", "train.groups_without_variance=keep"),
+        ("absolute", "resample", "train.groups_without_variance=keep"),
+    ],
+)
+def test_processes_cannot_share_a_group_that_is_judged_or_left_out_as_a_whole(
+    judge_mode: str, group_mode: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured("train.per_device_train_batch_size=4")
     config.train.number_of_problems_per_batch, config.train.num_samples_per_problem = 2, 8
-    config.judge_model.mode = "group"
+    config.judge_model.mode, config.train.groups_without_variance = judge_mode, group_mode
     training_arguments(config, tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="each of 4 processes plays 4 conversations of a batch, and a group has 8"):
+    counts = "each of 4 processes plays 4 conversations of a batch, and a group has 8"
+    with pytest.raises(ConfigError, match=f"{counts}: raise .* to a multiple of 4, or set {advice}"):
         training_arguments(config, tmp_path)
 
 

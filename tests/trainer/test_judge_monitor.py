@@ -27,9 +27,9 @@ from classroom_rl.environments.classroom.judge_check import (
     SecondOpinion,
 )
 from classroom_rl.environments.classroom.record import ConversationRecord
+from classroom_rl.judges.agreement import rank_correlation
 from classroom_rl.judges.toy_judge import RubricJudge
 from classroom_rl.judges.verdicts import Judgement, Scores, parse_judge_output
-from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, has_score, read_lines
 from classroom_rl.rollout.engine import ConversationFacts
 from classroom_rl.rollout.problem import Problem

@@ -1,13 +1,19 @@
 """The guard of a student under training: a student that learns to please is named, another one is not."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from accelerate import PartialState
 
+from classroom_rl.config.base import GenerationConfig
+from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.values import CORRECT_PERSONA, ERROR_PERSONA
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.rollout.tokens import Turn
+from classroom_rl.trainer import judge_monitor
+from classroom_rl.trainer.judge_monitor import JudgeMonitor
 from classroom_rl.trainer.pleasing import Drift, PleasingWatch
 from tests.support.toy_lesson import HINT, PROBLEM, Q1, RIGHT, WRONG
 
@@ -35,9 +41,22 @@ REPAIRS_ANYTHING = record(WRONG, f"Good! {Q1}", RIGHT)
 STAYS_WRONG = record(WRONG, f"Good! {Q1}", WRONG)
 
 
-def played(watch: PleasingWatch, *batches: list[ConversationRecord]) -> Iterator[tuple[dict, list[str]]]:
-    for batch in batches:
-        yield watch.update(batch), watch.new_warnings()
+Player = Callable[..., list[tuple[dict[str, float], list[str]]]]
+"""Shows batches to a new monitor: what it logs of each, and its warnings of pleasing."""
+
+
+@pytest.fixture
+def played(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Player:
+    def play(*batches: list[ConversationRecord]) -> list[tuple[dict[str, float], list[str]]]:
+        monitor = JudgeMonitor(TrainRLConfig(generation=GenerationConfig(trained_role="student")), None, tmp_path)
+        results = []
+        for step, batch in enumerate(batches):
+            caplog.clear()
+            figures = monitor.check(PartialState(cpu=True), step, batch)
+            results.append((figures, [message for message in caplog.messages if "learns to please" in message]))
+        return results
+
+    return play
 
 
 @pytest.mark.parametrize(
@@ -48,17 +67,33 @@ def played(watch: PleasingWatch, *batches: list[ConversationRecord]) -> Iterator
         (FAITHFUL, record(WRONG, HINT, RIGHT, 0.7, 0.7), "the tutor's reward is 0.20 higher, and the student's own"),
     ],
 )
-def test_a_student_that_learns_to_please_is_named_once(before, after, says) -> None:
+def test_a_student_that_learns_to_please_is_named_once(before, after, says, played: Player) -> None:
     (_, none), (early, _), (figures, [warning]), (_, again) = played(
-        PleasingWatch(), [before] * 256, [before] * 64, [after] * 256, [after] * 64
+        [before] * 256, [before] * 64, [after] * 256, [after] * 64
     )
-    assert none == again == [] and says in warning and "learns to please" in warning
+    assert none == again == [] and says in warning and warning.startswith("step 3: The student learns to please: ")
     assert early["guard/student_pleases"] == 0.0 and figures["guard/student_pleases"] == 1.0
 
 
-def test_it_is_named_again_after_it_was_gone() -> None:
+def test_it_is_named_again_after_it_was_gone(played: Player) -> None:
     runs = [[FAITHFUL] * 256, [RIGHT_ANYWAY] * 256, [FAITHFUL] * 256, [RIGHT_ANYWAY] * 256]
-    assert [len(warnings) for _, warnings in played(PleasingWatch(), *runs)] == [0, 1, 0, 1]
+    assert [len(warnings) for _, warnings in played(*runs)] == [0, 1, 0, 1]
+
+
+def test_it_is_not_named_again_after_a_batch_that_was_not_measured(
+    played: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, broken = judge_monitor.student_figures, [FAITHFUL] * 2
+
+    def student_figures(records: list[ConversationRecord]) -> dict[str, float]:
+        if records == broken:
+            raise ValueError("no figure")
+        return measure(records)
+
+    monkeypatch.setattr(judge_monitor, "student_figures", student_figures)
+    results = played([FAITHFUL] * 256, [RIGHT_ANYWAY] * 256, broken, [RIGHT_ANYWAY] * 256)
+    assert [len(warnings) for _, warnings in results] == [0, 1, 0, 0]
+    assert "guard/student_pleases" not in results[2][0]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +104,8 @@ def test_it_is_named_again_after_it_was_gone() -> None:
         record(WRONG, HINT, RIGHT, 0.7, 0.5),  # the student's alone falls
     ],
 )
-def test_another_student_is_not_named(after) -> None:
-    results = list(played(PleasingWatch(), [FAITHFUL] * 256, [after] * 256, [after] * 256))
+def test_another_student_is_not_named(after, played: Player) -> None:
+    results = played([FAITHFUL] * 256, [after] * 256, [after] * 256)
     assert [warnings for _, warnings in results] == [[], [], []]
     assert all(figures["guard/student_pleases"] == 0.0 for figures, _ in results)
 
@@ -80,7 +115,7 @@ def test_chance_is_not_named() -> None:
     for _ in range(60):
         batch = [rng.choice([FAITHFUL, RIGHT_ANYWAY, REPAIRS_ANYTHING, STAYS_WRONG]) for _ in range(64)]
         watch.update(batch)
-        assert watch.new_warnings() == []
+        assert watch.signs() == {}
 
 
 def test_the_figures_are_of_the_latest_messages() -> None:

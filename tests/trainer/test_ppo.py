@@ -153,20 +153,22 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_the_tokens_of_an_episode_follow_each_other_across_samples() -> None:
     """Two episodes: samples 0 and 1, and sample 2 alone."""
-    tokens = EpisodeTokens.of([2, 1], torch.tensor([2, 1, 3]))
-    joined = tokens.joined(torch.tensor([[1.0, 2, 9], [6, 9, 9], [3, 4, 5]]), -1.0)
-    assert joined.tolist() == [[1, 2, 6], [3, 4, 5]]
-    assert tokens.apart(joined, 3, 3).tolist() == [[1, 2, 0], [6, 0, 0], [3, 4, 5]]
+    tokens = EpisodeTokens(torch.arange(4) < torch.tensor([[2], [1], [4]]), [3, 4])
+    joined = tokens.joined(torch.tensor([[1.0, 2, 9, 9], [6, 9, 9, 9], [3, 4, 5, 7]]))
+    assert joined.tolist() == [[1, 2, 6, 0], [3, 4, 5, 7]]
+    assert tokens.apart(joined).tolist() == [[1, 2, 0, 0], [6, 0, 0, 0], [3, 4, 5, 7]]
 
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 1000))
 def test_what_is_joined_comes_apart_again(lengths: list[list[int]], seed: int) -> None:
     by_sample = torch.tensor([length for episode in lengths for length in episode])
-    tokens = EpisodeTokens.of([len(episode) for episode in lengths], by_sample)
-    values = torch.rand(len(by_sample), 4, generator=torch.Generator().manual_seed(seed))
     mask = torch.arange(4) < by_sample.unsqueeze(1)
-    restored = tokens.apart(tokens.joined(values, 0.0), 4, len(by_sample))
-    assert torch.equal(restored, torch.where(mask, values, 0.0))
+    tokens = EpisodeTokens(mask, list(map(sum, lengths)))
+    values = torch.rand(len(by_sample), 4, generator=torch.Generator().manual_seed(seed))
+    for tensor in (values, values > 0.5):
+        joined = tokens.joined(tensor)
+        assert joined.shape == (len(lengths), max(map(sum, lengths)))
+        assert torch.equal(tokens.apart(joined), tensor * mask)
 
 
 def test_advantages_of_messages_are_the_same_in_one_sample_and_in_three() -> None:
@@ -177,13 +179,12 @@ def test_advantages_of_messages_are_the_same_in_one_sample_and_in_three() -> Non
     one[0, positions], spread[0, positions] = torch.tensor([0, 0, 1, 1, 2, 2]), values
     single = estimate(token_rewards(one, torch.zeros(1, 10), outcome), spread, one, torch.zeros(1), 0.9, 0.8, "turns")
 
-    tokens = EpisodeTokens.of([3], torch.tensor([2, 2, 2]))
-    numbers = tokens.joined(torch.tensor([[0, 0], [1, 1], [2, 2]]), NO_STEP)
+    tokens = EpisodeTokens(torch.ones(3, 2, dtype=torch.bool), [6])
+    numbers, joined = torch.tensor([[0, 0, 1, 1, 2, 2]]), tokens.joined(values.reshape(3, 2))
     rewards = token_rewards(numbers, torch.zeros(1, 6), outcome)
-    joined = tokens.joined(values.reshape(3, 2), 0.0)
     split = estimate(rewards, joined, numbers, torch.zeros(1), 0.9, 0.8, "turns")
     assert torch.allclose(split.advantages[0], single.advantages[0, positions])
-    assert torch.equal(tokens.apart(split.advantages, 2, 3)[1], split.advantages[0, 2:4])
+    assert torch.equal(tokens.apart(split.advantages)[1], split.advantages[0, 2:4])
 
 
 # Gradients -----------------------------------------------------------------------------------------------------------

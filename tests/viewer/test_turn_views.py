@@ -1,5 +1,9 @@
 """Tests of the messages that the page shows: text as it was written, tokens as pieces of text, and thoughts."""
 
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +33,25 @@ def test_tokens_come_as_text_with_their_mask_where_the_run_has_the_tokenizer(htt
     assert [piece[2] for piece in tokens["pieces"]][:4] == [-0.5, -0.5, -0.5, 0.0]
     write_rollouts(run, 1, 0, [conversation(1, 0, LESSONS[0], completion_ids=list(range(90, 103)))])
     assert "does not have all of them" in one(http, 0, route="tokens")["why"]
+
+
+def test_messages_of_an_older_version_lack_fields_and_are_shown(http, run) -> None:
+    path = run / "rollouts" / "step_000001-0.parquet"
+    message = {"role": "teacher", "text": "Hello.", "persona": None, "tokens": 3, "ended": True}
+    draft = {"text": "Hi.", "tokens": 2, "review": {"valid": False, "of_another_version": 1}}
+    table = pq.read_table(path)
+    position = table.schema.get_field_index("turns")
+    stored = pa.array([json.dumps([message, message | {"drafts": [draft]}])] * len(table))
+    pq.write_table(table.set_column(position, "turns", stored), path)
+    first, second = one(http, 0)["turns"]
+    assert first["parts"] == [["said", "Hello."]] and (first["tokens"], first["given"], first["review"]) == (
+        3,
+        False,
+        None,
+    )
+    assert first["trained"] == 0 and first["policy"] is None and not first["drafts"] and not first["tool_calls"]
+    (shown,) = second["drafts"]
+    assert shown["review"]["valid"] is False and shown["review"]["critique"] == "" and not shown["tool_calls"]
 
 
 def test_a_character_of_several_tokens_is_one_piece() -> None:

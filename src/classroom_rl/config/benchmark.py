@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from classroom_rl.config.base import GenerationConfig
 from classroom_rl.config.fields import Examples, FilePath, Flag, Text, config_group
-from classroom_rl.config.model_checks import check_judge
+from classroom_rl.config.model_checks import check_further_judges
 from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.values import EMBEDDED_JUDGES, RULES, check_url
 from classroom_rl.errors import ConfigError
@@ -125,21 +125,14 @@ def _check_tasks(benchmark: BenchmarkConfig) -> None:
 
 def _check_labelling_judges(judges: list[JudgeModelConfig], generation: GenerationConfig) -> None:
     """Check that each of `judges` can label single replies, and is named once."""
-    names = [judge.model_name_or_path for judge in judges]
     for judge in judges:
         name = judge.model_name_or_path
         if judge.rubric is not None:
             raise ConfigError(f"judges has a rubric for {name}, but a benchmark asks its own questions: leave it out.")
-        check_judge(judge, generation, "judges")
-        if name not in EMBEDDED_JUDGES and not judge.is_remote:
-            raise ConfigError(
-                f"judges has {name}, a model for an engine; each must be behind an API (use_openrouter, use_gemini or "
-                f"base_url, also that of a vLLM server), or {RULES}."
-            )
         if name in EMBEDDED_JUDGES and name != RULES:
             raise ConfigError(
                 f"judges has {name}, which reads lessons of the quickstart only; of the embedded judges {RULES} labels "
                 "single replies."
             )
-        if names.count(name) > 1:
-            raise ConfigError(f"judges has {name} twice: name each judge once.")
+    allowed = f"behind an API (use_openrouter, use_gemini or base_url, also that of a vLLM server), or {RULES}"
+    check_further_judges("judges", judges, generation, allowed)

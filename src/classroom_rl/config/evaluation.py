@@ -3,7 +3,7 @@
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from typing import Annotated
 
 from classroom_rl.config.base import DatasetSource, GenerationConfig, LoggingConfig, default_penalties
@@ -30,8 +30,14 @@ from classroom_rl.config.fields import (
     config_group,
 )
 from classroom_rl.config.maths_classroom import MATHS_CLASSROOM, MATHS_DATASET, log_filled_in
-from classroom_rl.config.model_checks import check_judge, check_key_variable, check_model, check_vllm
-from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, SupervisorModelConfig, VllmConfig
+from classroom_rl.config.model_checks import check_access, check_further_judges, check_judge, check_model, check_vllm
+from classroom_rl.config.models import (
+    ApiAccessConfig,
+    ApiModelConfig,
+    JudgeModelConfig,
+    SupervisorModelConfig,
+    VllmConfig,
+)
 from classroom_rl.config.prompt_search import PromptSearchConfig, check_prompt_search
 from classroom_rl.config.train_rl import RewardModelConfig
 from classroom_rl.config.training_checks import check_supervisor
@@ -68,7 +74,7 @@ class EvalDatasetConfig:
 
 
 @config_group
-class TutorConfig:
+class TutorConfig(ApiAccessConfig):
     """One of several tutors. Its model and its API are its own; everything else is as in `teacher_model`."""
 
     name: Text = ""
@@ -81,24 +87,10 @@ class TutorConfig:
     that the adapter names."""
     server_url: Text | None = None
     """The address of a running server, whose tutor this is, with that server's own student and rules."""
-    use_openrouter: Flag = False
-    """The tutor is behind OpenRouter, with the key in OPENROUTER_API_KEY."""
-    use_gemini: Flag = False
-    """The tutor is behind Gemini's API, with the key in GEMINI_API_KEY."""
-    base_url: Text | None = None
-    """The address of another OpenAI-compatible API that the tutor is behind."""
-    api_key_env: Text | None = None
-    """The environment variable that holds the API's key; null: the one of OpenRouter or Gemini; with `base_url` alone,
-    none is sent."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the tutor is behind an API."""
-        return self.use_openrouter or self.use_gemini or self.base_url is not None
 
 
 @config_group
-class StudentConfig:
+class StudentConfig(ApiAccessConfig):
     """One of several students that are measured. Its model, its API and its prompts are its own; everything else is as
     in `student_model`."""
 
@@ -109,14 +101,6 @@ class StudentConfig:
     """A folder, a Hub name or an API's model. Null: `student_model`."""
     student_personas_prompts_paths: dict[str, FilePath] = field(default_factory=dict)
     """The prompts of its personas. Empty: those of `generation`."""
-    use_openrouter: Flag = False
-    """The student is behind OpenRouter, with the key in OPENROUTER_API_KEY."""
-    use_gemini: Flag = False
-    """The student is behind Gemini's API, with the key in GEMINI_API_KEY."""
-    base_url: Text | None = None
-    """The address of another OpenAI-compatible API that the student is behind."""
-    api_key_env: Text | None = None
-    """The environment variable that holds the API's key, as for tutors."""
 
     def model(self, base: ApiModelConfig) -> ApiModelConfig:
         """The student's model: `base` if it names none, else its own with all other settings from `base`."""
@@ -125,14 +109,8 @@ class StudentConfig:
 
 def model_of_tutor(tutor: TutorConfig | StudentConfig, base: ApiModelConfig) -> ApiModelConfig:
     """The tutor's model: its name and its API come from `tutor`, all other settings from `base`."""
-    return replace(
-        base,
-        model_name_or_path=tutor.model_name_or_path,
-        use_openrouter=tutor.use_openrouter,
-        use_gemini=tutor.use_gemini,
-        base_url=tutor.base_url,
-        api_key_env=tutor.api_key_env,
-    )
+    access = {item.name: getattr(tutor, item.name) for item in fields(ApiAccessConfig)}
+    return replace(base, model_name_or_path=tutor.model_name_or_path, **access)
 
 
 @config_group
@@ -395,9 +373,7 @@ def _check_tutors(config: EvalConfig) -> None:
             raise ConfigError(f"The tutor {tutor.name} names no model_name_or_path, adapter or server_url: give one.")
         if tutor.server_url is not None:
             check_url(f"server_url of the tutor {tutor.name}", tutor.server_url)
-        if tutor.base_url is not None:
-            check_url(f"base_url of the tutor {tutor.name}", tutor.base_url)
-        check_key_variable(f"api_key_env of the tutor {tutor.name}", tutor.api_key_env)
+        check_access(tutor, after=f" of the tutor {tutor.name}")
     if config.server_url is not None:
         raise ConfigError(
             "server_url is set beside tutors: the base and the control arms are played here, so set server_url=null "
@@ -419,9 +395,7 @@ def _check_students(config: EvalConfig) -> None:
                 f"students has one whose name is {name!r}; each needs a name of its own, of letters, digits and ._- "
                 f"(it names a folder), other than {REFERENCE}: students=[{{name: small, model_name_or_path: DIR}}]."
             )
-        if student.base_url is not None:
-            check_url(f"base_url of the student {name}", student.base_url)
-        check_key_variable(f"api_key_env of the student {name}", student.api_key_env)
+        check_access(student, after=f" of the student {name}")
         check_model(f"students: {name}", student.model(config.student_model), config.generation)
     if config.server_url is not None or config.tutors or config.counterfactuals.forks:
         key = "server_url" if config.server_url else "tutors" if config.tutors else "counterfactuals.forks"
@@ -432,18 +406,11 @@ def _check_students(config: EvalConfig) -> None:
 
 
 def _check_extra_judges(config: EvalConfig) -> None:
-    names = [judge.model_name_or_path for judge in config.extra_judges]
-    if names and not config.tutors:
+    if config.extra_judges and not config.tutors:
         raise ConfigError("extra_judges judge what is compared, and there are no tutors to compare: name tutors, too.")
-    for judge in config.extra_judges:
-        check_judge(judge, config.generation, "extra_judges")
-        if judge.model_name_or_path not in EMBEDDED_JUDGES and not judge.is_remote:
-            raise ConfigError(
-                f"extra_judges has {judge.model_name_or_path}, a model for an engine; each must be behind an API "
-                f"(use_openrouter, use_gemini or base_url), or an embedded judge ({', '.join(EMBEDDED_JUDGES)})."
-            )
-        if names.count(judge.model_name_or_path) > 1:
-            raise ConfigError(f"extra_judges has {judge.model_name_or_path} twice: name each judge once.")
+    embedded = f"an embedded judge ({', '.join(EMBEDDED_JUDGES)})"
+    allowed = f"behind an API (use_openrouter, use_gemini or base_url), or {embedded}"
+    check_further_judges("extra_judges", config.extra_judges, config.generation, allowed)
 
 
 def _check_classroom(config: EvalConfig) -> None:

@@ -1,9 +1,17 @@
 """Checks of how the models of the roles are loaded, reached and paid."""
 
 import re
+from collections.abc import Sequence
 
 from classroom_rl.config.base import EnvironmentConfig
-from classroom_rl.config.models import ApiModelConfig, JudgeModelConfig, LoraConfig, TeacherModelConfig, VllmConfig
+from classroom_rl.config.models import (
+    ApiAccessConfig,
+    ApiModelConfig,
+    JudgeModelConfig,
+    LoraConfig,
+    TeacherModelConfig,
+    VllmConfig,
+)
 from classroom_rl.config.rubric import load_rubric
 from classroom_rl.config.values import (
     ABSOLUTE,
@@ -99,6 +107,19 @@ def _check_rubric(judge: JudgeModelConfig, generation: EnvironmentConfig, name: 
         )
 
 
+def check_further_judges(
+    key: str, judges: Sequence[JudgeModelConfig], generation: EnvironmentConfig, allowed: str
+) -> None:
+    """Check a list of judges that have no engine: that each can judge, is `allowed`, and is named once."""
+    names = [judge.model_name_or_path for judge in judges]
+    for judge, name in zip(judges, names, strict=True):
+        check_judge(judge, generation, key)
+        if name not in EMBEDDED_JUDGES and not judge.is_remote:
+            raise ConfigError(f"{key} has {name}, a model for an engine; each must be {allowed}.")
+        if names.count(name) > 1:
+            raise ConfigError(f"{key} has {name} twice: name each judge once.")
+
+
 def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, name: str, of_training: bool) -> None:
     if not of_training:
         raise ConfigError(
@@ -133,7 +154,8 @@ def _check_group_judge(judge: JudgeModelConfig, generation: EnvironmentConfig, n
 def check_model(name: str, model: ApiModelConfig, generation: EnvironmentConfig) -> None:
     """Check how the model of a role is loaded, or how its API is reached and paid."""
     check_vllm(f"{name}.vllm", model.vllm)
-    _check_api(name, model)
+    check_access(model, before=f"{name}.")
+    _check_cap(name, model)
     if model.is_remote and model.deadline_s >= generation.sample_timeout_s:
         raise ConfigError(
             f"{name}.deadline_s is {model.deadline_s:g}; it must be less than generation.sample_timeout_s "
@@ -150,12 +172,16 @@ def check_key_variable(key: str, variable: str | None) -> None:
         )
 
 
-def _check_api(name: str, model: ApiModelConfig) -> None:
-    if model.base_url is not None:
-        check_url(f"{name}.base_url", model.base_url)
-    check_key_variable(f"{name}.api_key_env", model.api_key_env)
-    if model.use_openrouter and model.use_gemini:
-        raise ConfigError(f"{name}.use_openrouter and {name}.use_gemini are both set: choose one.")
+def check_access(access: ApiAccessConfig, before: str = "", after: str = "") -> None:
+    """Check how an API is reached. Messages name a key with these texts before and after it."""
+    if access.base_url is not None:
+        check_url(f"{before}base_url{after}", access.base_url)
+    check_key_variable(f"{before}api_key_env{after}", access.api_key_env)
+    if access.use_openrouter and access.use_gemini:
+        raise ConfigError(f"{before}use_openrouter{after} and {before}use_gemini{after} are both set: choose one.")
+
+
+def _check_cap(name: str, model: ApiModelConfig) -> None:
     for key in ("usd_per_million_prompt_tokens", "usd_per_million_completion_tokens"):
         if model.max_cost_usd is not None and getattr(model, key) == 0:
             raise ConfigError(

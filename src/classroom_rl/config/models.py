@@ -124,13 +124,9 @@ class ModelConfig:
 
 
 @config_group
-class ApiModelConfig(ModelConfig):
-    """A model on a vLLM engine, or behind an OpenAI-compatible API if `use_openrouter`, `use_gemini` or `base_url` is
-    set. An API also gets `temperature` and `top_p` of the block `vllm`; of the keys for APIs, an engine reads
-    `response_format` alone.
-
-    Costs are in US dollars: as the provider reports them, otherwise tokens × prices.
-    """
+class ApiAccessConfig:
+    """How an OpenAI-compatible API is reached. A model is behind one if `use_openrouter`, `use_gemini` or `base_url` is
+    set."""
 
     use_openrouter: Flag = False
     """The API is OpenRouter, with its key in OPENROUTER_API_KEY."""
@@ -141,6 +137,22 @@ class ApiModelConfig(ModelConfig):
     api_key_env: Text | None = None
     """The environment variable that holds the API's key. Null: the one of OpenRouter or Gemini; with `base_url` alone,
     requests carry no key."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the model is behind an API."""
+        return self.use_openrouter or self.use_gemini or self.base_url is not None
+
+
+@config_group
+class ApiModelConfig(ApiAccessConfig, ModelConfig):
+    """A model on a vLLM engine, or behind an OpenAI-compatible API if `use_openrouter`, `use_gemini` or `base_url` is
+    set. An API also gets `temperature` and `top_p` of the block `vllm`; of the keys for APIs, an engine reads
+    `response_format` alone.
+
+    Costs are in US dollars: as the provider reports them, otherwise tokens × prices.
+    """
+
     fallback_models: list[Text] = field(default_factory=list)
     """Models of the same API, in order. When one does not answer, or the API does not know it, the next one is
     asked."""
@@ -165,11 +177,6 @@ class ApiModelConfig(ModelConfig):
     max_cost_usd: Annotated[Number, at_least(0, 10**9)] | None = None
     """Cap on the spending of the run, across restarts; null: none. It needs both prices, because each request's worst
     case is reserved before it is sent."""
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the model is behind an API."""
-        return self.use_openrouter or self.use_gemini or self.base_url is not None
 
 
 @config_group

@@ -17,20 +17,20 @@ from classroom_rl.engines.api.chat_api import ChatRequest
 from classroom_rl.environments.classroom.conversation import State
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.roles import Roles
-from classroom_rl.errors import JudgeOutputError, RequestRefused
+from classroom_rl.errors import ContextOverflow, JudgeOutputError, RequestRefused
 from classroom_rl.evaluation.metrics.language import ErrorLabels
+from classroom_rl.judges.agreement import krippendorff_alpha, rank_correlation
 from classroom_rl.judges.json_answer import find_object
 from classroom_rl.judges.messages import read_plan
-from classroom_rl.judges.model_judge import KeptReplies, render_rule, wanted_schema
+from classroom_rl.judges.model_judge import render_rule, wanted_schema
 from classroom_rl.judges.verdicts import ask_for_verdict, sum_up
-from classroom_rl.results.agreement import krippendorff_alpha, rank_correlation
 from classroom_rl.results.evaluation_files import group_by_problem
 from classroom_rl.results.statistics import judgement_of
 from classroom_rl.rollout.engine import ConversationFacts, Judge, Sampling
 from classroom_rl.rollout.intervals import mean_with_ci
 from classroom_rl.rollout.scheduler import Schedule
 from classroom_rl.rollout.thoughts import visible_messages
-from classroom_rl.server.open_models import open_second_judge
+from classroom_rl.server.open_models import open_second_judge, replies_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,20 +70,16 @@ async def _label(config: EvalConfig, roles: Roles, record: ConversationRecord) -
     messages = render_rule(config.student_errors_prompt_path, conversation, record.problem)
     try:
         return read_labels(record, await _ask(config, roles, messages))
-    except (JudgeOutputError, RequestRefused) as error:
+    except (ContextOverflow, JudgeOutputError, RequestRefused) as error:
         logger.warning("the student's errors in %s are not labelled: %s", record.id, error)
         return {}
 
 
 async def _ask(config: EvalConfig, roles: Roles, messages: list[dict[str, str]]) -> str:
-    judge, max_tokens = config.judge_model, config.generation.max_tokens_per_judge_attempt
-    schema = wanted_schema(judge, SCHEMA)
-    if "judge" not in roles.apis:
-        sampling = Sampling(0.0, judge.vllm.top_p, judge.vllm.top_k, max_tokens, schema=schema)
-        return (await roles.engines["judge"].chat(messages, sampling)).text
-    api = roles.apis["judge"]
-    request = ChatRequest(messages, Sampling(0.0, max_tokens=max_tokens), schema, ("errors",))
-    return (await KeptReplies(judge, api.ledger, api).get(request))[0].text
+    sampling = Sampling(0.0, max_tokens=config.generation.max_tokens_per_judge_attempt)
+    request = ChatRequest(messages, sampling, wanted_schema(config.judge_model, SCHEMA), ("errors",))
+    answer, _ = await replies_of("judge", config.judge_model, roles.engines, roles.apis).get(request)
+    return answer.text
 
 
 def read_labels(record: ConversationRecord, answer: str) -> ErrorLabels:

@@ -28,7 +28,7 @@ from classroom_rl.environments.classroom.conversation import Conversation
 from classroom_rl.environments.classroom.record import ConversationRecord
 from classroom_rl.environments.classroom.rewards import reward_of
 from classroom_rl.errors import ConfigError, DataError, JudgeOutputError
-from classroom_rl.judges.model_judge import OpenAICompatibleJudge
+from classroom_rl.judges.model_judge import KeptReplies, ModelJudge
 from classroom_rl.judges.verdicts import Verdict, parse_verdict, read_again
 from classroom_rl.rollout.engine import EmbeddedJudge, Judge, ask_judge
 from classroom_rl.rollout.runner import weighted_sum
@@ -104,7 +104,7 @@ def _open_judge(run_folder: Path, config: TrainRLConfig) -> Iterator[Judge | Emb
         raise ConfigError(f"The judge {judge.model_name_or_path} is an engine of the server; its replies are not kept.")
     rules, max_tokens = config.generation.judges_rules_prompts_paths, config.generation.max_tokens_per_judge_attempt
     with closing(CallLedger(run_folder / JUDGE_CALLS_NAME)) as ledger:
-        yield OpenAICompatibleJudge(judge, rules, max_tokens, ledger, api=None)
+        yield ModelJudge(judge, rules, max_tokens, KeptReplies(judge, ledger, api=None))
 
 
 def _new_verdict(

@@ -91,6 +91,34 @@ class KeptReplies:
         return None
 
 
+class EngineReplies:
+    """An engine of this server, asked as `KeptReplies` asks an API. It keeps no replies, so each one is sampled anew.
+
+    Args:
+        role: the engine's role, for messages.
+    """
+
+    def __init__(self, engine: ChatEngine, role: str):
+        self._engine = engine
+        self._role = role
+
+    async def get(self, request: ChatRequest, is_usable: Callable[[str], bool] = bool) -> tuple[Answer, bool]:
+        """A reply, and True.
+
+        Raises:
+            ContextOverflow: if the context leaves no room for the request, or for a usable reply to it.
+            EngineFailure: if the engine died.
+        """
+        sampling = replace(request.sampling, schema=request.schema, draw=request.draw)
+        completion = await self._engine.chat(request.messages, sampling)
+        # A completion that stopped below its own limit was truncated by the context length.
+        hit_context = not completion.ended and completion.tokens < sampling.max_tokens
+        if hit_context and not is_usable(completion.text):
+            tokens = completion.tokens
+            raise ContextOverflow(f"The {self._role}'s context had room for {tokens} tokens of an answer only.")
+        return Answer(completion.text, not completion.ended, None), True
+
+
 class ApiChatEngine:
     """A student or a teacher behind an OpenAI-compatible API. It returns text without token ids and log-probabilities.
 
@@ -166,12 +194,14 @@ def _complete_text(answer: Answer) -> str:
 
 class ModelJudge:
     """A judge model. One attempt gets up to `replies_per_attempt` replies until one holds a verdict, constrained by the
-    JSON schema of the answer unless `response_format` is text. Where the model runs is up to the subclasses.
+    JSON schema of the answer unless `response_format` is text. An attempt without a verdict that is repeated gets new
+    replies.
 
     Args:
         config: the model, and `replies_per_attempt`.
         rules: the path of the prompt template of each rule.
-        sampling: the sampling parameters; `max_tokens` is the limit of an answer on one conversation.
+        max_tokens: the limit on the tokens of an answer on one conversation.
+        replies: where the replies come from: an API, so that none is paid for twice, or an engine.
 
     Attributes:
         rubric: the criteria that a scoring rule scores by, if the configuration names a file of them; else None.
@@ -180,22 +210,19 @@ class ModelJudge:
         ConfigError: if that file cannot be read.
     """
 
-    def __init__(self, config: JudgeModelConfig, rules: dict[str, str], sampling: Sampling):
+    def __init__(
+        self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, replies: KeptReplies | EngineReplies
+    ):
         self._config = config
         self._rules = rules
-        self._sampling = sampling
+        self._sampling = Sampling.of(config.vllm, max_tokens)
+        self._replies = replies
         self.rubric = None if config.rubric is None else load_rubric(config.rubric)
 
     def _render(self, rule: str, dialogue: Dialogue, problem: str) -> list[dict[str, str]]:
         if self.rubric is None or rule not in SCORING_RULES:
             return render_rule(self._rules[rule], dialogue, problem)
         return render_rule(self._config.rubric_prompt_path, dialogue, problem, criteria=rubric_variables(self.rubric))
-
-    async def _reply(
-        self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
-    ) -> tuple[Answer, bool]:
-        """A reply, and whether a request was sent for it. Of equal requests, `sampling.draw` tells this one."""
-        raise NotImplementedError
 
     async def judge(self, rule: str, conversation: list[dict[str, str]], problem: str, attempt: int) -> str:
         """The first reply with a verdict, or the last one without.
@@ -207,13 +234,12 @@ class ModelJudge:
                 tutor's messages.
             JudgeOutputError: if the last reply was truncated.
         """
-        sampling = replace(self._sampling, schema=wanted_schema(self._config, answer_schema(rule, self.rubric)))
+        schema = wanted_schema(self._config, answer_schema(rule, self.rubric))
         holds = partial(_holds_verdict, rule, self.rubric)
 
         async def reply(dialogue: Dialogue, number: int) -> tuple[Answer, bool]:
-            return await self._reply(
-                self._render(rule, dialogue, problem), replace(sampling, draw=(attempt, number)), holds
-            )
+            messages = self._render(rule, dialogue, problem)
+            return await self._replies.get(ChatRequest(messages, self._sampling, schema, (attempt, number)), holds)
 
         async def control(dialogue: Dialogue) -> str:
             answer, _ = await reply(dialogue, 0)
@@ -234,53 +260,13 @@ class ModelJudge:
         size = len(conversations)
         messages = render_group(self._config.group_prompts_paths[rule], conversations, problem)
         schema = wanted_schema(self._config, group_schema(size))
-        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size, schema=schema)
+        sampling = replace(self._sampling, max_tokens=self._sampling.max_tokens * size)
         holds = partial(_holds_group, rule, size)
 
         async def reply(number: int) -> tuple[Answer, bool]:
-            return await self._reply(messages, replace(sampling, draw=(attempt, number)), holds)
+            return await self._replies.get(ChatRequest(messages, sampling, schema, (attempt, number)), holds)
 
         return await first_usable(reply, holds, self._config.replies_per_attempt)
-
-
-class OpenAICompatibleJudge(ModelJudge):
-    """A judge model behind an OpenAI-compatible API. It never pays twice for the same request: the ledger stores all
-    replies. If an attempt without a verdict is repeated, it requests new ones.
-
-    Args:
-        config, rules: as `ModelJudge`.
-        max_tokens: the limit on the tokens of an answer on one conversation.
-        ledger: the stored calls.
-        api: the API for requests that the ledger cannot answer; None to send no requests.
-    """
-
-    def __init__(
-        self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, ledger: CallLedger, api: ChatApi | None
-    ):
-        super().__init__(config, rules, Sampling(config.vllm.temperature, config.vllm.top_p, max_tokens=max_tokens))
-        self._replies = KeptReplies(config, ledger, api)
-
-    async def _reply(
-        self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
-    ) -> tuple[Answer, bool]:
-        return await self._replies.get(ChatRequest(messages, sampling, sampling.schema, sampling.draw), holds)
-
-
-class ChatEngineJudge(ModelJudge):
-    """A judge model on an engine of this server."""
-
-    def __init__(self, config: JudgeModelConfig, rules: dict[str, str], max_tokens: int, engine: ChatEngine):
-        super().__init__(config, rules, Sampling.of(config.vllm, max_tokens))
-        self._engine = engine
-
-    async def _reply(
-        self, messages: Sequence[Message], sampling: Sampling, holds: Callable[[str], bool]
-    ) -> tuple[Answer, bool]:
-        completion = await self._engine.chat(messages, sampling)
-        # A completion that stopped below its own limit was truncated by the context length.
-        if not completion.ended and completion.tokens < sampling.max_tokens and not holds(completion.text):
-            raise ContextOverflow(f"The judge's context had room for {completion.tokens} tokens of an answer only.")
-        return Answer(completion.text, not completion.ended, None), True
 
 
 async def answer_or_blame(

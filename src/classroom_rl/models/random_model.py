@@ -12,7 +12,6 @@ import argparse
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
@@ -37,6 +36,17 @@ _SIZES = {
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
 }
 _TURN_START, _TURN_END, _PADDING = "<|im_start|>", "<|im_end|>", "<|pad|>"
+CONTEXT = 4096
+"""Tokens."""
+_QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+SHAPES = {
+    "Qwen3-0.6B": _QWEN3
+    | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "Qwen3-4B": _QWEN3
+    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "tiny": _SIZES | {"vocab_size": 2_048},
+}
+"""Sizes, as `Qwen3Config` takes them. The first two are taken from config.json on the Hub; the last is for tests."""
 
 
 def write_tiny_chat_model(
@@ -96,74 +106,37 @@ def untrained_qwen3(
         context: the context length in tokens.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        **sizes,
-        max_position_embeddings=context,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = qwen3_config({**sizes, "vocab_size": len(tokenizer)}, context, **ends, dtype="float32")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)
 
 
-CONTEXT = 4096
+def qwen3_config(sizes: Mapping[str, int], context: int = CONTEXT, **options: Any) -> "Qwen3Config":
+    """A model's configuration, whose output head is tied to the embeddings.
 
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a Qwen3 model. Its output head is tied to the embeddings."""
-
-    layers: int
-    hidden: int
-    mlp: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-
-
-SHAPES = {
-    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 151_936),
-    "Qwen3-4B": Shape(36, 2560, 9728, 32, 8, 128, 151_936),
-    "tiny": Shape(2, 64, 128, 2, 1, 32, 2_048),
-}
-"""The first two are taken from config.json on the Hub; the last one is for tests."""
-
-
-def qwen3_config(shape: Shape, **options: Any) -> "Qwen3Config":
-    """A model's configuration of this shape, with further `options` of transformers'."""
+    Args:
+        sizes: the vocabulary, widths and numbers of layers and heads, as `Qwen3Config` takes them.
+        context: the context length in tokens.
+        options: further options of `Qwen3Config`.
+    """
     from transformers import Qwen3Config
 
-    return Qwen3Config(
-        architectures=["Qwen3ForCausalLM"],
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        **options,
-    )
+    fixed = {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True, "bos_token_id": None}
+    return Qwen3Config(**sizes, max_position_embeddings=context, **fixed, **options)
 
 
-def write_shape(shape: Shape, tokenizer: Path, out: Path) -> None:
+def write_shape(shape: Mapping[str, int], tokenizer: Path, out: Path) -> None:
     """Write config.json and a tokenizer into the new folder `out`, which is enough for a memory budget.
 
     Args:
+        shape: one of `SHAPES`.
         tokenizer: folder with the quickstart's tokenizer.
     """
-    special_ids = extend_tokenizer(tokenizer, out, shape.vocabulary)
+    special_ids = extend_tokenizer(tokenizer, out, shape["vocab_size"])
     ends = {"eos_token_id": special_ids["eos_token"], "pad_token_id": special_ids["pad_token"]}
     qwen3_config(shape, **ends, dtype="bfloat16").save_pretrained(out)
 
@@ -175,16 +148,13 @@ def draw_weights(folder: Path, device: str) -> None:
         device: the device on which the weights are drawn; "cuda" is much faster.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        torch.manual_seed(1)
-        with torch.device(device):
-            Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder)).save_pretrained(folder)
-    finally:
-        torch.set_default_dtype(default_dtype)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    torch.manual_seed(1)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
+    model.save_pretrained(folder)
 
 
 def extend_tokenizer(source: Path, out: Path, vocabulary: int) -> dict[str, int]:

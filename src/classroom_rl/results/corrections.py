@@ -162,43 +162,42 @@ Place = tuple[str, int, int]
 among the drafts of the message, or `ITSELF`."""
 
 
-def refuse_contradictions(decision: str, text: str, message_was_fine: bool) -> None:
-    """Raise a ValueError if these parts of a decision contradict each other."""
-    if decision == "edit" and not text.strip():
-        raise ValueError("an edit needs a text: it is the new target")
-    if decision != "edit" and text:
-        raise ValueError(f"only an edit has a text, and this is {decision}")
-    if decision != "reject" and message_was_fine:
-        raise ValueError(f"message_was_fine rejects a correction, and this is {decision}")
-
-
-class CorrectionDecision(BaseModel):
-    """A person's decision about one correction.
+class Decision(BaseModel):
+    """What a person decided about one correction.
 
     Attributes:
-        time: when it was made, in seconds since 1970.
         conversation, turn, draft: the correction, as in `Place`.
         decision: `accept`; `edit`, with the new target in `text`; or `reject`.
-        category: what was wrong with the message, in the supervisor's view.
         message_was_fine: for a rejected correction, whether the message needed no correction: the supervisor was wrong.
         correction: the supervisor's text that the decision is about; None if it is not known. A run that plays the
             conversation again may have another text at the same position, about which nobody has decided.
     """
 
-    time: float = Field(allow_inf_nan=False)
     conversation: str = Field(min_length=1)
     turn: int = Field(ge=0)
     draft: int = Field(ITSELF, ge=ITSELF)
     decision: Literal["accept", "edit", "reject"]
     text: str = Field("", max_length=LONGEST_TEXT)
-    category: str = ""
     message_was_fine: bool = False
     correction: str | None = Field(None, max_length=LONGEST_TEXT)
 
     @model_validator(mode="after")
-    def _parts_agree(self) -> "CorrectionDecision":
-        refuse_contradictions(self.decision, self.text, self.message_was_fine)
+    def _parts_agree(self) -> "Decision":
+        if self.decision == "edit" and not self.text.strip():
+            raise ValueError("an edit needs a text: it is the new target")
+        if self.decision != "edit" and self.text:
+            raise ValueError(f"only an edit has a text, and this is {self.decision}")
+        if self.decision != "reject" and self.message_was_fine:
+            raise ValueError(f"message_was_fine rejects a correction, and this is {self.decision}")
         return self
+
+
+class CorrectionDecision(Decision):
+    """A decision as it is recorded: with the `time` when it was made, in seconds since 1970, and the `category` of what
+    was wrong with the message, in the supervisor's view."""
+
+    time: float = Field(allow_inf_nan=False)
+    category: str = ""
 
     @property
     def place(self) -> Place:

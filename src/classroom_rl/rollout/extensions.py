@@ -25,19 +25,17 @@ if TYPE_CHECKING:
 
 
 class PlayedEpisodes(Protocol):
-    """The episodes that a server plays and has played."""
+    """The episodes that a server plays and has played.
 
-    @property
-    def environment(self) -> Environment[Any, Any]:
-        """The environment that is played, with its loaded models in `roles`."""
+    Attributes:
+        environment: the environment that is played, with its loaded models in `roles`.
+        runner: plays the batches.
+        journal: the journal of this server.
+    """
 
-    @property
-    def runner(self) -> "Runner":
-        """The runner that plays the batches."""
-
-    @property
-    def journal(self) -> "Journal":
-        """The journal of this server."""
+    environment: Environment[Any, Any]
+    runner: "Runner"
+    journal: "Journal"
 
     def record(self, conversation_id: str) -> "Trajectory":
         """The record of a finished episode; raises `UnknownConversation`."""

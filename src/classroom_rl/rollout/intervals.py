@@ -76,6 +76,14 @@ def mean_with_ci(values: Mapping[str, Sequence[float]], bounds: Optional[Bounds]
     }
 
 
+def by_lesson(lessons: Iterable[str], values: Iterable[float]) -> dict[str, list[float]]:
+    """The values of each lesson, in order of appearance. `lessons` holds the lesson of each value."""
+    groups: dict[str, list[float]] = {}
+    for lesson, value in zip(lessons, values, strict=True):
+        groups.setdefault(lesson, []).append(float(value))
+    return groups
+
+
 def within_unit(values: Mapping[str, Sequence[float]]) -> bool:
     """Whether all values lie between 0 and 1."""
     return all(0 <= value <= 1 for group in values.values() for value in group)

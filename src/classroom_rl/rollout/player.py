@@ -23,9 +23,10 @@ from classroom_rl.errors import (
 )
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.engine import Sampling
-from classroom_rl.rollout.histories import History, history_of
+from classroom_rl.rollout.histories import History
 from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.problem import Problem
+from classroom_rl.rollout.scheduler import YieldGate
 from classroom_rl.rollout.step import (
     BY_STOP,
     CONTEXT_FULL,
@@ -46,7 +47,6 @@ from classroom_rl.rollout.step import (
 )
 from classroom_rl.rollout.text import has_surrogates, without_surrogates
 from classroom_rl.rollout.thoughts import split_message
-from classroom_rl.rollout.tools.turn import SampledMessage
 
 Prompt = str | Problem | Mapping[str, Any] | Sequence[Message]
 """A text; a problem of a dataset; {"prompt": text, …} with further entries for `Rollout.meta`; or messages that end
@@ -54,17 +54,13 @@ with the user's."""
 _ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True)
-class Start:
-    """The beginning of rollouts: the messages before the first prompt, the first prompt, and the rollouts' `meta`."""
+def rollouts_of(
+    prompts: Iterable[Prompt], system: str | None, copies: int, seed: int, settings: Settings
+) -> Iterator[Rollout]:
+    """The rollouts before their first steps: `copies` for each prompt, in order.
 
-    opening: tuple[Message, ...]
-    prompt: str
-    meta: dict[str, Any]
-
-
-def starts_of(prompts: Iterable[Prompt], system: str | None) -> list[Start]:
-    """The beginnings of rollouts, one for each prompt.
+    Each has its own seed, derived from (seed, prompt, copy). Equal prompts are numbered among themselves, so that a
+    rollout's seed does not depend on the other prompts.
 
     Args:
         system: the system message for all prompts without one; None for no system message.
@@ -74,18 +70,28 @@ def starts_of(prompts: Iterable[Prompt], system: str | None) -> list[Start]:
     """
     if isinstance(prompts, str | bytes | Mapping):
         raise DataError(f"prompts is a list of prompts, not one {type(prompts).__name__}: put it into [ ].")
-    starts = []
+    seen: Counter[str] = Counter()
     for index, prompt in enumerate(prompts):
         try:
-            starts.append(_start_of(prompt, system))
+            messages, meta = _messages_and_meta(prompt)
         except ValueError as error:
             raise DataError(f"Prompt {index} cannot be used: {error}.") from None
-    if not starts:
+        if system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        opening, first_prompt = tuple(messages[:-1]), messages[-1]["content"]
+        text = json.dumps([opening, first_prompt])
+        for copy in range(copies):
+            rollout_seed = derive_seed(seed, text, seen[text], copy)
+            id = f"{index}-{copy}"
+            yield Rollout(id, index, copy, rollout_seed, opening, first_prompt, settings, deepcopy(meta))
+        seen[text] += 1
+    if not seen:
         raise DataError("There are no prompts: give at least one.")
-    return starts
 
 
-def _start_of(prompt: Prompt, system: str | None) -> Start:
+def _messages_and_meta(prompt: Prompt) -> tuple[list[Message], dict[str, Any]]:
+    """The messages of a prompt, which end with the user's, and its rollouts' `meta`. Raises a `ValueError` if it is
+    malformed."""
     meta: dict[str, Any] = {}
     if isinstance(prompt, Problem):
         meta = {"problem_id": prompt.id, "answer": prompt.answer}
@@ -93,14 +99,12 @@ def _start_of(prompt: Prompt, system: str | None) -> Start:
     elif isinstance(prompt, Mapping):
         if "prompt" not in prompt:
             raise ValueError(f"it has no entry prompt, but {', '.join(map(str, prompt)) or 'none'}")
-        meta = deepcopy({key: value for key, value in prompt.items() if key != "prompt"})
+        meta = {key: value for key, value in prompt.items() if key != "prompt"}
         prompt = prompt["prompt"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _checked_messages(prompt)
     for message in messages:
         check_text(message["content"])
-    if system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
-    return Start(tuple(messages[:-1]), messages[-1]["content"], meta)
+    return messages, meta
 
 
 def _checked_messages(messages: Any) -> list[Message]:
@@ -130,23 +134,6 @@ def check_text(text: Any) -> str:
     if has_surrogates(text):
         raise ValueError(f"{text[:60]!r} holds half of a character (a lone surrogate), which is no Unicode text")
     return text
-
-
-def rollouts_of(starts: Sequence[Start], copies: int, seed: int, settings: Settings) -> Iterator[Rollout]:
-    """The rollouts before their first steps: `copies` for each start, in order.
-
-    Each has its own seed, derived from (seed, prompt, copy). Equal prompts are numbered among themselves, so that a
-    rollout's seed does not depend on the other prompts.
-    """
-    seen: Counter[str] = Counter()
-    for index, start in enumerate(starts):
-        text = json.dumps([start.opening, start.prompt])
-        for copy in range(copies):
-            rollout_seed = derive_seed(seed, text, seen[text], copy)
-            meta = deepcopy(start.meta)
-            id = f"{index}-{copy}"
-            yield Rollout(id, index, copy, rollout_seed, start.opening, start.prompt, settings, meta)
-        seen[text] += 1
 
 
 def derive_seed(*parts: str | int) -> int:
@@ -180,19 +167,14 @@ class Functions:
                 raise ConfigError(f"{name} is {function!r}; it must be a function, or None.")
 
 
-PLAYING, SCORING, FINISHED = "PLAYING", "SCORING", "FINISHED"
-"""The states of a rollout."""
-
-
 class Player:
-    """Plays one rollout, as an episode of the runner.
+    """Plays one rollout.
 
     Args:
         show: called with the rollout after each of its steps, and when it has ended.
 
     Attributes:
         rollout: the rollout so far.
-        state: `PLAYING`, `SCORING` or `FINISHED`.
     """
 
     def __init__(
@@ -205,29 +187,21 @@ class Player:
         self._engine = model.engine
         self._functions = functions
         self._show = show
-        self._history: History = history_of(model, rollout)
-        self._prompt = rollout.first_prompt
+        self._history = History(model, rollout)
         self.rollout = rollout
-        self.state = PLAYING
 
-    @property
-    def finished(self) -> bool:
-        """Whether the rollout has ended and is scored."""
-        return self.state == FINISHED
-
-    async def advance(self) -> None:
-        """Sample the next message, and find out what comes after it; or score the rollout, which has ended. Raises a
-        `RolloutsStopped` if a function of the user raised an error or returned an invalid value, or if the engine
-        cannot go on at all."""
-        if self.state == SCORING:
-            await self._score()
-            self.state = FINISHED
-            return
-        if await self._step(self._prompt):
-            self._prompt = await self._next()
-        if self.rollout.end is not None:
-            self._show(self.rollout)
-            self.state = SCORING
+    async def play(self, gate: YieldGate) -> None:
+        """Sample messages until the rollout ends, and then score it. It goes through the gate before each message, and
+        before it is scored. Raises a `RolloutsStopped` if a function of the user raised an error or returned an invalid
+        value, or if the engine cannot go on at all."""
+        prompt = self.rollout.first_prompt
+        while self.rollout.end is None:
+            await gate.go_through()
+            if await self._step(prompt):
+                prompt = await self._next()
+        self._show(self.rollout)
+        await gate.go_through()
+        await self._score()
 
     def _change(self, **changes: Any) -> None:
         self.rollout = replace(self.rollout, **changes)
@@ -267,7 +241,32 @@ class Player:
         messages, prompt_ids = self._history.messages(prompt), self._history.prompt_ids(prompt)
         started = time.time()
         answer = await self._history.sample(prompt, prompt_ids, sampling)
-        return _step_of(answer, number, prompt, messages, prompt_ids, seed, started, self._history.opens_thought)
+        if not all(math.isfinite(logprob) for logprob in answer.logprobs):
+            raise EngineFailure(
+                "The engine gave a log-prob that is infinite or NaN: the model's weights may be damaged."
+            )
+        text = without_surrogates(answer.text)
+        split = split_message(text, self._history.opens_thought)
+        return Step(
+            index=number,
+            prompt=prompt,
+            messages=messages,
+            text=text,
+            content=split.content,
+            thought=split.thought,
+            thought_state=split.state,
+            prompt_ids=tuple(prompt_ids),
+            ids=tuple(answer.ids),
+            mask=answer.mask,
+            logprobs=tuple(answer.logprobs),
+            tokens=answer.sampled,
+            finish_reason=STOP if answer.ended else LENGTH,
+            policy=answer.policy,
+            seed=seed,
+            started=started,
+            finished=time.time(),
+            tool_calls=answer.calls,
+        )
 
     def _refuse_dead_engine(self) -> None:
         """Stop all rollouts if the engine is dead."""
@@ -330,39 +329,3 @@ class Player:
         number, id = len(self.rollout.steps), self.rollout.id
         detail = "" if error is None else f": {type(error).__name__}: {error}"
         return RolloutsStopped(f"{cause} in rollout {id} at step {number}{detail}", id, number)
-
-
-def _step_of(
-    answer: SampledMessage,
-    number: int,
-    prompt: str,
-    messages: tuple[dict[str, str], ...],
-    prompt_ids: Sequence[int],
-    seed: int,
-    started: float,
-    opens_thought: bool,
-) -> Step:
-    if not all(math.isfinite(logprob) for logprob in answer.logprobs):
-        raise EngineFailure("The engine gave a log-prob that is infinite or NaN: the model's weights may be damaged.")
-    text = without_surrogates(answer.text)
-    split = split_message(text, opens_thought)
-    return Step(
-        index=number,
-        prompt=prompt,
-        messages=messages,
-        text=text,
-        content=split.content,
-        thought=split.thought,
-        thought_state=split.state,
-        prompt_ids=tuple(prompt_ids),
-        ids=tuple(answer.ids),
-        mask=answer.mask,
-        logprobs=tuple(answer.logprobs),
-        tokens=answer.sampled,
-        finish_reason=STOP if answer.ended else LENGTH,
-        policy=answer.policy,
-        seed=seed,
-        started=started,
-        finished=time.time(),
-        tool_calls=answer.calls,
-    )

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from classroom_rl.errors import ConfigError, RolloutsStopped
-from classroom_rl.rollout.player import Functions, NextPrompt, Player, Prompt, Reward, Stop, rollouts_of, starts_of
+from classroom_rl.rollout.player import Functions, NextPrompt, Player, Prompt, Reward, Stop, rollouts_of
 from classroom_rl.rollout.policy_turn import PolicyModel
 from classroom_rl.rollout.rollout_set import RolloutSet
-from classroom_rl.rollout.runner import play_all, play_episode
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, YieldGate
+from classroom_rl.rollout.runner import play_all
+from classroom_rl.rollout.scheduler import YieldGate
 from classroom_rl.rollout.step import HISTORIES, NO_NEXT_PROMPT, WITHOUT_THINKING, Rollout, Settings
 from classroom_rl.rollout.tools.tool import Tool, Toolbox, ToolLimits
 
@@ -112,7 +112,7 @@ class Rollouts:
         if not _is_count(copies):
             raise ConfigError(f"copies is {copies!r}; it must be an integer of at least 1.")
         functions = Functions(next_prompt, stop, reward)
-        rollouts = list(rollouts_of(starts_of(prompts, self._system), copies, self._seed, self.settings))
+        rollouts = list(rollouts_of(prompts, self._system, copies, self._seed, self.settings))
         return await self._play([(rollout, functions) for rollout in rollouts], progress)
 
     async def replay(
@@ -161,8 +161,7 @@ class Rollouts:
                     self._played[index] = changed
 
                 async with slots:
-                    player = Player(self._model, *plays[index], show)
-                    await play_episode(player, player.advance, gate, ConcurrentSchedule())
+                    await Player(self._model, *plays[index], show).play(gate)
 
             try:
                 await play_all([*range(len(plays))], play, gate)

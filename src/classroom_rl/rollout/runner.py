@@ -1,5 +1,5 @@
-"""The runner: plays the episodes of a batch concurrently, with one coroutine per episode. The rollouts of the library
-are played by the same functions, `play_all` and `play_episode`.
+"""The runner: plays the episodes of a batch concurrently, with one coroutine per episode. Its `play_all` also plays
+the rollouts of the library.
 
 The engines batch all requests that are ready. An episode is scored as soon as it ends, while others go on.
 """
@@ -7,7 +7,7 @@ The engines batch all requests that are ready. An episode is scored as soon as i
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +16,7 @@ from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.engine import BATCH, Completion
 from classroom_rl.rollout.environment import E, Environment, Group, Play, R
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
-from classroom_rl.rollout.scheduler import ConcurrentSchedule, Registration, Schedule, YieldGate
+from classroom_rl.rollout.scheduler import ConcurrentSchedule, Schedule, YieldGate
 from classroom_rl.rollout.store.journal import Journal, conversation_id
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS, Trajectory
 
@@ -144,16 +144,17 @@ class Runner(Generic[E, R]):
         return plays
 
     async def _play(self, play: Play[E, R], awaiting_policy: "_AwaitingPolicy") -> Trajectory:
-        async def advance() -> None:
-            await self.environment.advance(play)
-            awaiting_policy.update(play)
-
         episode = play.episode
         self.running += 1
         try:
-            await play_episode(episode, advance, self._yield_gate, play.registration)
-        finally:
+            while not episode.finished:
+                await play.registration.wait_for_phase(episode.state)
+                await self._yield_gate.go_through()
+                await self.environment.advance(play)
+                awaiting_policy.update(play)
+        finally:  # it ended, or failed
             self.running -= 1
+            play.registration.deregister_one()
         trajectory = self.environment.trajectory(play, weighted_sum(episode.rewards, self.reward_weights))
         if not self.environment.is_recorded(play.replayed):
             record = trajectory.model_dump(exclude=TOKEN_FIELDS)
@@ -197,20 +198,6 @@ async def play_all(plays: list[P | None], play: Callable[[P], Coroutine[Any, Any
         for message in dict.fromkeys(str(error) for error in others if str(error) != str(first)):
             logger.warning("another episode failed, too: %s", message)
         raise first
-
-
-async def play_episode(
-    episode: Any, advance: Callable[[], Awaitable[None]], gate: YieldGate, registration: Registration
-) -> None:
-    """Play one episode, with `state` and `finished` as in `Episode`, to its end; `advance` plays its current state. It
-    is deregistered then, or if it fails."""
-    try:
-        while not episode.finished:
-            await registration.wait_for_phase(episode.state)
-            await gate.go_through()
-            await advance()
-    finally:
-        registration.deregister_one()
 
 
 class _AwaitingPolicy:

@@ -17,7 +17,7 @@ from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.environments.toy_language.scripted_teacher import ScriptedTeacher
 from classroom_rl.errors import ConfigError
-from classroom_rl.judges.model_judge import ApiChatEngine, ChatEngineJudge, OpenAICompatibleJudge
+from classroom_rl.judges.model_judge import ApiChatEngine, EngineReplies, KeptReplies, ModelJudge
 from classroom_rl.judges.moves.stored import load_readers
 from classroom_rl.judges.readings import MessageReaders
 from classroom_rl.judges.rule_judge import RulesJudge
@@ -27,11 +27,11 @@ from classroom_rl.memory.sources import gpu_is_there
 from classroom_rl.models.four_bit import write_base
 from classroom_rl.models.pretrained import check_context, check_model, load_tokenizer
 from classroom_rl.rollout.chat_template import ReplyFrame, roles_as_rendered, set_variables
-from classroom_rl.rollout.engine import EmbeddedJudge, Judge, Sampling
+from classroom_rl.rollout.engine import ChatEngine, EmbeddedJudge, Judge
 from classroom_rl.rollout.environment import POLICY_ROLE, Roles, environment_of, models_on_engines
 from classroom_rl.rollout.reviews import Supervisor
 from classroom_rl.supervision.embedded import embedded_supervisor, review_by_rules
-from classroom_rl.supervision.model_supervisor import ApiSupervisor, EngineSupervisor
+from classroom_rl.supervision.model_supervisor import ModelSupervisor
 
 if TYPE_CHECKING:
     from classroom_rl.config.evaluation import EvalConfig
@@ -56,7 +56,7 @@ async def open_roles(
             than their GPU has.
         StorageError: if the ledger of paid requests in `run_folder` cannot be used.
     """
-    generation, judge_config, environment = config.generation, config.judge_model, environment_of(config)
+    generation, environment = config.generation, environment_of(config)
     models = environment.models(config, reward_weights)
     engine_models = models_on_engines(config, reward_weights)
     apis = {
@@ -65,9 +65,6 @@ async def open_roles(
         if model.is_remote
     }
     readers = open_readers(generation)
-    judge = None
-    if "judge" not in engine_models:
-        judge = _judge_without_engine(judge_config, generation, apis.get("judge"), readers)
     engine_models = dict(place_on_this_machine(config, engine_models).models)
     check_environment(config)
     _check_models(engine_models)
@@ -77,15 +74,37 @@ async def open_roles(
         await asyncio.to_thread(write_base, Path(config.served_teacher), teacher.model_name_or_path, config.train.dtype)
         engine_models[POLICY_ROLE] = replace(teacher, model_name_or_path=config.served_teacher)
     engines = await _start_engines(engine_models, generation, config.seed)  # the phased schedule leaves them asleep
-    if "judge" in engines:
-        max_tokens = generation.max_tokens_per_judge_attempt
-        judge = ChatEngineJudge(judge_config, generation.judge_rules, max_tokens, engines["judge"])
     chat_engines = {role: ApiChatEngine(models[role], api) for role, api in apis.items()} | engines
     if is_script(config.teacher_model.model_name_or_path):
         chat_engines[POLICY_ROLE] = ScriptedTeacher(config.teacher_model.model_name_or_path)
     chat_engines.pop("judge", None)  # these two have interfaces of their own
     chat_engines.pop("supervisor", None)
+    judge = _judge(config, engines, apis, readers)
     return Roles(chat_engines, engines, apis, judge, _supervisor(config, engines, apis, readers))
+
+
+def replies_of(
+    role: str, model: ApiModelConfig, engines: Mapping[str, ChatEngine], apis: Mapping[str, ChatApi]
+) -> KeptReplies | EngineReplies:
+    """Where the replies of a role's model come from: its API, or else its engine."""
+    api = apis.get(role)
+    return EngineReplies(engines[role], role) if api is None else KeptReplies(model, api.ledger, api)
+
+
+def _judge(
+    config: "TrainRLConfig | EvalConfig",
+    engines: Mapping[str, "EngineProcess"],
+    apis: Mapping[str, ChatApi],
+    readers: MessageReaders | None,
+) -> Judge | EmbeddedJudge | None:
+    """Create the judge; None if nothing is judged."""
+    model, generation = config.judge_model, config.generation
+    if "judge" in engines or "judge" in apis:
+        replies = replies_of("judge", model, engines, apis)
+        return ModelJudge(model, generation.judge_rules, generation.max_tokens_per_judge_attempt, replies)
+    if generation.judge_rules and model.model_name_or_path in EMBEDDED_JUDGES:
+        return embedded_judge(model.model_name_or_path, readers)
+    return None
 
 
 def _supervisor(
@@ -100,12 +119,8 @@ def _supervisor(
     rules = environment_of(config).review_by_rules or partial(review_by_rules, readers=readers)
     if model.model_name_or_path in EMBEDDED_SUPERVISORS:
         return embedded_supervisor(model.model_name_or_path, rules)
-    supervision = config.generation.supervisor
-    if "supervisor" in apis:
-        api = apis["supervisor"]
-        return ApiSupervisor(model, supervision, api.ledger, api, rules=rules)
-    sampling = Sampling.of(model.vllm, supervision.max_tokens)
-    return EngineSupervisor(model, supervision, engines["supervisor"], sampling, rules=rules)
+    replies = replies_of("supervisor", model, engines, apis)
+    return ModelSupervisor(model, config.generation.supervisor, replies, rules=rules)
 
 
 async def open_chat_engine(role: str, model: ModelConfig, generation: EnvironmentConfig, seed: int) -> "VllmEngine":
@@ -157,27 +172,13 @@ def open_second_judge(
         return embedded_judge(judge.model_name_or_path, open_readers(generation)), None
     api = ChatApi(judge, CallLedger(ledger_path, judge.max_cost_usd), role)
     rules, max_tokens = generation.judges_rules_prompts_paths, generation.max_tokens_per_judge_attempt
-    return OpenAICompatibleJudge(judge, rules, max_tokens, api.ledger, api), api
+    return ModelJudge(judge, rules, max_tokens, KeptReplies(judge, api.ledger, api)), api
 
 
 def _cap_usd(model: ApiModelConfig, generation: EnvironmentConfig) -> float | None:
     """Return a server's share of the spending cap. The servers of a run cannot see each other's spending."""
     servers = len(generation.server_urls) if generation.server_urls is not None else 1
     return None if model.max_cost_usd is None else model.max_cost_usd / servers
-
-
-def _judge_without_engine(
-    judge: JudgeModelConfig, generation: EnvironmentConfig, api: ChatApi | None, readers: MessageReaders | None
-) -> Judge | EmbeddedJudge | None:
-    """Create the judge if it is embedded or behind an API; None if nothing is judged, or the judge needs an engine."""
-    rules = generation.judge_rules
-    if not rules:
-        return None
-    if judge.model_name_or_path in EMBEDDED_JUDGES:
-        return embedded_judge(judge.model_name_or_path, readers)
-    if api is not None:
-        return OpenAICompatibleJudge(judge, rules, generation.max_tokens_per_judge_attempt, api.ledger, api)
-    return None
 
 
 _WITHOUT_FRAME = ("reward", "judge", "supervisor")

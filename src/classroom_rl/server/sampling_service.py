@@ -77,42 +77,26 @@ class SamplingService:
 
     Args:
         keep: the number of responses that stay in memory; older ones are restored from the journal.
-        engine_sleep: puts the engines to sleep and wakes them.
 
     Attributes:
         plays: a fingerprint of the configuration, sent with every response.
+        runner: plays the batches.
+        environment: the environment that is played.
+        journal: the journal of this server.
+        engine_sleep: puts the engines to sleep and wakes them.
     """
 
     plays = ""
 
     def __init__(self, runner: Runner, journal: Journal, keep: int = 8, engine_sleep: EngineSleep | None = None):
-        self._runner = runner
-        self._journal = journal
+        self.runner = runner
+        self.environment = runner.environment
+        self.journal = journal
+        self.engine_sleep = engine_sleep or EngineSleep({}, timeout_s=0.0)
         self._keep = keep
-        self._engine_sleep = engine_sleep or EngineSleep({}, timeout_s=0.0)
         self._batches: OrderedDict[str, _Batch] = OrderedDict()
         self._failure: EngineFailure | None = None
         self._receiving: asyncio.Future[None] | None = None
-
-    @property
-    def runner(self) -> Runner:
-        """The runner that plays the batches."""
-        return self._runner
-
-    @property
-    def environment(self) -> Environment:
-        """The environment that is played."""
-        return self._runner.environment
-
-    @property
-    def engine_sleep(self) -> EngineSleep:
-        """Puts the engines to sleep and wakes them."""
-        return self._engine_sleep
-
-    @property
-    def journal(self) -> Journal:
-        """The journal of this server."""
-        return self._journal
 
     async def sample(self, request: SampleRequest) -> SampleResponse:
         """Run a request and return its response. A request that ran or is running with the teacher's current weights
@@ -156,7 +140,7 @@ class SamplingService:
                 raise RequestConflict(f"Request id {request.request_id} was used with another body: choose a new id.")
             if batch.weights in (None, self.environment.roles.policy.weights):
                 break
-            if self._runner.began_before(request, batch.weights):
+            if self.runner.began_before(request, batch.weights):
                 break
             # Other weights have been loaded since: play the batch again. Meanwhile another connection may have started
             # it, so look again.
@@ -189,7 +173,7 @@ class SamplingService:
     def record(self, conversation_id: str) -> Trajectory:
         """Return the record of a conversation that finished in this run folder. Raises an `UnknownConversation` if no
         conversation with this id did."""
-        events = self._journal.events(conversation_id)
+        events = self.journal.events(conversation_id)
         records = [event["record"] for event in events if event["event"] == "conversation"]
         if not records:
             raise UnknownConversation(
@@ -208,7 +192,7 @@ class SamplingService:
             UnknownConversation: if no episode with this id finished, or there is no such reward.
             DataError: if the episode lacks what the reward is computed from.
         """
-        rewards = self._runner.rewards.get(conversation_id)
+        rewards = self.runner.rewards.get(conversation_id)
         if rewards is not None and name in rewards:
             return rewards[name]
         return self.environment.reward_of(name, self.record(conversation_id))
@@ -216,7 +200,7 @@ class SamplingService:
     def played_with(self, conversations: Iterable[str]) -> dict[str, str | None]:
         """Return, for each request that these conversations belong to, the fingerprint of the weights it was played
         with; None for a request that never began."""
-        events = {request: self._journal.begun(request) for request in set(map(request_of, conversations))}
+        events = {request: self.journal.begun(request) for request in set(map(request_of, conversations))}
         return {request: event["weights"] if event is not None else None for request, event in events.items()}
 
     def check_alive(self) -> None:
@@ -235,9 +219,9 @@ class SamplingService:
         """Load published weights into the teacher's engine, and record them in the journal, so that a restarted server
         loads the same ones. Returns their fingerprint."""
         teacher = self.environment.roles.policy
-        async with self._engine_sleep.room_for_loading(self.environment.roles.policy_role):
+        async with self.engine_sleep.room_for_loading(self.environment.roles.policy_role):
             await teacher.load_policy(folder, policy, timeout_s)
-        self._journal.write_weights(policy, teacher.weights, folder)
+        self.journal.write_weights(policy, teacher.weights, folder)
         return teacher.weights
 
     async def receive_policy(
@@ -253,7 +237,7 @@ class SamplingService:
             EngineFailure: if the weights did not come, or `stop_receiving` was called.
         """
         teacher = self.environment.roles.policy
-        async with self._engine_sleep.room_for_loading(self.environment.roles.policy_role):
+        async with self.engine_sleep.room_for_loading(self.environment.roles.policy_role):
             self._receiving = asyncio.ensure_future(teacher.receive_policy(group, tensors, policy, timeout_s))
             try:
                 await self._receiving
@@ -263,7 +247,7 @@ class SamplingService:
                 raise EngineFailure(f"The trainer gave up sending policy {policy}.") from None
             finally:
                 self._receiving = None
-        self._journal.write_weights(policy, teacher.weights, folder)
+        self.journal.write_weights(policy, teacher.weights, folder)
         return teacher.weights
 
     def stop_receiving(self) -> None:
@@ -279,7 +263,7 @@ class SamplingService:
         Args:
             run_folder: the run's; the journal of a further server is in a folder inside it.
         """
-        event = self._journal.loaded_weights()
+        event = self.journal.loaded_weights()
         if event is None:
             return
         policy = PolicyVersion(**event["version"])
@@ -287,7 +271,7 @@ class SamplingService:
             run_folder = run_folder.resolve()
             folder = inside_run_folder(run_folder, moved_policy(run_folder, event["path"]))
             check_policy(folder, policy)
-            async with self._engine_sleep.room_for_loading(self.environment.roles.policy_role):
+            async with self.engine_sleep.room_for_loading(self.environment.roles.policy_role):
                 await self.environment.roles.policy.load_policy(folder, policy, timeout_s)
         except DataError as error:
             logger.warning("the last policy of this run, %s, cannot be taken up again: %s", policy, error)
@@ -296,9 +280,9 @@ class SamplingService:
 
     async def _run(self, request: SampleRequest) -> SampleResponse:
         batch = self._batches[request.request_id]
-        _, batch.weights = self._runner.weights_for(request)
+        _, batch.weights = self.runner.weights_for(request)
         try:
-            response = await self._runner.sample(request, batch.played.set)
+            response = await self.runner.sample(request, batch.played.set)
             response = response.model_copy(update={"plays": self.plays})
         except BaseException as failure:  # also a cancellation: the id can be used again in any case
             self._forget(request.request_id, batch)

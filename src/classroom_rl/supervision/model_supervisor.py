@@ -15,14 +15,12 @@ from typing import Any
 from classroom_rl.config.base import SupervisionConfig
 from classroom_rl.config.models import SupervisorModelConfig
 from classroom_rl.config.values import END_OF_CONVERSATION
-from classroom_rl.engines.api.call_ledger import CallLedger
-from classroom_rl.engines.api.chat_api import ChatApi, ChatRequest
-from classroom_rl.engines.api.responses import Answer
-from classroom_rl.errors import ConfigError, ContextOverflow, JudgeOutputError
+from classroom_rl.engines.api.chat_api import ChatRequest
+from classroom_rl.errors import ConfigError, JudgeOutputError
 from classroom_rl.judges.json_answer import find_object, quote
-from classroom_rl.judges.model_judge import KeptReplies, wanted_schema
+from classroom_rl.judges.model_judge import EngineReplies, KeptReplies, wanted_schema
 from classroom_rl.judges.verdicts import STOPS
-from classroom_rl.rollout.engine import ChatEngine, Sampling
+from classroom_rl.rollout.engine import Sampling
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.reviews import MessageToReview, Review, no_verdict
 from classroom_rl.rollout.text import has_surrogates, without_surrogates
@@ -126,12 +124,13 @@ def checked(review: Review, request: MessageToReview, rules: Rules = review_by_r
 
 
 class ModelSupervisor:
-    """A supervisor model. Where it runs is up to the subclasses.
+    """A supervisor model. Behind an API, equal messages in equal conversations get the same replies, also after a
+    restart.
 
     Args:
         config: the model.
         supervision: the prompt template, the penalties and the limit on tokens.
-        sampling: the sampling parameters; their `max_tokens` and `schema` are replaced.
+        replies: where the replies come from: an API, so that none is paid for twice, or an engine.
         timeout_s: the time in seconds after which a review counts as failed; None for no limit of its own.
         rules: the rules of the environment, which review each message first.
 
@@ -143,7 +142,7 @@ class ModelSupervisor:
         self,
         config: SupervisorModelConfig,
         supervision: SupervisionConfig,
-        sampling: Sampling,
+        replies: KeptReplies | EngineReplies,
         timeout_s: float | None = None,
         rules: Rules = review_by_rules,
     ):
@@ -155,14 +154,11 @@ class ModelSupervisor:
         self._path = supervision.prompt_path
         self._replies_per_review = config.replies_per_review
         self._categories = tuple(supervision.penalties)
-        schema = wanted_schema(config, review_schema(self._categories))
-        self._sampling = replace(sampling, max_tokens=supervision.max_tokens, schema=schema)
+        self._schema = wanted_schema(config, review_schema(self._categories))
+        self._sampling = Sampling.of(config.vllm, supervision.max_tokens)
+        self._replies = replies
         self._timeout_s = timeout_s
         self._rules = rules
-
-    async def _reply(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
-        """A reply of the model. Of equal requests, `sampling.draw` tells this one."""
-        raise NotImplementedError
 
     async def review(self, request: MessageToReview) -> Review:
         """The rules' review if they find the message invalid; otherwise the review in the first usable reply of the
@@ -181,7 +177,8 @@ class ModelSupervisor:
             async with asyncio.timeout(self._timeout_s):
                 for number in range(self._replies_per_review):
                     messages = review_messages(self._path, request)
-                    answer = await self._reply(messages, replace(self._sampling, draw=("review", number)))
+                    chat_request = ChatRequest(messages, self._sampling, self._schema, ("review", number))
+                    answer, _ = await self._replies.get(chat_request, self._holds_review)
                     text = answer.text
                     if not answer.cut and self._holds_review(text):
                         break
@@ -200,61 +197,3 @@ class ModelSupervisor:
         except JudgeOutputError:
             return False
         return True
-
-
-class ApiSupervisor(ModelSupervisor):
-    """A supervisor model behind an OpenAI-compatible API. It never pays twice for the same request: equal messages in
-    equal conversations get the same replies, also after a restart.
-
-    Args:
-        config, supervision, timeout_s, rules: as `ModelSupervisor`.
-        ledger: the stored calls.
-        api: the API for requests that the ledger cannot answer; None to send no requests.
-    """
-
-    def __init__(
-        self,
-        config: SupervisorModelConfig,
-        supervision: SupervisionConfig,
-        ledger: CallLedger,
-        api: ChatApi | None,
-        timeout_s: float | None = None,
-        rules: Rules = review_by_rules,
-    ):
-        super().__init__(config, supervision, Sampling(config.vllm.temperature, config.vllm.top_p), timeout_s, rules)
-        self._replies = KeptReplies(config, ledger, api)
-
-    async def _reply(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
-        request = ChatRequest(messages, sampling, sampling.schema, sampling.draw)
-        answer, _ = await self._replies.get(request, self._holds_review)
-        return answer
-
-
-class EngineSupervisor(ModelSupervisor):
-    """A supervisor model on an engine of this server.
-
-    Args:
-        config, supervision, sampling, timeout_s, rules: as `ModelSupervisor`.
-        engine: the engine.
-    """
-
-    def __init__(
-        self,
-        config: SupervisorModelConfig,
-        supervision: SupervisionConfig,
-        engine: ChatEngine,
-        sampling: Sampling,
-        timeout_s: float | None = None,
-        rules: Rules = review_by_rules,
-    ):
-        super().__init__(config, supervision, sampling, timeout_s, rules)
-        self._engine = engine
-
-    async def _reply(self, messages: list[dict[str, str]], sampling: Sampling) -> Answer:
-        completion = await self._engine.chat(messages, sampling)
-        # A completion that stopped below its own limit was truncated by the context length.
-        hit_context = not completion.ended and completion.tokens < sampling.max_tokens
-        if hit_context and not self._holds_review(completion.text):
-            tokens = completion.tokens
-            raise ContextOverflow(f"The supervisor's context had room for {tokens} tokens of an answer only.")
-        return Answer(completion.text, not completion.ended, None)

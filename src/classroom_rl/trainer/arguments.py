@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from classroom_rl.config.train_rl import TrainConfig, TrainRLConfig
-from classroom_rl.config.values import BNPO, GROUP
+from classroom_rl.config.values import ABSOLUTE, BNPO, KEEP
 from classroom_rl.errors import ConfigError
 from classroom_rl.results.trackers import report_to
 from classroom_rl.system.distributed import (
@@ -40,7 +40,7 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
 
     Raises:
         ConfigError: if the batch is not divisible by micro-batch size × processes, if processes share groups that are
-            judged together, if an option needs a GPU, or if this process sees more than one.
+            judged, left out or replaced as a whole, if an option needs a GPU, or if this process sees more than one.
     """
     keep_deepspeed_from_compiling()
     let_fsdp_run_on_cpus()
@@ -49,8 +49,7 @@ def training_arguments(config: TrainRLConfig, run_folder: Path) -> TrainingArgum
     rows = train.per_device_train_batch_size
     _check_gpu(train)
     _check_divides(batch, rows if train.loss_type == BNPO else 1)
-    if config.judge_model.mode == GROUP:
-        _check_whole_groups(batch, train.num_samples_per_problem)
+    _check_whole_groups(config, batch)
     timeout_s = collective_timeout_s(config)
     open_process_group_on_cpus(timeout_s)
     arguments = TrainingArguments(
@@ -110,15 +109,21 @@ def _check_gpu(train: TrainConfig) -> None:
             raise ConfigError(f"train.{key} is true, but this process sees no GPU, which it needs: set it to false.")
 
 
-def _check_whole_groups(batch: int, group: int) -> None:
-    """Refuse processes that share a group: each asks for its own conversations, and they are judged together."""
+def _check_whole_groups(config: TrainRLConfig, batch: int) -> None:
+    """Refuse processes that share a group where it is judged, left out or replaced as a whole: each process asks for
+    its own conversations."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if batch // processes % group:
-        raise ConfigError(
-            f"judge_model.mode is {GROUP}, but each of {processes} processes plays {batch // processes} conversations "
-            f"of a batch, and a group has {group}: raise train.number_of_problems_per_batch to a multiple of "
-            f"{processes}, or set judge_model.mode=absolute."
-        )
+    share, group = batch // processes, config.train.num_samples_per_problem
+    for key, value, allowed in (
+        ("judge_model.mode", config.judge_model.mode, ABSOLUTE),
+        ("train.groups_without_variance", config.train.groups_without_variance, KEEP),
+    ):
+        if share % group and value != allowed:
+            raise ConfigError(
+                f"{key} is {value}, but each of {processes} processes plays {share} conversations of a batch, and a "
+                f"group has {group}: raise train.number_of_problems_per_batch to a multiple of {processes}, or set "
+                f"{key}={allowed}."
+            )
 
 
 def _check_divides(batch: int, rows: int) -> None:

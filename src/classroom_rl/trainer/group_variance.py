@@ -11,8 +11,7 @@ from accelerate.utils import gather_object
 
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import criterion_weights
-from classroom_rl.config.values import KEEP, RESAMPLE
-from classroom_rl.errors import ConfigError
+from classroom_rl.config.values import RESAMPLE
 from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.advantages import to_step
@@ -21,78 +20,25 @@ _SAME = 1e-6
 """Rewards whose standard deviation is below this are the same."""
 
 
-@dataclass(frozen=True)
-class FurtherProblems:
-    """The problems that replace those of groups without variance.
+def further_problems(key: str, ids: Sequence[str], played: Sequence[str], count: int) -> list[str]:
+    """Draw problems that were not played in this step; if there are too few, others again. The same on all ranks, and
+    after a restart.
 
     Args:
+        key: seed, step and attempt; equal keys draw the same.
         ids: the ids of all problems.
+        played: the ids of those that were played.
     """
-
-    ids: Sequence[str]
-    seed: int
-
-    def draw(self, step: int, attempt: int, played: Sequence[str], count: int) -> list[str]:
-        """Draw problems that were not played in this step; if there are too few, others again. The same on all ranks,
-        and after a restart."""
-        rng = random.Random(f"{self.seed}|{step}|{attempt}|further problems")
-        tried = set(played)
-        fresh = [problem_id for problem_id in self.ids if problem_id not in tried]
-        drawn = rng.sample(fresh, min(count, len(fresh)))
-        return drawn + rng.choices(self.ids, k=count - len(drawn))
+    rng, tried = random.Random(f"{key}|further problems"), set(played)
+    fresh = [problem_id for problem_id in ids if problem_id not in tried]
+    drawn = rng.sample(fresh, min(count, len(fresh)))
+    return drawn + rng.choices(ids, k=count - len(drawn))
 
 
 def varies(rewards: Sequence[float | None]) -> bool:
     """Whether rewards differ, by their standard deviation; those that are missing do not count."""
     known = [reward for reward in rewards if reward is not None]
     return len(known) > 1 and pstdev(known) > _SAME
-
-
-@dataclass(frozen=True)
-class GroupVariance:
-    """Decides whether a group teaches anything.
-
-    Attributes:
-        group_size: conversations of a group.
-        turn_rewards: the rewards of single messages that count, and their weights.
-        criteria: the weights of what is compared one by one in place of the reward.
-        reward_step: what rewards are rounded to before they are compared.
-    """
-
-    group_size: int
-    turn_rewards: Mapping[str, float]
-    criteria: Mapping[str, float] = field(default_factory=dict)
-    reward_step: float | None = None
-
-    def flat_groups(self, records: Sequence[Trajectory]) -> list[int]:
-        """The places of this rank's groups without variance, from 0.
-
-        A group with other rewards for its messages does teach, if those count.
-
-        Raises:
-            ConfigError: if the rank holds parts of groups.
-        """
-        if len(records) % self.group_size:
-            raise ConfigError(
-                f"This process plays {len(records)} conversations, which are not whole groups of {self.group_size}. "
-                "Make train.number_of_problems_per_batch a multiple of the number of processes, or keep groups without "
-                "variance (train.groups_without_variance=keep)."
-            )
-        groups = [records[start : start + self.group_size] for start in range(0, len(records), self.group_size)]
-        return [index for index, group in enumerate(groups) if not self._teaches(group)]
-
-    def _teaches(self, group: Sequence[Trajectory]) -> bool:
-        if self.criteria:
-            scores = [record.criteria(self.criteria) for record in group]
-            compared = [[score.get(name) for score in scores] for name in self.criteria]
-        else:
-            compared = [[record.reward for record in group]]
-        return any(varies([to_step(value, self.reward_step) for value in values]) for values in compared) or any(
-            varies(values)
-            for name, weight in self.turn_rewards.items()
-            if weight
-            for values in _by_message(group, name)
-        )
 
 
 def _by_message(group: Sequence[Trajectory], name: str) -> list[list[float | None]]:
@@ -127,34 +73,17 @@ Play = Callable[[Sequence[str], int], tuple[Sequence[Trajectory], Mapping[str, U
 attempt. All ranks call it together."""
 
 
-@dataclass(frozen=True)
 class GroupFilter:
-    """Leaves groups without variance out of a batch, or has further problems played in their place.
+    """Leaves groups without variance out of a batch, or has further problems played in their place
+    (`train.groups_without_variance`).
 
-    Attributes:
-        problems: what replaces them; None if nothing does.
-        most: how many groups may be played for one of the batch.
+    Args:
+        problem_ids: the ids of all problems.
     """
 
-    variance: GroupVariance
-    problems: FurtherProblems | None
-    most: float
-
-    @classmethod
-    def of(cls, config: TrainRLConfig, problem_ids: Sequence[str]) -> "GroupFilter | None":
-        """The filter of a configuration; None if all groups are kept."""
-        train = config.train
-        if train.groups_without_variance == KEEP:
-            return None
-        resamples = train.groups_without_variance == RESAMPLE
-        further = FurtherProblems(problem_ids, config.seed) if resamples else None
-        variance = GroupVariance(
-            train.num_samples_per_problem,
-            config.train.turn_credit.weights,
-            criterion_weights(config),
-            train.reward_step,
-        )
-        return cls(variance, further, train.resample_up_to)
+    def __init__(self, config: TrainRLConfig, problem_ids: Sequence[str]):
+        self._train, self._seed, self._ids = config.train, config.seed, problem_ids
+        self._criteria = criterion_weights(config)
 
     def apply(self, accelerator: Accelerator, batch: PlayedBatch, step: int, tried: Sequence[str], play: Play) -> None:
         """Replace groups of a batch, or mark them as left out; all ranks call this together.
@@ -162,14 +91,15 @@ class GroupFilter:
         Args:
             tried: the problems of this rank's part of the batch.
         """
-        size, flat = self.variance.group_size, self.variance.flat_groups(batch.records)
+        size, flat = self._train.num_samples_per_problem, self.flat_groups(batch.records)
+        resamples = self._train.groups_without_variance == RESAMPLE
         missing, offset = of_all_ranks(len(flat), accelerator)
         groups = played = sum(gather_object([len(batch.records) // size]))
         batch.figures["groups/without_variance"] = missing / groups
         played_ids, attempt = gather_object([*tried]), 0
-        while self.problems is not None and missing and played + missing <= self.most * groups:
+        while resamples and missing and played + missing <= self._train.resample_up_to * groups:
             attempt += 1
-            drawn = self.problems.draw(step, attempt, played_ids, missing)
+            drawn = further_problems(f"{self._seed}|{step}|{attempt}", self._ids, played_ids, missing)
             own_problems = drawn[offset : offset + len(flat)]
             records, usage = play([problem for problem in own_problems for _ in range(size)], attempt)
             for index, group in enumerate(flat):
@@ -177,12 +107,36 @@ class GroupFilter:
             batch.usage.append(usage)
             batch.played += records
             played_ids, played = [*played_ids, *drawn], played + missing
-            flat = self.variance.flat_groups(batch.records)
+            flat = self.flat_groups(batch.records)
             missing, offset = of_all_ranks(len(flat), accelerator)
         left_out = missing if missing < groups else 0  # a batch with nothing in it cannot be averaged over
         if left_out:
             batch.left_out = frozenset(group * size + index for group in flat for index in range(size))
         batch.figures |= {"groups/left_out": left_out / groups, "groups/played": played}
+
+    def flat_groups(self, records: Sequence[Trajectory]) -> list[int]:
+        """The indices of the groups without variance. A group with other rewards for its messages does teach, if those
+        count.
+
+        Args:
+            records: whole groups, one after the other.
+        """
+        size = self._train.num_samples_per_problem
+        groups = [records[start : start + size] for start in range(0, len(records), size)]
+        return [index for index, group in enumerate(groups) if not self._teaches(group)]
+
+    def _teaches(self, group: Sequence[Trajectory]) -> bool:
+        if self._criteria:
+            scores = [record.criteria(self._criteria) for record in group]
+            compared = [[score.get(name) for score in scores] for name in self._criteria]
+        else:
+            compared = [[record.reward for record in group]]
+        return any(varies([to_step(value, self._train.reward_step) for value in values]) for values in compared) or any(
+            varies(values)
+            for name, weight in self._train.turn_credit.weights.items()
+            if weight
+            for values in _by_message(group, name)
+        )
 
 
 def of_all_ranks(count: int, accelerator: Accelerator) -> tuple[int, int]:

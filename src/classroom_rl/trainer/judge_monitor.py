@@ -34,15 +34,15 @@ from classroom_rl.evaluation.metrics.language import (
     student_turns,
 )
 from classroom_rl.evaluation.metrics.students import WORDS, talk_of, values_of
+from classroom_rl.judges.agreement import rank_correlation
 from classroom_rl.judges.verdicts import BEYOND_RULES, Verdict
-from classroom_rl.results.agreement import rank_correlation
 from classroom_rl.results.run_folder import JUDGE_CHECKS_NAME, read_lines
 from classroom_rl.rollout.intervals import Estimate, mean_with_ci
 from classroom_rl.server.client import ClassroomClient
 from classroom_rl.system.storage import write_whole
 from classroom_rl.trainer.balancing import BalancedServers
 from classroom_rl.trainer.collective import Processes, on_main_process
-from classroom_rl.trainer.pleasing import PleasingWatch
+from classroom_rl.trainer.pleasing import PleasingWatch, add_and_join
 
 logger = logging.getLogger(__name__)
 
@@ -117,32 +117,17 @@ class Dependence:
         return None
 
 
-def add_and_join(batches: deque[Sequence[Any]], batch: Sequence[Any], least: int) -> list[Any]:
-    """Add a batch, drop the oldest ones that `least` conversations do not need, and return all others joined."""
-    batches.append(batch)
-    while sum(map(len, batches)) - len(batches[0]) >= least:
-        batches.popleft()
-    return [item for batch in batches for item in batch]
-
-
 class VerdictWatch:
     """Computes the dependence over the latest batches of a training, as many as give enough conversations."""
 
     def __init__(self) -> None:
-        self._batches: deque[Sequence[Any]] = deque()
-        self._warned = False
+        self._batches: deque[Sequence[ConversationRecord]] = deque()
 
     def update(self, records: Sequence[ConversationRecord]) -> Dependence | None:
         """Add a batch, and return the dependence over the latest conversations; None if they are too few."""
         judged = [record for record in records if any(verdict.valid for verdict in record.verdicts)]
         latest = add_and_join(self._batches, judged, LEAST_FOR_DEPENDENCE)
         return dependence(latest) if len(latest) >= LEAST_FOR_SAME else None
-
-    def new_warning(self, latest: Dependence) -> str | None:
-        """The warning, if the batch before had none."""
-        warning = latest.warning
-        is_new, self._warned = warning is not None and not self._warned, warning is not None
-        return warning if is_new else None
 
 
 class UnreadWatch:
@@ -151,8 +136,7 @@ class UnreadWatch:
 
     def __init__(self) -> None:
         self._first: list[bool] = []
-        self._batches: deque[Sequence[Any]] = deque()
-        self._warned = False
+        self._batches: deque[Sequence[bool]] = deque()
 
     def update(self, records: Sequence[ConversationRecord]) -> float | None:
         """Add a batch, and return the rise of the share; None with too few conversations, or another judge."""
@@ -162,17 +146,6 @@ class UnreadWatch:
         latest = add_and_join(self._batches, batch, LEAST_FOR_RISE)
         return fmean(latest) - fmean(self._first) if len(latest) >= LEAST_FOR_RISE else None
 
-    def new_warning(self, rise: float) -> str | None:
-        """The warning, if the batch before had none."""
-        is_new, self._warned = rise > LARGEST_RISE and not self._warned, rise > LARGEST_RISE
-        if not is_new:
-            return None
-        return (
-            f"The tutor says more and more that the embedded judge cannot read: the share of such conversations has "
-            f"risen by {rise:.2f} since this training process began. Read some of them on the page (their verdicts say "
-            f"“{BEYOND_RULES}”): they may be better teaching than the rules know, or drivel and codes."
-        )
-
 
 class StudentWatch:
     """Checks by rules whether the student does what its personas say, and stays in its role, over the latest student
@@ -180,20 +153,12 @@ class StudentWatch:
 
     def __init__(self) -> None:
         self._batches: deque[Sequence[StudentTurn]] = deque()
-        self._warned: set[str] = set()
 
     def update(self, records: Sequence[ConversationRecord]) -> dict[str, Any] | None:
         """Add a batch, and return `student_fidelity` of the latest messages; None if they are too few."""
         batch = [turn for record in records for turn in student_turns(record)]
         latest = add_and_join(self._batches, batch, LEAST_STUDENT_MESSAGES)
         return student_fidelity(latest, "rules") if len(latest) >= LEAST_STUDENT_MESSAGES else None
-
-    def new_warnings(self, fidelity: Mapping[str, Any]) -> list[str]:
-        """A warning for each share that is out of bounds now and was not before."""
-        texts = dict(out_of_bounds(fidelity))
-        new = [text for name, text in texts.items() if name not in self._warned]
-        self._warned = set(texts)
-        return [f"The simulated student strays: {text}, in the latest messages." for text in new]
 
 
 def student_figures(records: Sequence[ConversationRecord]) -> dict[str, float]:
@@ -291,6 +256,7 @@ class JudgeMonitor:
         self._verdicts = VerdictWatch()
         self._unread = UnreadWatch()
         self._students = StudentWatch()
+        self._signs: set[str] = set()
         trains_student = getattr(config.generation, "trained_role", TRAINS_TEACHER) == TRAINS_STUDENT
         self._pleasing = PleasingWatch() if trains_student else None
 
@@ -312,30 +278,42 @@ class JudgeMonitor:
         return on_main_process(processes, lambda: self._examine_verdicts(step, records) | check(step, records))
 
     def _examine_verdicts(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:
+        """The figures of a batch. A sign that something is wrong is logged if it was not there in the batch before."""
         figures: dict[str, float] = {}
-        warnings: list[str | None] = []
+        signs: dict[str, str] = {}
         verdict_dependence, rise = self._verdicts.update(records), self._unread.update(records)
         if verdict_dependence is not None:
-            warnings.append(self._verdicts.new_warning(verdict_dependence))
             figures["guard/blind_judge"] = float(verdict_dependence.warning is not None)
+            if verdict_dependence.warning is not None:
+                signs["blind_judge"] = verdict_dependence.warning
             if verdict_dependence.share is not None:
                 figures["guard/verdict_dependence"] = verdict_dependence.share
         if rise is not None:
-            warnings.append(self._unread.new_warning(rise))
             figures["guard/beyond_rules_rise"] = rise
+            if rise > LARGEST_RISE:
+                signs["beyond_rules_rise"] = (
+                    "The tutor says more and more that the embedded judge cannot read: the share of such conversations "
+                    f"has risen by {rise:.2f} since this training process began. Read some of them on the page (their "
+                    f"verdicts say “{BEYOND_RULES}”): they may be better teaching than the rules know, or drivel and "
+                    "codes."
+                )
         if (fidelity := self._students.update(records)) is not None:
-            warnings += self._students.new_warnings(fidelity)
+            for name, text in out_of_bounds(fidelity):
+                signs[name] = f"The simulated student strays: {text}, in the latest messages."
             shares = {name: fidelity[name]["share"] for name in STUDENT_SHARES}
             figures |= {f"guard/student_{name}": share for name, share in shares.items() if share is not None}
         try:
             figures |= student_figures(records)
             if self._pleasing is not None:
                 figures |= self._pleasing.update(records)
-                warnings += self._pleasing.new_warnings()
         except Exception as error:  # rules read any text of a model; a figure must not end a training
             logger.warning("step %d: the student was not measured: %s: %s", step + 1, type(error).__name__, error)
-        for warning in filter(None, warnings):
-            logger.warning("step %d: %s", step + 1, warning)
+        if self._pleasing is not None:
+            signs |= self._pleasing.signs()
+        for sign, warning in signs.items():
+            if sign not in self._signs:
+                logger.warning("step %d: %s", step + 1, warning)
+        self._signs = set(signs)
         return figures
 
     def _check(self, step: int, records: Sequence[ConversationRecord]) -> dict[str, float]:

@@ -8,6 +8,7 @@ Each sign is a share of the latest messages or conversations beside that of the 
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 from classroom_rl.config.values import STUDENT_REWARD
 from classroom_rl.environments.classroom.record import PEDAGOGICAL, ConversationRecord
@@ -20,27 +21,34 @@ LEAST_CONVERSATIONS, LARGEST_DRIFT = 256, 0.1
 """The least conversations on each side, and how far two rewards may move apart from where they were, each."""
 
 
+def add_and_join(batches: deque[Sequence[Any]], batch: Sequence[Any], least: int) -> list[Any]:
+    """Add a batch, drop the oldest ones that `least` values do not need, and return all others joined."""
+    batches.append(batch)
+    while sum(map(len, batches)) - len(batches[0]) >= least:
+        batches.popleft()
+    return [value for batch in batches for value in batch]
+
+
 class Drift:
     """The mean of the latest values, and that of the first ones. Of each there are at least `least`."""
 
     def __init__(self, least: int):
         self._least = least
         self._first: list[float] = []
+        self._latest: list[float] = []
         self._batches: deque[Sequence[float]] = deque()
 
     def add(self, batch: Sequence[float]) -> None:
         """Add a batch's values, and drop the oldest that `least` do not need."""
         if len(self._first) < self._least:
             self._first += batch
-            return
-        self._batches.append(batch)
-        while sum(map(len, self._batches)) - len(self._batches[0]) >= self._least:
-            self._batches.popleft()
+        else:
+            self._latest = add_and_join(self._batches, batch, self._least)
 
     @property
     def latest(self) -> float | None:
         """The mean of the latest values; of the first ones, as long as there are too few others."""
-        values = [value for batch in self._batches for value in batch] if self._is_full else self._first
+        values = self._latest if self._is_full else self._first
         return fmean(values) if values else None
 
     @property
@@ -50,7 +58,7 @@ class Drift:
 
     @property
     def _is_full(self) -> bool:
-        return sum(map(len, self._batches)) >= self._least
+        return len(self._latest) >= self._least
 
 
 class PleasingWatch:
@@ -59,7 +67,6 @@ class PleasingWatch:
     def __init__(self) -> None:
         self._errs, self._unhelped = Drift(LEAST_MESSAGES), Drift(LEAST_MESSAGES)
         self._student, self._tutor = Drift(LEAST_CONVERSATIONS), Drift(LEAST_CONVERSATIONS)
-        self._warned: set[str] = set()
 
     def update(self, records: Sequence[ConversationRecord]) -> dict[str, float]:
         """Add a batch, and return the metrics."""
@@ -71,12 +78,12 @@ class PleasingWatch:
         metrics = {
             "guard/student_errs_when_drawn": self._errs.latest,
             "guard/student_repairs_unhelped": self._unhelped.latest,
-            "guard/student_pleases": float(bool(self._signs())),
+            "guard/student_pleases": float(bool(self.signs())),
         }
         return {name: value for name, value in metrics.items() if value is not None}
 
-    def _signs(self) -> dict[str, str]:
-        """Each sign that is there, in words."""
+    def signs(self) -> dict[str, str]:
+        """A warning for each sign that is there."""
         fall, rise = -self._errs.move, self._unhelped.move
         lost, won = -self._student.move, self._tutor.move
         signs = {}
@@ -90,14 +97,10 @@ class PleasingWatch:
             )
         if min(lost, won) > LARGEST_DRIFT:
             signs["rewards"] = f"the tutor's reward is {won:.2f} higher, and the student's own {lost:.2f} lower"
-        return signs
-
-    def new_warnings(self) -> list[str]:
-        """A warning for each sign that is there now and was not at the last call."""
-        signs = self._signs()
-        new = [text for name, text in signs.items() if name not in self._warned]
-        self._warned = set(signs)
-        return [f"The student learns to please: {text} than when this training process began." for text in new]
+        return {
+            name: f"The student learns to please: {text} than when this training process began."
+            for name, text in signs.items()
+        }
 
 
 def _repairs(message: StudentMessage) -> bool:

@@ -134,12 +134,11 @@ class PPO(GRPO):
 
         Steps are counted along episodes, which may be several samples; all tensors inside are of episodes.
         """
-        ppo, (rows, length) = self.ppo, batch.completion_ids_BT.shape
-        device = batch.completion_ids_BT.device
-        tokens = EpisodeTokens.of([len(steps.messages) for steps in self._steps], batch.completion_mask_BT.sum(dim=1))
-        messages = _padded([row for steps in self._steps for row in steps.messages], NO_STEP, batch.completion_ids_BT)
-        process = _padded([row for steps in self._steps for row in steps.process], 0.0, batch.completion_ids_BT)
-        messages, process = tokens.joined(messages, NO_STEP), tokens.joined(process, 0.0)
+        ppo, device = self.ppo, batch.completion_ids_BT.device
+        tokens = EpisodeTokens(batch.completion_mask_BT.bool(), [len(steps.messages) for steps in self._steps])
+        numbers = [torch.tensor(steps.messages, dtype=torch.long, device=device) for steps in self._steps]
+        messages = pad_sequence(numbers, batch_first=True, padding_value=NO_STEP)
+        process = pad_sequence([torch.tensor(steps.process, device=device) for steps in self._steps], batch_first=True)
         scores = torch.tensor([float("nan") if steps.score is None else steps.score for steps in self._steps])
         scores, truncated = scores.to(device), torch.tensor([steps.truncated for steps in self._steps], device=device)
         messages[scores.isnan()] = NO_STEP
@@ -151,7 +150,7 @@ class PPO(GRPO):
             mean = self._mean_return(rewards, ended, messages, accelerator)
             self.value_head.offset.fill_(mean)
             old_values = old_values + mean
-        values = tokens.joined(old_values, 0.0)
+        values = tokens.joined(old_values)
         share = moments(goes_on.float(), (messages != NO_STEP).any(dim=1))
         messages, bootstrap = cut_before_last_step(messages, goes_on, values, ppo.gae_over)
         of_policy, of_critic = (
@@ -164,10 +163,10 @@ class PPO(GRPO):
         advantages = whitened(of_policy.advantages, mask, summed) if ppo.whiten_advantages else of_policy.advantages
         with_advantages = replace(
             batch,
-            mask_BT=tokens.apart(mask, length, rows),
-            advantages_BT=tokens.apart(advantages, length, rows),
-            value_mask_BT=tokens.apart(of_policy.value_mask, length, rows),
-            returns_BT=tokens.apart(of_critic.returns, length, rows),
+            mask_BT=tokens.apart(mask),
+            advantages_BT=tokens.apart(advantages),
+            value_mask_BT=tokens.apart(of_policy.value_mask),
+            returns_BT=tokens.apart(of_critic.returns),
             old_values_BT=old_values,
         )
         return with_advantages, figures
@@ -303,65 +302,42 @@ def explained_variance(of_errors: Tensor, of_returns: Tensor) -> float | None:
 
 @dataclass(frozen=True)
 class EpisodeTokens:
-    """The tokens of all episodes, one after the other. E is the number of episodes, L the most tokens of one.
+    """The tokens of a batch's samples, which are in the order of their episodes: those of an episode follow each other.
+    E is the number of episodes, L the most tokens of one.
 
     Attributes:
-        rows, positions: the sample of each token and its position in it, of shape (E, L).
-        mask: false for padding, of shape (E, L).
+        is_token_BT: false for the padding of samples.
+        lengths: the number of tokens of each episode, in all of its samples.
     """
 
-    rows: Tensor
-    positions: Tensor
-    mask: Tensor
+    is_token_BT: Tensor
+    lengths: list[int]
 
-    @classmethod
-    def of(cls, samples: Sequence[int], lengths: Tensor) -> "EpisodeTokens":
-        """The tokens of episodes that follow one another in a batch.
+    def joined(self, tokens_BT: Tensor) -> Tensor:
+        """Values of samples as those of episodes, of shape (E, L), with 0 as padding."""
+        return pad_sequence(tokens_BT[self.is_token_BT].split(self.lengths), batch_first=True)
 
-        Args:
-            samples: the number of samples of each episode.
-            lengths: the number of completion tokens of each sample.
-        """
-        device, lengths_of_episodes = lengths.device, lengths.split(list(samples))
-        starts = [sum(samples[:index]) for index in range(len(samples))]
-        rows = [
-            torch.arange(start, start + len(sample_lengths), device=device).repeat_interleave(sample_lengths)
-            for start, sample_lengths in zip(starts, lengths_of_episodes, strict=True)
-        ]
-        positions = [
-            torch.cat([torch.arange(int(length), device=device) for length in sample_lengths])
-            for sample_lengths in lengths_of_episodes
-        ]
-        is_token = pad_sequence([torch.ones_like(episode, dtype=torch.bool) for episode in positions], batch_first=True)
-        return cls(pad_sequence(rows, batch_first=True), pad_sequence(positions, batch_first=True), is_token)
-
-    def joined(self, tokens_BT: Tensor, empty: float) -> Tensor:
-        """Values of samples as those of episodes, of shape (E, L), with `empty` as padding."""
-        values = tokens_BT[self.rows, self.positions]
-        return torch.where(self.mask, values, torch.full_like(values, empty))
-
-    def apart(self, joined: Tensor, length: int, rows: int) -> Tensor:
-        """Values of episodes as those of samples, of shape (rows, length); 0 where no episode has a token."""
-        values = joined.new_zeros(rows, length)
-        values[self.rows[self.mask], self.positions[self.mask]] = joined[self.mask]
-        return values
+    def apart(self, joined: Tensor) -> Tensor:
+        """Values of episodes as those of samples, of shape (B, T), with 0 as padding."""
+        is_token = self.joined(self.is_token_BT)
+        return joined.new_zeros(self.is_token_BT.shape).masked_scatter(self.is_token_BT, joined[is_token])
 
 
 @dataclass(frozen=True)
 class EpisodeSteps:
-    """The steps of one episode, for each of its samples: its own one first, then those of messages with a prompt of
-    their own, in the order of the messages.
+    """The steps of one episode, over the completion tokens of its samples: its own one first, then those of messages
+    with a prompt of their own, in the order of the messages.
 
     Attributes:
-        messages: the number of the message that each completion token of a sample belongs to, from 0; `NO_STEP` for
-            tokens that were not sampled.
+        messages: the number of the message that each token belongs to, from 0; `NO_STEP` for tokens that were not
+            sampled.
         process: the reward of a message at its last sampled token, 0 elsewhere.
         truncated: whether the episode was cut before its end.
         score: the episode's reward; None without one.
     """
 
-    messages: list[list[int]]
-    process: list[list[float]]
+    messages: list[int]
+    process: list[float]
     truncated: bool
     score: float | None
 
@@ -373,18 +349,12 @@ def steps_of(record: Trajectory, rewards: ProcessRewards, score: float | None, w
     Raises:
         DataError: if a sampled token belongs to no message.
     """
-    messages = [_messages_of(record, row) for row in _policy_rows(record)]
-    last = {
-        number: (sample, token)
-        for sample, numbers in enumerate(messages)
-        for token, number in enumerate(numbers)
-        if number != NO_STEP
-    }
+    messages = [number for row in _policy_rows(record) for number in _messages_of(record, row)]
+    last = {number: token for token, number in enumerate(messages) if number != NO_STEP}
     scored = {number: rewards.messages[number] for number in last if rewards.messages[number] is not None}
-    process = [[0.0] * len(numbers) for numbers in messages]
+    process = [0.0] * len(messages)
     for number, reward in scored.items():
-        sample, token = last[number]
-        process[sample][token] = weight * reward / len(scored)
+        process[last[number]] = weight * reward / len(scored)
     return EpisodeSteps(messages, process, record.truncated, score)
 
 
@@ -397,9 +367,3 @@ def _messages_of(record: Trajectory, row: TrainingRow) -> list[int]:
     if any(is_sampled and number == NO_STEP for number, is_sampled in zip(numbers, row.mask, strict=True)):
         raise DataError(f"{record.id}: a token that the policy sampled is in no message's span.")
     return numbers
-
-
-def _padded(rows: Sequence[Sequence[float]], padding: float, like_BT: Tensor) -> Tensor:
-    """Lists of values of a batch's samples, of shape (B, T)."""
-    filled = [[*row, *[padding] * (like_BT.size(1) - len(row))] for row in rows]
-    return torch.tensor(filled, device=like_BT.device)

@@ -16,6 +16,7 @@ from accelerate.utils import gather_object
 
 from classroom_rl.config.train_rl import TrainConfig
 from classroom_rl.config.training_checks import reward_weights
+from classroom_rl.config.values import KEEP
 from classroom_rl.errors import PolicyMismatch, TooManyFailedJudgements
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.rollout_files import write_rollouts
@@ -139,7 +140,7 @@ class BatchPlayer:
         self._metrics = environment_of(config).batch_metrics
         self._supervised = config.supervisor_model is not None
         self._steps_of_batch, self._on_batch = train.mu, on_batch
-        self._groups = GroupFilter.of(config, ids)
+        self._groups = None if train.groups_without_variance == KEEP else GroupFilter(config, ids)
         self._curriculum = None
         if config.dataset.curriculum:
             self._curriculum = Curriculum(ids, train.num_samples_per_problem, config.seed, session.run_folder, train.mu)

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -19,10 +19,10 @@ from classroom_rl.results.corrections import (
     read_decisions,
 )
 from classroom_rl.rollout.thoughts import split_thoughts
-from classroom_rl.viewer.list_index import NOW, TRAINING, ConversationRow, reviews_of
+from classroom_rl.viewer.list_index import NOW, TRAINING, ConversationRow
 from classroom_rl.viewer.reader import RunReader
 from classroom_rl.viewer.schemas import CorrectionView, Decided, DecisionBody, Desk
-from classroom_rl.viewer.turn_views import review_view, turn_view
+from classroom_rl.viewer.turn_views import review_view, turn_view, turns_of
 
 LARGEST_DESK = 50
 
@@ -145,10 +145,9 @@ def _no_correction_message(row: ConversationRow, body: DecisionBody) -> str:
 
 
 def _view(correction: Correction, record: Mapping[str, Any], decision: CorrectionDecision | None) -> CorrectionView:
-    row, turns = correction.row, record["turns"]
+    row, turns = correction.row, turns_of(record)
     turn = turns[correction.turn]
-    is_final = correction.draft == ITSELF
-    message = turn["text"] if is_final else turn["drafts"][correction.draft]["text"]
+    message = turn if correction.draft == ITSELF else turn.drafts[correction.draft]
     return CorrectionView(
         where=NOW if row.file is None else f"step-{row.step}",
         conversation=row.id,
@@ -158,10 +157,10 @@ def _view(correction: Correction, record: Mapping[str, Any], decision: Correctio
         draft=correction.draft,
         student_name=row.student_name,
         problem=record["problem"],
-        before=[turn_view({**earlier, "review": None, "drafts": ()}) for earlier in turns[: correction.turn]],
-        message=split_thoughts(message),
-        review=review_view(dict(reviews_of(turn))[correction.draft]),
-        heard=None if is_final else split_thoughts(turn["text"]),
-        replaced=turn.get("replaced", False),
+        before=[turn_view(replace(earlier, review=None, drafts=())) for earlier in turns[: correction.turn]],
+        message=split_thoughts(message.text),
+        review=review_view(message.review),
+        heard=None if message is turn else split_thoughts(turn.text),
+        replaced=turn.replaced,
         decision=decision,
     )

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,7 +15,7 @@ from classroom_rl.rollout.store.journal import HEAD_LENGTH, JOURNAL_NAME, head_o
 from classroom_rl.rollout.store.journal_segments import JournalStream
 from classroom_rl.rollout.tokens import replay_tokens
 from classroom_rl.rollout.trajectory import TOKEN_FIELDS
-from classroom_rl.viewer.list_index import ConversationRow, row_of, title_of
+from classroom_rl.viewer.list_index import ConversationRow, row_of
 
 _LONGEST_TAIL = 64 * 1024**2
 _CONVERSATION_EVENTS = frozenset(
@@ -113,23 +113,9 @@ class JournalTail:
         """Return the conversation's row in a list; for an unfinished one, what is known so far."""
         if conversation.row is not None:
             return conversation.row
-        batch, problem, index = self._context_of(conversation)
-        return ConversationRow(
-            id=conversation.id,
-            step=batch.step if batch else None,
-            index=index,
-            problem_id=problem.id if problem else "",
-            title=title_of(problem.text) if problem else "still playing",
-            type="",
-            student_name=None,
-            state="PLAYING",
-            messages=conversation.messages,
-            personas=dict(conversation.personas),
-            rewards={},
-            reward=None,
-            rejected=False,
-            judge_failed=False,
-        )
+        row = row_of(self._begun(conversation))
+        title = row.title if row.problem_id else "still playing"
+        return replace(row, title=title, messages=conversation.messages, personas=dict(conversation.personas))
 
     def record(self, conversation: JournalConversation) -> dict[str, Any]:
         """Return the conversation's record as plain data, with tokens; for an unfinished one, what is known so far."""
@@ -137,34 +123,37 @@ class JournalTail:
             events = [json.loads(line) for line in stream.lines_at(conversation.positions)]
         buffer = replay_tokens(events)
         tokens = {name: getattr(buffer, name) if buffer else [] for name in TOKEN_FIELDS}
-        records = [event["record"] for event in events if event["event"] == "conversation"]
-        if records:
-            return OPTIONAL | records[-1] | tokens
-        row, problem = self.row(conversation), self._context_of(conversation)[1]
+        latest = {event["event"]: event for event in events}
+        if "conversation" in latest:
+            return OPTIONAL | latest["conversation"]["record"] | tokens
         played = {
             "turns": [event["turn"] for event in events if event["event"] == "turn"],
             "verdicts": [event["verdict"] for event in events if event["event"] == "verdict"],
             "solutions": [
                 solution for event in events if event["event"] == "solutions" for solution in event["solutions"]
             ],
-            "post_test": next(
-                (event["post_test"] for event in reversed(events) if event["event"] == "post_test"), None
-            ),
+            "post_test": latest["post_test"]["post_test"] if "post_test" in latest else None,
+            "failure": latest["failure"]["reason"] if "failure" in latest else None,
+            "overflow": latest["cut_short"]["reason"] if "cut_short" in latest else None,
         }
-        failures = [event["reason"] for event in events if event["event"] == "failure"]
-        problem_fields = {"problem": problem.text if problem else "", "answer": problem.answer if problem else ""}
-        cuts = [event["reason"] for event in events if event["event"] == "cut_short"]
-        other_fields = {
-            "failure": failures[-1] if failures else None,
-            "overflow": cuts[-1] if cuts else None,
+        return self._begun(conversation) | played | tokens
+
+    def _begun(self, conversation: JournalConversation) -> dict[str, Any]:
+        """Return the record of a conversation in which nothing has been said yet, as plain data without tokens."""
+        batch, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
+        problem = batch.problem(index) if batch else None
+        return OPTIONAL | {
+            "id": conversation.id,
+            "step": batch.step if batch else None,
+            "index": index,
+            "problem_id": problem.id if problem else "",
+            "problem": problem.text if problem else "",
+            "answer": problem.answer if problem else "",
+            "state": "PLAYING",
+            "rewards": {},
+            "reward": None,
             "meta": {},
         }
-        return {name: getattr(row, name) for name in _ROW_FIELDS} | played | problem_fields | other_fields | tokens
-
-    def _context_of(self, conversation: JournalConversation) -> tuple[StartedBatch | None, Problem | None, int]:
-        """Return the batch of a conversation, its problem, and its index in the batch."""
-        batch, index = self._batches.get(request_of(conversation.id)), int(conversation.id.rpartition("-")[2])
-        return batch, batch.problem(index) if batch else None, index
 
     def _follow(self, since: float) -> None:
         try:
@@ -218,6 +207,3 @@ class JournalTail:
             conversation.personas.update(name.decode() for name in _PERSONA.findall(line)[:1])
         if event == "conversation":
             conversation.row = row_of(OPTIONAL | json.loads(line)["record"])
-
-
-_ROW_FIELDS = "id step index problem_id type student_name state rewards reward rejected".split()

@@ -27,7 +27,7 @@ from classroom_rl.viewer.list_index import (
     ordered,
 )
 from classroom_rl.viewer.schemas import Comparison, ConversationView, Group, Lessons, Page, Tokens
-from classroom_rl.viewer.turn_views import RunTokenizer, UnknownTokenIds, pieces_of, turn_view
+from classroom_rl.viewer.turn_views import RunTokenizer, UnknownTokenIds, pieces_of, turn_view, turns_of
 
 LARGEST_GROUP = 16
 _LIST_COLUMNS = (
@@ -217,14 +217,12 @@ def _read_records(path: Path, positions: Sequence[int], tokens: bool) -> Iterabl
 
 
 def _view(where: str, row: ConversationRow, record: dict[str, Any]) -> ConversationView:
-    mask, scores = record["mask"], iter(record.get("message_scores") or ())
+    turns, mask, scores = turns_of(record), record["mask"], iter(record.get("message_scores") or ())
     # the scores are stored without positions: one for each message that the teacher sampled
-    message_scores = [
-        next(scores, None) if turn["role"] == "teacher" and not turn.get("given") else None for turn in record["turns"]
-    ]
+    message_scores = [next(scores, None) if turn.role == "teacher" and not turn.given else None for turn in turns]
     return ConversationView(
         where=where,
-        turns=[turn_view(turn, mask, score) for turn, score in zip(record["turns"], message_scores, strict=True)],
+        turns=[turn_view(turn, mask, score) for turn, score in zip(turns, message_scores, strict=True)],
         initial_solutions=record.get("initial_solutions", []),
         trained_tokens=sum(mask) if mask else None,
         context_tokens=len(mask) or None,

@@ -1,14 +1,16 @@
 """Request and response models of the viewer's routes."""
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from classroom_rl.environments.classroom.conversation import Solution
 from classroom_rl.judges.post_test.records import PostTest
 from classroom_rl.judges.verdicts import Verdict
-from classroom_rl.results.corrections import LONGEST_TEXT, CategoryPrecision, CorrectionDecision, refuse_contradictions
+from classroom_rl.results.corrections import ITSELF, CategoryPrecision, CorrectionDecision, Decision
 from classroom_rl.rollout.requests import StrictModel
+from classroom_rl.rollout.reviews import Review
 
 
 class ChatAvailability(BaseModel):
@@ -136,20 +138,12 @@ class Page(BaseModel):
     columns: dict[str, list[Any]]
 
 
-class ReviewView(BaseModel):
+@dataclass(frozen=True)
+class ReviewView(Review):
     """A supervisor's review of a message. `refused_text` is the text of a correction that was not accepted, if the
     supervisor's answer contains one."""
 
-    valid: bool | None
-    category: str
-    penalty: float | None
-    critique: str
-    correction: str | None
-    refused_correction: str | None
-    refused_text: str | None
-    source: str
-    error: str | None
-    raw: str
+    refused_text: str | None = None
 
 
 class ToolCallView(BaseModel):
@@ -306,22 +300,11 @@ class Desk(BaseModel):
     corrections: list[CorrectionView]
 
 
-class DecisionBody(StrictModel):
-    """Body of `POST /api/corrections/decision`: a correction, and a person's decision about it, as in
-    `CorrectionDecision`."""
+class DecisionBody(Decision, StrictModel):
+    """Body of `POST /api/corrections/decision`."""
 
     conversation: str = Field(min_length=1, max_length=300)
-    turn: int = Field(ge=0)
-    draft: int = Field(ge=-1)
-    decision: Literal["accept", "edit", "reject"]
-    text: str = Field("", max_length=LONGEST_TEXT)
-    message_was_fine: bool = False
-    correction: str | None = Field(None, max_length=LONGEST_TEXT)
-
-    @model_validator(mode="after")
-    def _parts_agree(self) -> "DecisionBody":
-        refuse_contradictions(self.decision, self.text, self.message_was_fine)
-        return self
+    draft: int = Field(ge=ITSELF)
 
 
 class Decided(BaseModel):

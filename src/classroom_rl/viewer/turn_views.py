@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from classroom_rl.errors import JudgeOutputError
 from classroom_rl.judges.json_answer import find_object
+from classroom_rl.rollout.reviews import Draft, Review
 from classroom_rl.rollout.thoughts import split_thoughts
+from classroom_rl.rollout.tokens import Turn
+from classroom_rl.rollout.tools.tool import ToolCall
 from classroom_rl.viewer.schemas import DraftView, ReviewView, ToolCallView, TurnView
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -90,72 +94,67 @@ def pieces_of(
     return pieces
 
 
-def turn_view(turn: Mapping[str, Any], mask: Sequence[int] = (), score: float | None = None) -> TurnView:
-    """Make the view of a message from its plain data.
+_TURNS = TypeAdapter(list[Turn])
+
+
+def turns_of(record: Mapping[str, Any]) -> list[Turn]:
+    """Return the messages of a record that is given as plain data."""
+    return _TURNS.validate_python(record["turns"])
+
+
+def turn_view(turn: Turn, mask: Sequence[int] = (), score: float | None = None) -> TurnView:
+    """Make the view of a message.
 
     Args:
         mask: the mask of the conversation's tokens; empty if none are stored.
         score: the score of the pedagogical reward model.
     """
-    span, policy, review = turn.get("span"), turn.get("policy"), turn.get("review")
     trained = 0 if mask else None
-    if span and mask:
-        trained = sum(mask[span[0] : span[1]])
+    if turn.span and mask:
+        trained = sum(mask[turn.span[0] : turn.span[1]])
     return TurnView(
-        role=turn["role"],
-        parts=split_thoughts(turn["text"]),
-        persona=turn["persona"],
-        tokens=turn["tokens"],
+        role=turn.role,
+        parts=split_thoughts(turn.text),
+        persona=turn.persona,
+        tokens=turn.tokens,
         trained=trained,
-        ended=turn["ended"],
-        given=turn.get("given", False),
-        policy=f"{policy['run_id'] or 'initial weights'} v{policy['version']}" if policy else None,
+        ended=turn.ended,
+        given=turn.given,
+        policy=str(turn.policy) if turn.policy else None,
         score=score,
-        review=review_view(review) if review is not None else None,
-        drafts=[_draft_view(draft) for draft in turn.get("drafts") or ()],
-        replaced=turn.get("replaced", False),
-        tool_calls=_tool_call_views(turn),
+        review=review_view(turn.review) if turn.review else None,
+        drafts=[_draft_view(draft) for draft in turn.drafts],
+        replaced=turn.replaced,
+        tool_calls=_tool_call_views(turn.tool_calls),
     )
 
 
-def _draft_view(draft: Mapping[str, Any]) -> DraftView:
+def _draft_view(draft: Draft) -> DraftView:
     return DraftView(
-        parts=split_thoughts(draft["text"]),
-        tokens=draft.get("tokens", 0),
-        review=review_view(draft["review"]),
-        tool_calls=_tool_call_views(draft),
+        parts=split_thoughts(draft.text),
+        tokens=draft.tokens,
+        review=review_view(draft.review),
+        tool_calls=_tool_call_views(draft.tool_calls),
     )
 
 
-def _tool_call_views(message: Mapping[str, Any]) -> list[ToolCallView]:
-    """Make the views of the tool calls of a message or a draft."""
+def _tool_call_views(calls: Sequence[ToolCall]) -> list[ToolCallView]:
     return [
         ToolCallView(
-            name=call["name"],
-            arguments=json.dumps(call["arguments"], ensure_ascii=False) if call["name"] else call["raw"],
-            result=call["result"],
-            error=call.get("error"),
-            seconds=call.get("seconds", 0.0),
+            name=call.name,
+            arguments=json.dumps(call.arguments, ensure_ascii=False) if call.name else call.raw,
+            result=call.result,
+            error=call.error,
+            seconds=call.seconds,
         )
-        for call in message.get("tool_calls") or ()
+        for call in calls
     ]
 
 
-def review_view(review: Mapping[str, Any]) -> ReviewView:
-    """Make the view of a review from its plain data."""
-    refused = review.get("refused_correction")
-    return ReviewView(
-        valid=review.get("valid"),
-        category=review.get("category", ""),
-        penalty=review.get("penalty"),
-        critique=review.get("critique", ""),
-        correction=review.get("correction"),
-        refused_correction=refused,
-        refused_text=_correction_in(review.get("raw", "")) if refused is not None else None,
-        source=review.get("source", ""),
-        error=review.get("error"),
-        raw=review.get("raw", ""),
-    )
+def review_view(review: Review) -> ReviewView:
+    """Make the view of a review."""
+    refused_text = _correction_in(review.raw) if review.refused_correction is not None else None
+    return ReviewView(**vars(review), refused_text=refused_text)
 
 
 def _correction_in(answer: str) -> str | None:

@@ -15,7 +15,7 @@ from classroom_rl.config.models import JudgeModelConfig
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.errors import ContentRefused, ContextOverflow, JudgeOutputError
 from classroom_rl.evaluation.rejudge import rejudge
-from classroom_rl.judges.model_judge import ChatEngineJudge
+from classroom_rl.judges.model_judge import EngineReplies, ModelJudge
 from classroom_rl.judges.verdicts import answer_schema
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.environment import models_on_engines
@@ -228,7 +228,8 @@ class _Engine:
 @pytest.mark.parametrize("response_format", ["auto", "json_schema", "text"])
 def test_a_judge_on_an_engine_answers_under_the_schema_and_blames_nobody_for_its_form(rules, response_format):
     engine = _Engine()
-    judge = ChatEngineJudge(JudgeModelConfig(response_format=response_format), rules, 100, engine)
+    config = JudgeModelConfig(response_format=response_format)
+    judge = ModelJudge(config, rules, 100, EngineReplies(engine, "judge"))
     rude = [{"role": "teacher", "content": RUDE}, {"role": "student", "content": "Oh."}]
     assert asyncio.run(judge.judge("pedagogical_eval", rude, "p", 0)) == "Hm."
     assert asyncio.run(judge.judge("pedagogical_eval", rude[1:], "p", 0)) == GOOD
@@ -248,7 +249,7 @@ class _FullEngine:
 
 @pytest.mark.parametrize("characters", [350, 600])
 def test_a_full_context_of_the_judge_is_blamed_on_the_tutor_only_if_its_words_fill_it(rules, characters):
-    judge = ChatEngineJudge(JudgeModelConfig(), rules, 100, _FullEngine())
+    judge = ModelJudge(JudgeModelConfig(), rules, 100, EngineReplies(_FullEngine(), "judge"))
 
     def judged(**messages: str) -> str:
         dialogue = [{"role": role, "content": text} for role, text in messages.items()]

@@ -134,9 +134,3 @@ def test_a_maths_problem_is_tested_by_its_siblings(room: Room, generation: Gener
 def test_a_problem_that_nothing_can_be_asked_about_is_refused(room: Room, generation, material) -> None:
     with pytest.raises(DataError, match="has no sibling problems"):
         room.play(asking(generation), post_test_material=material)
-
-
-def test_an_examiner_is_seated_or_the_classroom_does_not_open(room: Room, generation, monkeypatch) -> None:
-    monkeypatch.setattr("tests.support.scripted_room.examiner_of", lambda _: None)
-    with pytest.raises(ValueError, match="no examiner"):
-        room.play(asking(generation))

@@ -19,7 +19,7 @@ from classroom_rl.config.models import ApiModelConfig, ModelConfig, SupervisorMo
 from classroom_rl.engines.api.call_ledger import CallLedger
 from classroom_rl.engines.api.chat_api import ChatApi
 from classroom_rl.errors import ConfigError, DataError, ProviderFailure, SpendingCapReached
-from classroom_rl.judges.model_judge import ApiChatEngine
+from classroom_rl.judges.model_judge import ApiChatEngine, KeptReplies
 from classroom_rl.results.rollout_files import read_records, write_records
 from classroom_rl.rollout.engine import Completion, Sampling
 from classroom_rl.rollout.requests import SampleRequest, SampleResponse
@@ -27,7 +27,7 @@ from classroom_rl.rollout.store.journal import JOURNAL_NAME, read_journal
 from classroom_rl.rollout.supervision import REPLACE
 from classroom_rl.rollout.tokens import approximate_tokens
 from classroom_rl.server.sampling_service import SamplingService
-from classroom_rl.supervision.model_supervisor import ApiSupervisor
+from classroom_rl.supervision.model_supervisor import ModelSupervisor
 from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
 from tests.support.scripted_room import Room
@@ -73,7 +73,7 @@ class Server:
                     await api.drain()
                     await api._client.close()
                     api.ledger.close()
-                service._journal.close()
+                service.journal.close()
 
         return run(whole())
 
@@ -81,11 +81,11 @@ class Server:
         ledger = CallLedger(self.room.folder / f"{role}_calls.sqlite", config.max_cost_usd)
         return timed_api(config, ledger, role)
 
-    def _model(self, role: str, api: ChatApi) -> ApiChatEngine | ApiSupervisor:
+    def _model(self, role: str, api: ChatApi) -> ApiChatEngine | ModelSupervisor:
         config = self.configs[role]
         if role != "supervisor":
             return ApiChatEngine(config, api)
-        return ApiSupervisor(config, self.generation.supervisor, api.ledger, api)
+        return ModelSupervisor(config, self.generation.supervisor, KeptReplies(config, api.ledger, api))
 
     def sample(self, request: SampleRequest = REQUEST) -> SampleResponse:
         request = request.model_copy(update={"supervised": "supervisor" in self.configs})

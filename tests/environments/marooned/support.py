@@ -1,6 +1,7 @@
 """Games of the tests: played from seeds, and positions made by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ from classroom_rl.environments.marooned.actions import WAIT, parse_action
 from classroom_rl.environments.marooned.config import Generation
 from classroom_rl.environments.marooned.game import Game, StepResult
 from classroom_rl.environments.marooned.observation import observe
-from classroom_rl.environments.marooned.players import PLAYERS
+from classroom_rl.environments.marooned.players import PLAYERS, Player
 from classroom_rl.environments.marooned.presets import TINY
 from classroom_rl.environments.marooned.routes import GameTable
 from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Place, Rules
@@ -72,6 +73,18 @@ def played(rules: Rules, seed: int, steps: int) -> Iterator[tuple[Game, StepResu
         if game.seat is None:
             return
         yield game, game.step(players[game.seat].act(observe(game, game.seat), rules, rng))
+
+
+def play(game: Game, players: Mapping[int, Player], rng: Random) -> Game:
+    """Play the game to its end, and return it."""
+    while game.seat is not None:
+        game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
+    return game
+
+
+def clone(game: Game) -> Game:
+    """A copy of the game that shares nothing with it except the rules, which never change."""
+    return deepcopy(game, {id(game.rules): game.rules})
 
 
 MODEL = "REASONING: I wait <b>here</b>.\nACTION: WAIT"

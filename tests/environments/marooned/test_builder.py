@@ -6,9 +6,10 @@ import pytest
 
 from classroom_rl.environments.marooned.game import Game
 from classroom_rl.environments.marooned.observation import observe
-from classroom_rl.environments.marooned.players import PLAYERS, cast, play
+from classroom_rl.environments.marooned.players import PLAYERS, cast
 from classroom_rl.environments.marooned.presets import SEED, TINY
 from classroom_rl.environments.marooned.rules import COLONIST, TRAITOR, Rules
+from tests.environments.marooned.support import play
 
 
 @pytest.mark.parametrize(

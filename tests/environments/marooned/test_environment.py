@@ -19,6 +19,7 @@ from classroom_rl.environments.marooned.episode import END, GameRecord
 from classroom_rl.environments.marooned.islands import islands
 from classroom_rl.environments.marooned.messages import parse_message
 from classroom_rl.errors import DataError, ProviderFailure
+from classroom_rl.judges.model_judge import KeptReplies
 from classroom_rl.rollout.environment import Roles, environment_of
 from classroom_rl.rollout.requests import SampleRequest
 from classroom_rl.rollout.rows import CORRECTION, DRAFT, POLICY, rows_of
@@ -26,7 +27,7 @@ from classroom_rl.rollout.runner import Runner
 from classroom_rl.rollout.store.journal import JOURNAL_NAME, Journal
 from classroom_rl.server.sampling_service import SamplingService
 from classroom_rl.supervision.embedded import embedded_supervisor
-from classroom_rl.supervision.model_supervisor import ApiSupervisor
+from classroom_rl.supervision.model_supervisor import ModelSupervisor
 from classroom_rl.trainer.sample_batch import batch_metrics
 from tests.support.chat_client import PRICES, timed_api
 from tests.support.judge_endpoint import JudgeEndpoint, fails, judge_endpoint, says
@@ -218,7 +219,8 @@ class WatchedTable(Table):
         journal, weights = Journal(self.folder), {"return": 1.0}
         ledger = CallLedger(self.folder / "supervisor_calls.sqlite", self.model.max_cost_usd)
         api = timed_api(self.model, ledger)
-        supervisor = ApiSupervisor(self.model, self.config.generation.supervisor, ledger, api, rules=self.rules)
+        replies = KeptReplies(self.model, ledger, api)
+        supervisor = ModelSupervisor(self.model, self.config.generation.supervisor, replies, rules=self.rules)
         seats = Roles({"teacher": self.engine}, {"teacher": self.engine}, {"supervisor": api}, supervisor=supervisor)
         environment = environment_of(self.config).open_with(self.config, seats, journal, weights)
         try:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from classroom_rl.environments.marooned.actions import Action
 from classroom_rl.environments.marooned.game import Game, GameOver
-from classroom_rl.environments.marooned.players import cast, play
+from classroom_rl.environments.marooned.players import cast
 from classroom_rl.environments.marooned.presets import PRESETS, SEED, TINY
 from classroom_rl.environments.marooned.rules import TABLET
-from tests.environments.marooned.support import played
+from tests.environments.marooned.support import play, played
 
 GAMES = st.tuples(st.sampled_from([TINY, SEED]), st.integers(0, 10**6))
 

@@ -13,7 +13,7 @@ from classroom_rl.environments.marooned.legality import fault_of, possible_actio
 from classroom_rl.environments.marooned.players import any_action
 from classroom_rl.environments.marooned.presets import SEED, TINY
 from classroom_rl.environments.marooned.rules import Place
-from tests.environments.marooned.support import DISCUSSION, do, made, played
+from tests.environments.marooned.support import DISCUSSION, clone, do, made, played
 
 GAMES = st.tuples(st.sampled_from([TINY, SEED]), st.integers(0, 10**6))
 
@@ -35,7 +35,7 @@ def test_the_possible_actions_are_those_without_fault_and_the_game_agrees(drawn)
             possible = possible_actions(game, seat)
             assert len(possible) == len(set(possible))
             assert set(possible) == {action for action in every_action(game) if fault_of(game, seat, action) is None}
-            assert all(game.clone().step(action).fault is None for action in possible)
+            assert all(clone(game).step(action).fault is None for action in possible)
 
 
 @settings(max_examples=10)
@@ -46,7 +46,7 @@ def test_an_action_with_a_fault_becomes_wait_and_costs_a_little(drawn):
         action, seat = any_action(rng), game.seat
         if seat is None or fault_of(game, seat, action) is None:
             continue
-        failing, waiting = game.clone(), game.clone()
+        failing, waiting = clone(game), clone(game)
         result = failing.step(action)
         expected = waiting.step(Action("WAIT"))
         assert result.fault is not None and any(event.kind == "failed" for event in result.events)

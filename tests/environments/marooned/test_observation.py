@@ -12,7 +12,7 @@ from classroom_rl.environments.marooned.presets import PRESETS, SEED, TINY
 from classroom_rl.environments.marooned.prompts import observation_text
 from classroom_rl.environments.marooned.rules import COLONIST, TABLET, TRAITOR, Place, in_sight
 from classroom_rl.environments.marooned.state import Said
-from tests.environments.marooned.support import do, made, played, put
+from tests.environments.marooned.support import clone, do, made, played, put
 
 GAMES = st.tuples(st.sampled_from([TINY, SEED]), st.integers(0, 10**6))
 
@@ -48,12 +48,12 @@ def test_no_honest_sailor_ever_sees_a_tablet_on_the_island(rules):
             view = observe(game, seat)
             assert (TABLET in observation_text(rules, view)) == (seat == 5)
             assert (place in view.piles) == (seat == 5)
-        assert do(game.clone(), f"GATHER {TABLET} 1").fault.text == f"no {TABLET} lies here"
+        assert do(clone(game), f"GATHER {TABLET} 1").fault.text == f"no {TABLET} lies here"
 
 
 def hide_differently(game: Game, seat: int, rng: Random) -> Game:
     """A clone in which everything differs that a colonist must not know."""
-    changed = game.clone()
+    changed = clone(game)
     state, me = changed.state, changed.state.sailors[seat]
     sight = changed.rules.sight(me.place.level, state.foggy)
     state.seed += 1

@@ -13,7 +13,7 @@ from classroom_rl.environments.marooned.players import PLAYERS, any_action, cast
 from classroom_rl.environments.marooned.presets import TINY
 from classroom_rl.environments.marooned.review import DEFAULT_PENALTIES, mistake_in, review_action
 from classroom_rl.environments.marooned.rules import COLONIST, Place
-from tests.environments.marooned.support import made, put
+from tests.environments.marooned.support import clone, made, put
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_every_correction_of_random_play_is_possible():
         action = any_action(rng)
         review = review_action(game, game.seat, format_message("so", action))
         categories.add(review.category)
-        assert game.clone().step(review.corrected).fault is None
+        assert clone(game).step(review.corrected).fault is None
         assert not review.valid or review.corrected == action
         game.step(players[game.seat].act(observe(game, game.seat), TINY, rng))
     assert {"none", "impossible"} <= categories <= set(DEFAULT_PENALTIES)

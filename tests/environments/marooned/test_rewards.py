@@ -6,10 +6,10 @@ import pytest
 
 from classroom_rl.environments.marooned.actions import WAIT
 from classroom_rl.environments.marooned.game import Game
-from classroom_rl.environments.marooned.players import cast, play
+from classroom_rl.environments.marooned.players import cast
 from classroom_rl.environments.marooned.presets import PRESETS, TINY
 from classroom_rl.environments.marooned.rules import DEAD
-from tests.environments.marooned.support import DISCUSSION, WEALTH, do, end_day, end_round, made
+from tests.environments.marooned.support import DISCUSSION, WEALTH, do, end_day, end_round, made, play
 
 
 @pytest.mark.parametrize("rules", PRESETS.values(), ids=PRESETS)

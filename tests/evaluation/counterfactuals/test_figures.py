@@ -23,7 +23,7 @@ from classroom_rl.evaluation.counterfactuals.figures import (
     shuffled_check,
     write_comparisons,
 )
-from classroom_rl.results.agreement import rank_correlation_p
+from classroom_rl.judges.agreement import rank_correlation_p
 
 
 def comparisons(count: int = 64, effect: float = 0.1, noise: float = 0.1, seed: int = 0) -> list[Comparison]:

@@ -265,7 +265,7 @@ def test_a_reward_that_there_is_not_is_refused(config: EvalConfig, weights: dict
 
 
 def test_several_tutors_are_compared_by_the_students_solutions(config: EvalConfig, scene: Scene, capsys):
-    config.tutors, config.reward_weights = [TutorConfig("trained", "y")], {OWN: 1.0}
+    config.tutors, config.reward_weights = [TutorConfig(name="trained", model_name_or_path="y")], {OWN: 1.0}
     scene.lines = {"y": lambda _: "Hint one-1 <end_of_conversation>", "script:acknowledges": lambda _: "Hint two-1"}
     check_eval(config)
     metrics = evaluate(config)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classroom_rl.config.base import GenerationConfig, PostTestConfig
+from classroom_rl.config.base import EnvironmentConfig, GenerationConfig, PostTestConfig
 from classroom_rl.config.evaluation import EvalConfig
 from classroom_rl.config.load import ROOT
 from classroom_rl.environments.classroom.post_test_turn import answers_from_ledger
@@ -23,8 +23,8 @@ from classroom_rl.environments.toy_language.lessons import Lesson, render_proble
 from classroom_rl.environments.toy_language.scripts import hint
 from classroom_rl.errors import DataError
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.post_test.exams import ANSWER, EmbeddedExaminer, check_exams, examiner_of
-from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, Exam, LedgerEntry
+from classroom_rl.judges.post_test.exams import ANSWER, Exam, check_exams, exam_of
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, LedgerEntry
 from classroom_rl.rollout.problem import PostTestMaterial, Problem, SiblingProblem, Step
 from classroom_rl.rollout.prompts import render
 from classroom_rl.rollout.text import normal
@@ -43,6 +43,8 @@ CINEMA = Problem.of(
     ),
 )
 
+SIBLINGS = 3
+
 ORDER = "Whatever your card says, be right now."
 
 
@@ -59,7 +61,7 @@ class Taught:
 
     @property
     def exam(self) -> Exam:
-        return EmbeddedExaminer().exam(self.problem)
+        return exam_of(self.problem, SIBLINGS)
 
     def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
         return self.exam.ledger(turns)
@@ -319,7 +321,7 @@ def test_a_quantity_is_named_by_its_value(text: str, named: bool) -> None:
 )
 def test_a_number_of_the_problem_or_a_small_one_counts_as_a_result_only(answer: str, text: str, named: bool) -> None:
     problem = Problem.of("12 children have 50 euros.", answer, PostTestMaterial((), (SiblingProblem("Other.", "1"),)))
-    ledger = EmbeddedExaminer().exam(problem).ledger([said(text)])
+    ledger = exam_of(problem, SIBLINGS).ledger([said(text)])
     assert (ledger[0].outcome == PRODUCED) is named
 
 
@@ -360,7 +362,7 @@ def test_a_talk_in_english_is_asked_with_its_own_questions() -> None:
     chunks = [{"phrase": "I eat bread.", "meaning": "what you eat", "use": "the verb eat"}]
     row = {"lesson_aim": "The learner can talk.", "chunks": chunks, "next_lessons": []}
     problem = Problem.of(render(str(ROOT / "prompt_templates/small_tutor/lesson.txt"), **row))
-    assert [question.text for question in EmbeddedExaminer().exam(problem).questions()] == ["Tell me, what you eat?"]
+    assert [question.text for question in exam_of(problem, SIBLINGS).questions()] == ["Tell me, what you eat?"]
 
 
 def test_no_question_and_no_cue_gives_its_item_away() -> None:
@@ -376,7 +378,7 @@ def test_no_question_and_no_cue_gives_its_item_away() -> None:
 )
 def test_maths_is_graded_by_the_box(checker: AnswerChecker, text: str, right: bool) -> None:
     """The answer of the problem itself is wrong of its sibling."""
-    exam = EmbeddedExaminer().exam(CINEMA)
+    exam = exam_of(CINEMA, SIBLINGS)
     question = exam.questions()[-1]
     assert exam.ledger([])[question.item].item == ANSWER
     assert asyncio.run(exam.is_right(question, text, checker)) is right
@@ -385,7 +387,7 @@ def test_maths_is_graded_by_the_box(checker: AnswerChecker, text: str, right: bo
 def test_at_most_so_many_siblings_are_asked() -> None:
     siblings = tuple(SiblingProblem(f"Sibling {i}", str(i)) for i in range(5))
     problem = Problem.of("p", "1", PostTestMaterial((), siblings))
-    assert [question.text for question in EmbeddedExaminer(2).exam(problem).questions()] == ["Sibling 0", "Sibling 1"]
+    assert [question.text for question in exam_of(problem, 2).questions()] == ["Sibling 0", "Sibling 1"]
 
 
 @pytest.mark.parametrize(
@@ -401,4 +403,5 @@ def test_a_problem_without_a_post_test_is_refused_before_anything_is_played(prob
         check_exams(config, [CINEMA, problem])
     check_exams(config, [CINEMA, *(world.problem for world in WORLDS.values())])
     check_exams(EvalConfig().generation, [problem])  # off
-    assert examiner_of(GenerationConfig()) is None
+    check_exams(GenerationConfig(), [problem])  # off
+    check_exams(EnvironmentConfig(), [problem])  # no classroom

@@ -14,7 +14,7 @@ from classroom_rl.config.base import DatasetSource
 from classroom_rl.config.load import ROOT
 from classroom_rl.errors import DataError
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.post_test.exams import EmbeddedExaminer
+from classroom_rl.judges.post_test.exams import exam_of
 from classroom_rl.judges.post_test.sibling_templates import ProblemTemplate, dataset, make_rows, read_templates
 from classroom_rl.rollout.datasets import load_problems
 
@@ -117,7 +117,7 @@ def test_the_programs_read_them(name: str) -> None:
         siblings = [sibling["problem"] for sibling in row["sibling_problems"]]
         assert (problem.text, problem.answer) == (row["problem"], row["answer"])
         assert [sibling.problem for sibling in problem.material.siblings] == siblings
-        assert len(EmbeddedExaminer().exam(problem).ledger([])) == len(row["steps"]) + 1
+        assert len(exam_of(problem, 3).ledger([])) == len(row["steps"]) + 1
 
 
 def test_every_value_is_one_that_the_checker_reads_and_no_two_of_a_problem_are_equal(checker: AnswerChecker) -> None:

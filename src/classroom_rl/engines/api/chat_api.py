@@ -116,6 +116,10 @@ class ChatApi:
         role: the role that uses the API, for messages: "judge", "student" or "teacher".
         clock, sleep: replaced in tests.
 
+    Attributes:
+        model: the preferred model.
+        url: the API's address.
+
     Raises:
         ConfigError: if the API key's environment variable is not set.
     """
@@ -133,6 +137,7 @@ class ChatApi:
         self._role = role
         self._clock, self._sleep = clock, sleep
         self._client = connect(config)
+        self.model, self.url = config.model_name_or_path, str(self._client.base_url)
         names = [config.model_name_or_path, *config.fallback_models]
         self._models = [_ModelState(name, without_schema=config.response_format == "text") for name in names]
         self._slots = asyncio.Semaphore(config.max_concurrent_requests)
@@ -143,16 +148,6 @@ class ChatApi:
         self._last_answer = -1.0
         self._last_failure: Failure | None = None
         self._last_heartbeat = -_HEARTBEAT_S
-
-    @property
-    def model(self) -> str:
-        """The preferred model."""
-        return self._models[0].name
-
-    @property
-    def url(self) -> str:
-        """The API's address."""
-        return str(self._client.base_url)
 
     @property
     def trouble(self) -> str | None:
@@ -297,7 +292,7 @@ class ChatApi:
             return
         self._last_heartbeat = now
         reason = self._describe_silence(now - waiting_since)
-        logger.warning("waiting for the %s %s: %s", self._role, self._models[0].name, reason)
+        logger.warning("waiting for the %s %s: %s", self._role, self.model, reason)
 
     def _describe_silence(self, seconds: float) -> str:
         failure = self._last_failure.message if self._last_failure is not None else "none"

@@ -14,7 +14,6 @@ from classroom_rl.config.models import ModelConfig, VllmConfig
 from classroom_rl.engines.vllm.engine_base import EngineProcess
 from classroom_rl.engines.vllm.engine_start import AdapterSlot, adapter_arguments
 from classroom_rl.engines.vllm.role_metrics import own_metrics
-from classroom_rl.engines.vllm.weights_gate import WeightsGate
 from classroom_rl.errors import ConfigError, ContextOverflow, DataError, EngineFailure
 from classroom_rl.models.lora import check_published
 from classroom_rl.models.policy_folder import check_policy
@@ -44,6 +43,9 @@ class VllmEngine(EngineProcess):
         tokenizer: the model's tokenizer.
         policy: the version of the loaded weights.
         weights: a fingerprint of the loaded weights; equal weights have equal fingerprints.
+        max_length: the model's context length in tokens.
+        chat_template_kwargs: the configured variables of the chat template.
+        stop_ids: the tokens that end a turn.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class VllmEngine(EngineProcess):
         self._adapter = AdapterSlot(engine)
         self.policy = PolicyVersion()
         self.weights = f"as in {model.model_name_or_path}"
+        self.max_length = model.vllm.max_length
+        self.chat_template_kwargs = model.vllm.chat_template_kwargs
+        self.stop_ids = self._find_stop_ids()
         self._group = ""
-        self._stop_ids = self._find_stop_ids()
 
     @cached_property
     def frame(self) -> ReplyFrame:
@@ -72,29 +76,9 @@ class VllmEngine(EngineProcess):
         return self._engine
 
     @property
-    def gate(self) -> WeightsGate:
-        """The engine's gate. The weights do not change while a turn is inside it."""
-        return self._gate
-
-    @property
     def adapter(self) -> "LoRARequest | None":
         """The adapter to sample with; read it inside `gate.turn()`."""
         return self._adapter.current
-
-    @property
-    def max_length(self) -> int:
-        """The model's context length in tokens."""
-        return self._model.vllm.max_length
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any]:
-        """The configured variables of the chat template."""
-        return self._model.vllm.chat_template_kwargs
-
-    @property
-    def stop_ids(self) -> list[int]:
-        """The tokens that end a turn."""
-        return self._stop_ids
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Sample one turn after `prompt_ids`.
@@ -108,18 +92,18 @@ class VllmEngine(EngineProcess):
         return await self._sample(prompt_ids, sampling, with_logprobs=True)
 
     async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, with_logprobs: bool) -> Completion:
-        room = self._model.vllm.max_length - len(prompt_ids)
+        room = self.max_length - len(prompt_ids)
         if room < 1:
             raise ContextOverflow(
                 f"A prompt of {len(prompt_ids)} tokens does not fit into {self._model.model_name_or_path}'s context: "
-                f"vllm.max_length is {self._model.vllm.max_length}. Raise it, or shorten problems and conversations."
+                f"vllm.max_length is {self.max_length}. Raise it, or shorten problems and conversations."
             )
         from vllm.inputs.engine import tokens_input
 
         # vLLM would send an untyped prompt through its tokenizer thread first.
         params, prompt = self._sampling_params(sampling, room), tokens_input(list(prompt_ids))
         params.logprobs = 0 if with_logprobs else None  # 0: only the sampled token's
-        async with self._gate.turn():
+        async with self.gate.turn():
             policy, weights = self.policy, self.weights  # read here: they may have changed while the turn waited
             request = self._engine.generate(prompt, params, uuid4().hex, lora_request=self.adapter)
             output = (await self._finish(request)).outputs[0]
@@ -231,7 +215,7 @@ class VllmEngine(EngineProcess):
             top_k=sampling.top_k,
             max_tokens=min(sampling.max_tokens, room),
             seed=sampling.seed,
-            stop_token_ids=self._stop_ids,
+            stop_token_ids=self.stop_ids,
             stop=list(sampling.stop),
             detokenize=bool(sampling.stop),  # vLLM finds stop texts in the text alone
             output_kind=RequestOutputKind.FINAL_ONLY,

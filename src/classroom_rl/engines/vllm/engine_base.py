@@ -166,6 +166,8 @@ class EngineProcess:
     """One model on vLLM's `AsyncLLM`. Subclasses define how it is loaded and which requests it accepts.
 
     Attributes:
+        model_name: the configured name of the model.
+        gate: the engine's gate. The weights do not change while a turn is inside it.
         tokenizer: the model's tokenizer.
     """
 
@@ -174,13 +176,14 @@ class EngineProcess:
     ):
         self._engine = engine
         self._model = model
+        self.model_name = model.model_name_or_path
         self._pids = pids
         self._gpus = gpus
         self._deadlines = TurnDeadlines(generation.turn_timeout_s)
         self._places = (model.vllm.data_parallel_size or 1) * model.vllm.max_num_seqs
-        self._gate = WeightsGate(generation.sample_timeout_s, self._places)
+        self.gate = WeightsGate(generation.sample_timeout_s, self._places)
         self._failure: EngineFailure | None = None
-        self._sleep_control = SleepControl(engine, self._gate, engine.model_config.enable_sleep_mode)
+        self._sleep_control = SleepControl(engine, self.gate, engine.model_config.enable_sleep_mode)
         self.tokenizer = copy(engine.get_tokenizer())  # vLLM gives two engines of one model the same one
         set_variables(self.tokenizer, model.vllm.chat_template_kwargs)
 
@@ -215,11 +218,6 @@ class EngineProcess:
     @staticmethod
     def _load(model: ModelConfig, seed: int, sleep_mode: bool) -> "AsyncLLM":
         raise NotImplementedError
-
-    @property
-    def model_name(self) -> str:
-        """The configured name of the model."""
-        return self._model.model_name_or_path
 
     async def sleep(self, timeout_s: float) -> None:
         """Wait for the turns in flight, then free the GPU's memory; the weights move to host memory. New turns wait
@@ -296,7 +294,7 @@ class EngineProcess:
                 f"The engine of {self._model.model_name_or_path} failed while it {action}, and may hold parts of the "
                 f"old weights and of the new ones: {error or type(error).__name__}"
             )
-            self._gate.close_for_good(self._failure)
+            self.gate.close_for_good(self._failure)
             if isinstance(error, Exception):
                 raise self._failure from error
             raise

@@ -55,7 +55,7 @@ class RewardEngine(EngineProcess):
         from vllm import PoolingParams
 
         params = PoolingParams(task=self._task, use_activation=False)
-        async with self._gate.turn():
+        async with self.gate.turn():
             request = self._engine.encode({"prompt_token_ids": list(ids)}, params, uuid4().hex)
             return (await self._finish(request)).outputs.data.flatten()
 

@@ -25,7 +25,7 @@ from classroom_rl.environments.classroom.config import classroom_rules, setup_op
 from classroom_rl.environments.classroom.conversation import ClassroomRules, Conversation, Solution, State
 from classroom_rl.environments.classroom.judging import JudgePanel
 from classroom_rl.environments.classroom.metrics import batch_metrics
-from classroom_rl.environments.classroom.post_test_turn import PostTestTurn
+from classroom_rl.environments.classroom.post_test_turn import take_post_test
 from classroom_rl.environments.classroom.prompt_check import (
     check_judge_prompts,
     check_lengths,
@@ -142,8 +142,6 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
         attempts, options = generation.number_judge_attempts, judge_options or JudgeModelConfig()
         self._panel = JudgePanel(roles, journal, rules.judge_rules, attempts, options)
         self._supervised_turn = SupervisedTurn(generation.supervisor, roles, self._forced_ids)
-        if generation.post_test.enable and roles.examiner is None:
-            raise ValueError("generation.post_test.enable is true, and there is no examiner")
         self._steps = {
             State.TEACHER_TURN: self._teacher_turn if roles.teacher_has_tokens else self._teacher_message,
             State.SUPERVISOR_TURN: self._supervisor_turn,
@@ -384,8 +382,8 @@ class Classroom(BaseEnvironment[Conversation, ReplayedState]):
     async def _take_post_test(self, play: Play) -> None:
         post_test = play.replayed.post_test
         if post_test is None:
-            turn = PostTestTurn(self._generation.post_test, self.roles.student, self.roles.answers, self.roles.examiner)
-            post_test = await turn.take(play.episode, play.sampled_with(self.roles.student_sampling))
+            sampling = play.sampled_with(self.roles.student_sampling)
+            post_test = await take_post_test(self._generation.post_test, self.roles, play.episode, sampling)
             self._journal.append("post_test", conversation=play.episode.id, post_test=post_test)
         play.episode.add_post_test(post_test)
 

@@ -13,8 +13,6 @@ from classroom_rl.config.values import (
     is_script,
 )
 from classroom_rl.grading.checker import AnswerChecker
-from classroom_rl.judges.post_test.exams import examiner_of
-from classroom_rl.judges.post_test.records import Examiner
 from classroom_rl.rollout import environment as rollout_environment
 from classroom_rl.rollout.engine import (
     Api,
@@ -43,7 +41,6 @@ class Roles(rollout_environment.LoadedModels):
         reward: the reward model that grades solutions; None if there is none.
         supervisor: None if nothing is supervised.
         supervisor_name: the name of the supervisor's model.
-        examiner: None without a post-test.
         policy_role: the role of the model under training.
     """
 
@@ -58,7 +55,6 @@ class Roles(rollout_environment.LoadedModels):
     reward: RewardModel | None = None
     supervisor: Supervisor | None = None
     supervisor_name: str = ""
-    examiner: Examiner | None = None
     policy_role: str = TRAINS_TEACHER
 
     async def grade(self, problem: Problem, solution: str) -> float:
@@ -100,7 +96,6 @@ class Roles(rollout_environment.LoadedModels):
             reward=models.models.get("reward"),
             supervisor=models.supervisor,
             supervisor_name="" if config.supervisor_model is None else config.supervisor_model.model_name_or_path,
-            examiner=examiner_of(generation),
             policy_role=generation.trained_role,
         )
 

@@ -38,11 +38,6 @@ class StepResult:
     events: tuple[Event, ...]
     fault: Fault | None
 
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """The fault as a tuple of length 0 or 1."""
-        return () if self.fault is None else (self.fault,)
-
 
 class Game:
     """The game of a seed.
@@ -122,14 +117,6 @@ class Game:
             self.returns[rewarded_seat] += amount
         self.steps += 1
         return StepResult(seat, action or WAIT, rewards, tuple(events), fault)
-
-    def clone(self) -> "Game":
-        """An independent copy of the game."""
-        # Without __init__, which would check the rules and draw the island again.
-        copy = object.__new__(Game)
-        copy.rules, copy.seed, copy.roles, copy.steps = self.rules, self.seed, self.roles, self.steps
-        copy.state, copy.returns = self.state.copy(), self.returns.copy()
-        return copy
 
 
 def _roles(rules: Rules, seed: int, roles: Sequence[str] | None, traitor: bool) -> dict[int, str]:

@@ -88,12 +88,7 @@ def observe(game: Played, seat: int) -> Observation:
     Raises:
         KeyError: if there is no such seat.
     """
-    return observe_state(game.state, seat)
-
-
-def observe_state(state: State, seat: int) -> Observation:
-    """What the sailor of a seat knows in a state."""
-    rules, me = state.rules, state.sailors[seat]
+    rules, state, me = game.rules, game.state, game.state.sailors[seat]
     sight = rules.sight(me.place.level, state.foggy)
     return Observation(
         seat=seat,

@@ -158,10 +158,3 @@ def play_others(game: Game, players: Mapping[int, Player], *seats: int) -> None:
     while game.seat not in (None, *seats) and any(game.state.sailors[seat].active for seat in seats):
         rng = Random(f"{game.seed}|{game.steps}|others")
         game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
-
-
-def play(game: Game, players: Mapping[int, Player], rng: Random) -> Game:
-    """Play the game to its end, and return it."""
-    while game.seat is not None:
-        game.step(players[game.seat].act(observe(game, game.seat), game.rules, rng))
-    return game

@@ -1,6 +1,6 @@
-"""The state of a game: sailors, island, store, ship, messages and evidence. It is cheap to copy."""
+"""The state of a game: sailors, island, store, ship, messages and evidence."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from classroom_rl.environments.marooned.rules import Place, Rules, in_sight, is_foggy, make_piles
@@ -88,10 +88,6 @@ class Sailor:
         """Whether the sailor still acts: alive, and not removed by a vote."""
         return self.alive and not self.removed
 
-    def copy(self) -> "Sailor":
-        """A copy that shares no mutable data with the original."""
-        return replace(self, pack=self.pack.copy(), hidden=self.hidden.copy(), unpaid=self.unpaid.copy())
-
 
 @dataclass(slots=True)
 class State:
@@ -132,23 +128,6 @@ class State:
     evidence: tuple[Evidence, ...] = ()
     suspicion: dict[int, int] = field(default_factory=dict)
     log: list[tuple[int, int, Event]] = field(default_factory=list)
-
-    def copy(self) -> "State":
-        """A copy that shares no mutable data with the original."""
-        return replace(
-            self,
-            sailors={seat: sailor.copy() for seat, sailor in self.sailors.items()},
-            piles={place: pile.copy() for place, pile in self.piles.items()},
-            store=self.store.copy(),
-            turns_built=self.turns_built.copy(),
-            most_built=self.most_built.copy(),
-            used_up=self.used_up.copy(),
-            building=self.building.copy(),
-            votes=self.votes.copy(),
-            inbox=self.inbox.copy(),
-            suspicion=self.suspicion.copy(),
-            log=self.log.copy(),
-        )
 
     @property
     def active(self) -> list[Sailor]:

@@ -22,8 +22,8 @@ from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.counterfactuals.forks import BranchPlayer, Fork, Message, all_forks, corrected
 from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
-from classroom_rl.judges.post_test.exams import EmbeddedExaminer
-from classroom_rl.judges.post_test.records import MISSED, Exam
+from classroom_rl.judges.post_test.exams import Exam, exam_of
+from classroom_rl.judges.post_test.records import MISSED
 from classroom_rl.judges.verdicts import ask_for_verdict, criterion_of, sum_up
 from classroom_rl.rollout.engine import NO_FACTS, ConversationFacts
 from classroom_rl.rollout.problem import Problem
@@ -170,10 +170,9 @@ class _Pair:
 def check_outcomes(config: EvalConfig, problems: Sequence[Problem]) -> None:
     """Refuse problems for which no program can determine what the student produces. Raises `DataError`, naming the
     problem."""
-    examiner = EmbeddedExaminer(config.generation.post_test.siblings)
     for problem in problems:
         try:
-            examiner.exam(problem)
+            exam_of(problem, config.generation.post_test.siblings)
         except DataError as error:
             raise DataError(
                 f"counterfactuals.forks is {config.counterfactuals.forks}, so what the student produces later is read "
@@ -221,7 +220,6 @@ class _Comparer:
         self.unpriced = self.without_other = self.lost = 0
         self._config, self._roles, self._schedule = config, roles, schedule
         self._player = BranchPlayer(generation, rules, roles, schedule, journal, config.seed)
-        self._examiner = EmbeddedExaminer(generation.post_test.siblings)
         self._slots = asyncio.Semaphore(BRANCHES_IN_FLIGHT)
         scoring = [rule for rule in generation.judge_rules if rule in SCORING_RULES]
         has_judge = roles.judge is not None and config.judge_model.mode != GROUP
@@ -251,7 +249,8 @@ class _Comparer:
 
     async def compare(self, pair: _Pair, progress: EvaluationProgress) -> Comparison | None:
         """The comparison; None if every pair of playouts failed."""
-        fork, outcome = pair.fork, LaterOutcome(self._examiner.exam(pair.fork.problem), pair.fork.before)
+        fork, siblings = pair.fork, self._config.generation.post_test.siblings
+        outcome = LaterOutcome(exam_of(fork.problem, siblings), fork.before)
         messages = (fork.message, pair.other)
         prices = [await self._prices(fork, message) for message in messages]
         count = self._config.counterfactuals.playouts

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.counterfactuals.comparing import JUDGE, OUTCOMES, SUPERVISOR, Compared, Comparison
 from classroom_rl.evaluation.report.tables import NO_VALUE, estimate_text, format_p
-from classroom_rl.results.agreement import rank_correlation, rank_correlation_by_lesson, rank_correlation_p
+from classroom_rl.judges.agreement import rank_correlation, rank_correlation_by_lesson, rank_correlation_p
 from classroom_rl.rollout.intervals import LEVEL as SIGNIFICANT
 from classroom_rl.rollout.intervals import Bounds, mean_with_ci, sign_flip_p, within_unit
 from classroom_rl.system.storage import write_whole

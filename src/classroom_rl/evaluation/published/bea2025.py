@@ -33,12 +33,12 @@ from classroom_rl.evaluation.published.mrbench import (
     reply_id,
 )
 from classroom_rl.evaluation.report.tables import NO_VALUE, align
+from classroom_rl.judges.agreement import confusion_by_group, interval_of, macro_f1, resampled
 from classroom_rl.judges.moves.classifier import TEXTS, Counted, fit_linear, require_sklearn
 from classroom_rl.judges.moves.cross_validation import INNER_FOLDS, folds_by_lesson
 from classroom_rl.judges.moves.labelled import MRBENCH, numbered_rows, turns_of_mrbench
 from classroom_rl.judges.readings import ACTIONABLE, GUIDANCE, MISTAKE_IDENTIFIED, Exchange
-from classroom_rl.results.agreement import confusion_by_group, interval_of, macro_f1, resampled
-from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.rollout.intervals import by_lesson, mean_with_ci
 from classroom_rl.system.storage import write_whole
 
 PUBLISHED_BEST = {"mistake_identification": 0.7181, "providing_guidance": 0.5834}
@@ -100,9 +100,7 @@ def _lenient(answers: Sequence[str]) -> list[str]:
 def _scores(people: Sequence[str], system: Sequence[str], groups: Sequence[str], answers: Sequence[str]) -> dict:
     numbers = [list(map(answers.index, side)) for side in (people, system)]
     tables = confusion_by_group(*numbers, groups, len(answers))
-    correct: dict[str, list[float]] = {}
-    for label, answer, group in zip(people, system, groups, strict=True):
-        correct.setdefault(group, []).append(float(label == answer))
+    correct = by_lesson(groups, [label == answer for label, answer in zip(people, system, strict=True)])
     values = macro_f1(resampled(tables))
     return {"macro_f1": float(values[0]), "ci95": interval_of(values), "accuracy": mean_with_ci(correct)}
 

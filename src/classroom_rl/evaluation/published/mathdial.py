@@ -23,7 +23,7 @@ from classroom_rl.evaluation.published.labellers import MessageLabels, agreement
 from classroom_rl.evaluation.published.tutor import open_tutor
 from classroom_rl.judges.moves.labelled import MathDialTurn, exchanges_of_mathdial, turns_of_mathdial
 from classroom_rl.judges.readings import REVEALS_ANSWER, TELLING, Exchange
-from classroom_rl.rollout.intervals import UNIT, mean_with_ci
+from classroom_rl.rollout.intervals import UNIT, by_lesson, mean_with_ci
 from classroom_rl.rollout.prompts import render
 
 MOVES = ("focus", "probing", "telling", "generic")
@@ -141,7 +141,7 @@ async def continue_dialogues(config: EvalConfig, benchmark: BenchmarkConfig, fol
         "cut": replies.cut,
         "words": {"tutor": _words(replies.texts), "teacher": _words([turn.text for turn in turns])},
         "telling_by_the_teachers_own_label": mean_with_ci(
-            _by_dialogue(turns, [turn.move == TELLING_MOVE for turn in turns])
+            by_lesson([turn.dialogue for turn in turns], [turn.move == TELLING_MOVE for turn in turns])
         ),
         "labellers": labellers,
     }
@@ -175,7 +175,7 @@ def compare_turns(turns: Sequence[TeacherTurn], of_teacher: TurnLabels, of_tutor
         sides["difference"] = {index: sides["tutor"][index] - sides["teacher"][index] for index in shared}
         shares[label] = {
             side: mean_with_ci(
-                _by_dialogue([turns[index] for index in shared], [values[index] for index in shared]),
+                by_lesson([turns[index].dialogue for index in shared], values.values()),
                 (-1.0, 1.0) if side == "difference" else UNIT,
             )
             for side, values in sides.items()
@@ -221,13 +221,6 @@ async def _ask(
 def judge_prompt(path: str, turn: TeacherTurn, reply: str) -> str:
     """The prompt that asks a judge model about a turn."""
     return render(path, problem=turn.problem, solution=turn.solution, conversation=list(turn.before), reply=reply)
-
-
-def _by_dialogue(turns: Sequence[TeacherTurn], values: Sequence[float]) -> dict[str, list[float]]:
-    by_dialogue: dict[str, list[float]] = {}
-    for turn, value in zip(turns, values, strict=True):
-        by_dialogue.setdefault(turn.dialogue, []).append(float(value))
-    return by_dialogue
 
 
 def _words(texts: Sequence[str | None]) -> float | None:

@@ -27,16 +27,16 @@ from classroom_rl.config.values import EMBEDDED_JUDGES
 from classroom_rl.errors import DataError
 from classroom_rl.evaluation.published.checked_rows import PublishedRow, draw, read_rows, write_rows
 from classroom_rl.evaluation.published.labellers import MessageLabels, agreement_as_json, ask_judge
-from classroom_rl.judges.moves.labelled import OF_DIMENSIONS, exchange_of_mrbench, is_unknown
-from classroom_rl.judges.readings import Exchange
-from classroom_rl.results.agreement import (
+from classroom_rl.judges.agreement import (
     confusion_by_group,
     disagreement_weights,
     interval_of,
     resampled,
     weighted_kappa,
 )
-from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.judges.moves.labelled import OF_DIMENSIONS, exchange_of_mrbench, is_unknown
+from classroom_rl.judges.readings import Exchange
+from classroom_rl.rollout.intervals import by_lesson, mean_with_ci
 from classroom_rl.rollout.prompts import render
 
 NO, SOMEWHAT, YES = _EXTENT = ("no", "to some extent", "yes")
@@ -224,7 +224,7 @@ def judge_agreement(replies: Sequence[LabelledReply], labels: ReplyLabels) -> di
     return {
         "dimensions": dimensions,
         "not_answered": [name for name in DIMENSIONS if name not in answered],
-        "mean_kappa": _mean_kappa(judged) if _answers_all(judged) else None,
+        "mean_kappa": _mean_and_interval(_mean_kappas(judged)) if _answers_all(judged) else None,
     }
 
 
@@ -248,15 +248,13 @@ def _of_dimension(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, 
     judge_yes = [value if isinstance(value, bool) else value in dimension.yes for value in judge_labels]
     result: dict[str, Any] = {"replies": len(people_labels), "dialogues": len(set(dialogues))}
     if not isinstance(judge_labels[0], bool):
-        tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)
-        correct: dict[str, list[float]] = {}
-        for label, value, dialogue in zip(people_labels, judge_labels, dialogues, strict=True):
-            correct.setdefault(dialogue, []).append(float(label == value))
+        kappas = _kappas(name, judged)
+        correct = [label == value for label, value in zip(people_labels, judge_labels, strict=True)]
         result |= {
-            "kappa": float(weighted_kappa(tables.sum(axis=0), weights)),
-            "ci95": interval_of(weighted_kappa(resampled(tables), weights)),
+            "kappa": float(kappas[0]),
+            "ci95": interval_of(kappas),
             "weights": "quadratic" if dimension.ordinal else "none",
-            "accuracy": mean_with_ci(correct),
+            "accuracy": mean_with_ci(by_lesson(dialogues, correct)),
         }
     people_yes = [label in dimension.yes for label in people_labels]
     result["yes"] = agreement_as_json(people_yes, judge_yes, dialogues)
@@ -280,10 +278,9 @@ def kappa_differences(replies: Sequence[LabelledReply], by_judge: Mapping[str, R
         pairs = [[(replies[index], labels[index]) for index in shared] for labels in (against_labels, judge_labels)]
         if not shared or not all(map(_answers_all, pairs)):
             continue
-        (against_kappas, against_resampled), (judge_kappas, judge_resampled) = map(_kappas, pairs)
-        interval = interval_of(judge_resampled.mean(axis=0) - against_resampled.mean(axis=0))
-        mean = float(judge_kappas.mean() - against_kappas.mean())
-        differences.append({"judge": judge, "against": against, "mean": mean, "ci95": interval, "replies": len(shared)})
+        against_means, judge_means = map(_mean_kappas, pairs)
+        estimate = _mean_and_interval(judge_means - against_means)
+        differences.append({"judge": judge, "against": against, **estimate, "replies": len(shared)})
     return differences
 
 
@@ -291,29 +288,23 @@ def _answers_all(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]
     return bool(judged) and all(isinstance(judged[0][1].get(name), str) for name in DIMENSIONS)
 
 
-def _mean_kappa(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> dict[str, Any]:
-    kappas, resampled_kappas = _kappas(judged)
-    return {"mean": float(kappas.mean()), "ci95": interval_of(resampled_kappas.mean(axis=0))}
+def _mean_and_interval(kappas: np.ndarray) -> dict[str, Any]:
+    return {"mean": float(kappas[0]), "ci95": interval_of(kappas)}
 
 
-def _kappas(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Each dimension's kappa, shape (dimensions,), and its kappas over resampled dialogues, shape (dimensions,
-    resamples)."""
-    kappas, resampled_kappas = [], []
-    for name, dimension in DIMENSIONS.items():
-        tables, weights = _tables(name, judged), disagreement_weights(len(dimension.answers), dimension.ordinal)
-        kappas.append(weighted_kappa(tables.sum(axis=0), weights))
-        resampled_kappas.append(weighted_kappa(resampled(tables), weights))
-    return np.array(kappas), np.array(resampled_kappas)
+def _mean_kappas(judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> np.ndarray:
+    """The mean of `_kappas` over all dimensions."""
+    return np.mean([_kappas(name, judged) for name in DIMENSIONS], axis=0)
 
 
-def _tables(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> np.ndarray:
-    """The confusion matrix of each dialogue, shape (dialogues, answers, answers)."""
-    index_of = DIMENSIONS[name].answers.index
-    people_labels = [index_of(reply.labels[name]) for reply, _ in judged]
-    judge_labels = [index_of(labels[name]) for _, labels in judged]
+def _kappas(name: str, judged: Sequence[tuple[LabelledReply, Mapping[str, str | bool]]]) -> np.ndarray:
+    """A dimension's kappa over the sets of dialogues of `resampled`, whose first are all dialogues."""
+    dimension = DIMENSIONS[name]
+    people_labels = [dimension.answers.index(reply.labels[name]) for reply, _ in judged]
+    judge_labels = [dimension.answers.index(labels[name]) for _, labels in judged]
     dialogues = [reply.history for reply, _ in judged]
-    return confusion_by_group(people_labels, judge_labels, dialogues, len(DIMENSIONS[name].answers))
+    tables = confusion_by_group(people_labels, judge_labels, dialogues, len(dimension.answers))
+    return weighted_kappa(resampled(tables), disagreement_weights(len(dimension.answers), dimension.ordinal))
 
 
 # Judges ------------------------------------------------------------------------------------------------------------

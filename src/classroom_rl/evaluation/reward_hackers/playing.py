@@ -30,7 +30,6 @@ from classroom_rl.errors import ConfigError, JudgeOutputError
 from classroom_rl.evaluation.progress import gather_or_stop
 from classroom_rl.evaluation.reward_hackers.tutors import Script, Tutor, View, view_of_lesson, view_of_plan
 from classroom_rl.judges.messages import RETRY, ParsedPlan, Phrase, holds, read_plan
-from classroom_rl.judges.post_test.exams import examiner_of
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.rollout.chat_template import Message
 from classroom_rl.rollout.datasets import load_problems
@@ -333,14 +332,8 @@ def _runner(room: Room, script: Script, judge: Judge | EmbeddedJudge, problem: P
     view = room.view(problem.text)
     obeys = isinstance(script, Tutor) and script.gives_orders and not generation.quote_teacher
     student = ScriptedStudent(room.student(problem.text), _personas(room, problem, obeys))
-    roles = Roles(
-        ScriptedTutor(lambda messages: script(view(messages))),
-        Sampling(1.0),
-        student,
-        Sampling(1.0),
-        judge,
-        examiner=examiner_of(generation),
-    )
+    teacher = ScriptedTutor(lambda messages: script(view(messages)))
+    roles = Roles(teacher, Sampling(1.0), student, Sampling(1.0), judge)
     return Runner(Classroom(generation, roles, journal, weights, room.rules), journal, weights)
 
 

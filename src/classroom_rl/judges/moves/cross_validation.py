@@ -14,13 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from classroom_rl.errors import DataError
+from classroom_rl.judges.agreement import (
+    confusion_by_group,
+    disagreement_weights,
+    interval_of,
+    resampled,
+    weighted_kappa,
+)
 from classroom_rl.judges.moves.classifier import Counted, fit_linear, seen, texts_of
 from classroom_rl.judges.moves.labelled import LABELS_OF, LabelledMessage
 from classroom_rl.judges.moves.rules import RULES
 from classroom_rl.judges.readings import LABELS, REVEALS_ANSWER, Exchange
-from classroom_rl.rollout.intervals import draws, interval_of_statistic
 
-RESAMPLES = 10_000
+_UNWEIGHTED = disagreement_weights(2, ordinal=False)
 
 
 @dataclass(frozen=True)
@@ -48,17 +54,17 @@ class Agreement:
 
 def agreement(labels: Sequence[bool], predictions: Sequence[bool], lessons: Sequence[str]) -> Agreement:
     """The agreement of the predictions with the annotators' labels, of each message, in these `lessons`."""
-    tables = _tables(labels, predictions, lessons)
-    _, false_positives, false_negatives, true_positives = total = tables.sum(axis=0)
+    tables = confusion_by_group(labels, predictions, lessons, 2)
+    (_, false_positives), (false_negatives, true_positives) = tables.sum(axis=0)
     predicted, positives = true_positives + false_positives, true_positives + false_negatives
-    value = float(_kappas(total))
+    kappas = weighted_kappa(resampled(tables), _UNWEIGHTED)
     return Agreement(
-        value,
-        interval_of_statistic(value, _kappas(_bootstrap(tables)), _kappas(total - tables)),
+        float(kappas[0]),
+        interval_of(kappas),
         float(true_positives / predicted) if predicted else None,
         float(true_positives / positives) if positives else None,
-        float(positives / total.sum()),
-        int(total.sum()),
+        float(positives / tables.sum()),
+        int(tables.sum()),
         len(tables),
     )
 
@@ -68,45 +74,17 @@ def difference(
 ) -> tuple[float, list[float] | None]:
     """The kappa of `predictions` minus that of the predictions `other`, on the same messages, with the 95 %
     confidence interval of the difference (None for fewer than 30 lessons)."""
-    first, second = (_tables(labels, predicted, lessons) for predicted in (predictions, other))
-
-    def gap(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-        return _kappas(one) - _kappas(two)
-
-    value = float(gap(first.sum(axis=0), second.sum(axis=0)))
-    jackknife = gap(first.sum(axis=0) - first, second.sum(axis=0) - second)
-    return value, interval_of_statistic(value, gap(_bootstrap(first), _bootstrap(second)), jackknife)
+    first, second = (
+        weighted_kappa(resampled(confusion_by_group(labels, predicted, lessons, 2)), _UNWEIGHTED)
+        for predicted in (predictions, other)
+    )
+    return float(first[0] - second[0]), interval_of(first - second)
 
 
 def kappa(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Cohen's kappa (Cohen, "A coefficient of agreement for nominal scales", 1960)."""
-    return float(_kappas(np.bincount(2 * np.asarray(labels, int) + np.asarray(predictions, int), minlength=4)))
-
-
-def _tables(labels: Sequence[bool], predictions: Sequence[bool], lessons: Sequence[str]) -> np.ndarray:
-    """For each lesson the number of true negatives, false positives, false negatives and true positives, of shape
-    (lessons, 4)."""
-    rows = {lesson: row for row, lesson in enumerate(dict.fromkeys(lessons))}
-    tables = np.zeros((len(rows), 4))
-    for label, prediction, lesson in zip(labels, predictions, lessons, strict=True):
-        tables[rows[lesson], 2 * bool(label) + bool(prediction)] += 1
-    return tables
-
-
-def _bootstrap(tables: np.ndarray) -> np.ndarray:
-    """The summed table of each bootstrap resample of lessons, of shape (resamples, 4)."""
-    return draws(len(tables), RESAMPLES) @ tables
-
-
-def _kappas(counts: np.ndarray) -> np.ndarray:
-    """Kappa of tables of shape (…, 4), with cells as in `_tables`."""
-    true_negatives, false_positives, false_negatives, true_positives = np.moveaxis(np.asarray(counts, float), -1, 0)
-    total = true_negatives + false_positives + false_negatives + true_positives
-    with np.errstate(invalid="ignore", divide="ignore"):  # chance agreement may be 1, and a table may be empty
-        labelled, predicted = (false_negatives + true_positives) / total, (false_positives + true_positives) / total
-        chance = labelled * predicted + (1 - labelled) * (1 - predicted)
-        kappas = ((true_negatives + true_positives) / total - chance) / (1 - chance)
-    return np.where(chance < 1, kappas, 0.0)
+    counts = np.bincount(2 * np.asarray(labels, int) + np.asarray(predictions, int), minlength=4)
+    return float(weighted_kappa(counts.reshape(2, 2), _UNWEIGHTED))
 
 
 OUTER_FOLDS, INNER_FOLDS = 10, 4

@@ -11,6 +11,7 @@ whole dialogue, so an order stands until the end of the lesson.
 
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +35,7 @@ from classroom_rl.judges.feedback import gives_right_form, nearest_phrase
 from classroom_rl.judges.leaked_values import find_value
 from classroom_rl.judges.leaks import hides, shows
 from classroom_rl.judges.messages import ParsedPlan, Phrase, answers, holds, read_plan, spoken
-from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, Exam, ExamQuestion, LedgerEntry
+from classroom_rl.judges.post_test.records import GIVEN, MISSED, PRODUCED, ExamQuestion, LedgerEntry
 from classroom_rl.judges.prompt_injection import find_order
 from classroom_rl.judges.reference_answers import Reference, names_answer, read_reference
 from classroom_rl.judges.toy_answers import states_action
@@ -130,6 +131,34 @@ def _knew(persona: str | None, produced: bool, given: bool, taught: bool) -> boo
     return False if given and persona == ERROR_PERSONA else None
 
 
+class Exam(ABC):
+    """The post-test on one problem. It is pure, except that maths answers are compared by an `AnswerChecker`.
+
+    Args:
+        items: what the problem's lesson teaches.
+    """
+
+    def __init__(self, items: Sequence[Item]):
+        self._items = items
+
+    def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
+        """The ledger of a finished dialogue: one entry for each item of the problem."""
+        return read_ledger(self._items, turns)
+
+    @abstractmethod
+    def questions(self) -> list[ExamQuestion]:
+        """The questions, the same number for each item."""
+
+    @abstractmethod
+    def recall(self, question: ExamQuestion, knows: bool) -> str:
+        """The answer that the program gives from the ledger. It is deterministic."""
+
+    async def is_right(self, question: ExamQuestion, text: str, answers: AnswerChecker) -> bool:
+        """Whether an answer is right: by default, whether it produces the item. Raises as `AnswerChecker.is_correct`
+        does."""
+        return self._items[question.item].is_produced(text)
+
+
 ANSWER = "the answer of the problem"
 """The name of the item for the final answer."""
 
@@ -168,8 +197,8 @@ class QuantityItem:
         return is_named or bool(find_value(self.reference, text, self.problem, " ".join(said)))
 
 
-class MathsExam:
-    """The post-test on a maths problem with siblings.
+class MathsExam(Exam):
+    """The post-test on a maths problem with siblings. Its items are the steps, and at the end the answer.
 
     Args:
         problem: the problem, with its steps and siblings.
@@ -178,12 +207,8 @@ class MathsExam:
 
     def __init__(self, problem: Problem, most: int):
         quantities = [(step.name, step.value) for step in problem.material.steps] + [(ANSWER, problem.answer)]
-        self._items = [QuantityItem(name, value, problem.text) for name, value in quantities]
+        super().__init__([QuantityItem(name, value, problem.text) for name, value in quantities])
         self._siblings = problem.material.siblings[:most]
-
-    def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
-        """One entry for each step of the problem, and one for its answer."""
-        return read_ledger(self._items, turns)
 
     def questions(self) -> list[ExamQuestion]:
         """For each sibling, one question on each step, then one on the whole problem."""
@@ -241,7 +266,7 @@ class PhraseItem:
         return shows(text, self.phrase.text)
 
 
-class PhraseExam:
+class PhraseExam(Exam):
     """The post-test on the phrases of a lesson plan.
 
     Args:
@@ -251,13 +276,9 @@ class PhraseExam:
     """
 
     def __init__(self, plan: ParsedPlan, problem: str):
-        self._items = [PhraseItem(phrase, plan) for phrase in plan.phrases]
+        super().__init__([PhraseItem(phrase, plan) for phrase in plan.phrases])
         match = _LANGUAGE.search(problem)
         self._language = match[1] if match else None
-
-    def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
-        """One entry for each phrase."""
-        return read_ledger(self._items, turns)
 
     def questions(self) -> list[ExamQuestion]:
         """For each phrase, how to say its meaning; without a language, the question that the phrase answers."""
@@ -271,10 +292,6 @@ class PhraseExam:
     def recall(self, question: ExamQuestion, knows: bool) -> str:
         """The phrase, or `DOES_NOT_KNOW`."""
         return self._items[question.item].name if knows else DOES_NOT_KNOW
-
-    async def is_right(self, question: ExamQuestion, text: str, answers: AnswerChecker) -> bool:
-        """Whether an answer contains the phrase."""
-        return self._items[question.item].is_produced(text)
 
 
 @dataclass(frozen=True)
@@ -293,11 +310,6 @@ class SentenceItem:
     def cue(self) -> str:
         """The question."""
         return self.question.text
-
-    @cached_property
-    def form(self) -> str:
-        """The correct form of the verb, such as "cooked"."""
-        return answer(self.question, random.Random(0)).verb
 
     def is_produced(self, text: str) -> bool:
         """Whether a student's message is a sentence that answers the question, without a slip."""
@@ -325,15 +337,12 @@ class SentenceItem:
         return any(gives_right_form(attempt, text, plan) for attempt in attempts)
 
 
-class ToyExam:
+class ToyExam(Exam):
     """The post-test on a lesson of the quickstart."""
 
     def __init__(self, lesson: Lesson):
-        self._items = [SentenceItem(question, lesson) for question in lesson.questions]
-
-    def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
-        """One entry for each question of the plan."""
-        return read_ledger(self._items, turns)
+        super().__init__([SentenceItem(question, lesson) for question in lesson.questions])
+        self._lesson = lesson
 
     def questions(self) -> list[ExamQuestion]:
         """The questions of the plan."""
@@ -341,59 +350,40 @@ class ToyExam:
 
     def recall(self, question: ExamQuestion, knows: bool) -> str:
         """A correct answer, or one with a slip. The same question always gets the same answer."""
-        toy_question = self._items[question.item].question
+        toy_question = self._lesson.questions[question.item]
         rng = random.Random(f"post-test|{toy_question.text}|{knows}")
         if knows:
             return answer(toy_question, rng).text
         kind = rng.choice(kinds_for(toy_question))
         return inject(answer(toy_question, rng, kind), kind, rng).text
 
-    async def is_right(self, question: ExamQuestion, text: str, answers: AnswerChecker) -> bool:
-        """Whether an answer is a sentence that answers the question, without a slip."""
-        return self._items[question.item].is_produced(text)
 
+def exam_of(problem: Problem, siblings: int) -> Exam:
+    """The post-test on a problem; on a maths problem it asks at most so many of its sibling problems.
 
-class EmbeddedExaminer:
-    """An examiner without a model.
-
-    Args:
-        siblings: the maximum number of sibling problems to ask after a maths problem.
+    Raises:
+        DataError: if the problem is neither a lesson of the quickstart, nor a lesson plan with phrases, nor a maths
+            problem with an answer and siblings.
     """
-
-    def __init__(self, siblings: int = 3):
-        self._siblings = siblings
-
-    def exam(self, problem: Problem) -> Exam:
-        """The post-test on a problem.
-
-        Raises:
-            DataError: if the problem is neither a lesson of the quickstart, nor a lesson plan with phrases, nor a maths
-                problem with an answer and siblings.
-        """
-        plan = read_plan(problem.text)
-        if plan.lesson is not None:
-            return ToyExam(plan.lesson)
-        if plan.phrases:
-            return PhraseExam(plan, problem.text)
-        if not problem.material.siblings or not problem.answer:
-            missing = "no answer" if problem.material.siblings else "no sibling problems"
-            raise DataError(
-                f"generation.post_test.enable is true, but the problem {problem.text[:80]!r} is no lesson plan and has "
-                f"{missing}: name the dataset's column with sibling_problems_column (python -m "
-                "classroom_rl.judges.post_test.sibling_templates makes such data), or set "
-                "generation.post_test.enable=false."
-            )
-        return MathsExam(problem, self._siblings)
-
-
-def examiner_of(generation: EnvironmentConfig) -> EmbeddedExaminer | None:
-    """The examiner for a configuration; None if it has no post-test."""
-    post_test = getattr(generation, "post_test", None)  # only the classroom has this option
-    return EmbeddedExaminer(post_test.siblings) if post_test is not None and post_test.enable else None
+    plan = read_plan(problem.text)
+    if plan.lesson is not None:
+        return ToyExam(plan.lesson)
+    if plan.phrases:
+        return PhraseExam(plan, problem.text)
+    if not problem.material.siblings or not problem.answer:
+        missing = "no answer" if problem.material.siblings else "no sibling problems"
+        raise DataError(
+            f"generation.post_test.enable is true, but the problem {problem.text[:80]!r} is no lesson plan and has "
+            f"{missing}: name the dataset's column with sibling_problems_column (python -m "
+            "classroom_rl.judges.post_test.sibling_templates makes such data), or set "
+            "generation.post_test.enable=false."
+        )
+    return MathsExam(problem, siblings)
 
 
 def check_exams(generation: EnvironmentConfig, problems: Iterable[Problem]) -> None:
     """Raise a `DataError` for the first problem that the configured post-test does not support."""
-    examiner = examiner_of(generation)
-    for problem in problems if examiner is not None else ():
-        examiner.exam(problem)
+    post_test = getattr(generation, "post_test", None)  # only the classroom has this option
+    if post_test is not None and post_test.enable:
+        for problem in problems:
+            exam_of(problem, post_test.siblings)

@@ -1,19 +1,11 @@
 """The post-test of a dialogue: a ledger of what the student has learned, the questions, and the student's answers.
 
-An environment gets the `Exam` on a problem from an `Examiner`. An exam is pure, except that maths answers are compared
-by an `AnswerChecker`. docs/trusting_rewards.md says what the ledger counts as evidence.
+docs/trusting_rewards.md says what the ledger counts as evidence.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Optional, Protocol
-
-from classroom_rl.rollout.problem import Problem
-from classroom_rl.rollout.tokens import Turn
-
-if TYPE_CHECKING:
-    from classroom_rl.grading.checker import AnswerChecker
+from typing import Optional
 
 PRODUCED, GIVEN, MISSED = OUTCOMES = ("produced", "given", "missed")
 """The outcome of an item in a lesson: the student produced it by itself, the teacher said it first (or ordered whoever
@@ -79,30 +71,3 @@ class PostTest:
         """
         grades = [answer.right for answer in self.answers if answer.student == student]
         return fmean(grades) if grades else None
-
-
-class Exam(Protocol):
-    """The post-test on one problem."""
-
-    def ledger(self, turns: Sequence[Turn]) -> list[LedgerEntry]:
-        """The ledger of a finished dialogue: one entry for each item of the problem."""
-
-    def questions(self) -> list[ExamQuestion]:
-        """The questions, the same number for each item."""
-
-    def recall(self, question: ExamQuestion, knows: bool) -> str:
-        """The answer that the program gives from the ledger. It is deterministic."""
-
-    async def is_right(self, question: ExamQuestion, text: str, answers: "AnswerChecker") -> bool:
-        """Whether an answer is right; raises as `AnswerChecker.is_correct` does."""
-
-
-class Examiner(Protocol):
-    """Knows the post-test on every problem of a configuration."""
-
-    def exam(self, problem: Problem) -> Exam:
-        """The post-test on a problem.
-
-        Raises:
-            DataError: if there is no post-test for such a problem.
-        """

@@ -19,7 +19,7 @@ from classroom_rl.evaluation.progress import EvaluationProgress, gather_or_stop
 from classroom_rl.evaluation.published.mathtutorbench.clone import Question, reward_instruction
 from classroom_rl.models.pretrained import check_model, load_tokenizer
 from classroom_rl.rollout.chat_template import Message, encode_dialogue
-from classroom_rl.rollout.intervals import mean_with_ci
+from classroom_rl.rollout.intervals import by_lesson, mean_with_ci
 
 _TEACHERS = ("Teacher", "Tutor")
 _AT_ONCE = 32
@@ -78,9 +78,8 @@ def scored_dialogue(question: Question, reply: str, instruction: str) -> list[Me
 
 
 def _rate(turns: Turns, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    wins: dict[str, list[float]] = {}
-    for (question, _), (tutor_score, human_score) in zip(turns, pairs, strict=True):
-        wins.setdefault(question.problem_id, []).append(float(tutor_score > human_score))
+    problems = [question.problem_id for question, _ in turns]
+    wins = by_lesson(problems, [tutor_score > human_score for tutor_score, human_score in pairs])
     means = {
         "score": [tutor_score for tutor_score, _ in pairs],
         "baseline_score": [human_score for _, human_score in pairs],

@@ -128,7 +128,7 @@ def confusion_by_group(
     indices = {name: index for index, name in enumerate(dict.fromkeys(groups))}
     tables = np.zeros((len(indices), categories, categories))
     for human, judge, group in zip(human_labels, judge_labels, groups, strict=True):
-        tables[indices[group], human, judge] += 1
+        tables[indices[group], int(human), int(judge)] += 1  # numpy would take booleans as a mask
     return tables
 
 

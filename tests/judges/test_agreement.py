@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score, f1_score
 
-from classroom_rl.results.agreement import (
+from classroom_rl.judges.agreement import (
     confusion_by_group,
     disagreement_weights,
     krippendorff_alpha,
