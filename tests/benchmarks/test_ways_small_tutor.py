@@ -57,5 +57,9 @@ def test_the_report_compares_each_arm_with_the_beginning_and_with_grpo() -> None
 
 
 def test_an_arm_alone_is_compared_with_its_own_beginning() -> None:
-    lines = [{"arm": "level", "seed": 2, "step": step, "score": {"a": 0.2 + step, "b": 0.3 + step}} for step in (0, 1)]
-    assert "level        1" in (text := report(lines)) and "to begin +1.000 [" in text and "to grpo" not in text
+    scores = {f"lesson {number}": number / 100 for number in range(20)}
+    later = {lesson: score + 0.5 for lesson, score in scores.items()}
+    text = report(
+        [{"arm": "level", "seed": 2, "step": step, "score": figure} for step, figure in ((0, scores), (1, later))]
+    )
+    assert "level        1" in text and "to begin +0.500 [" in text and "to grpo" not in text
