@@ -25,7 +25,7 @@ from fastapi import FastAPI
 
 from classroom_rl.config.load import load
 from classroom_rl.config.train_rl import TrainRLConfig
-from classroom_rl.environments.classroom.roles import Seats
+from classroom_rl.environments.classroom.roles import Roles
 from classroom_rl.environments.classroom.routes import OpenClassroom, ServerTutor
 from classroom_rl.models.policy_version import PolicyVersion
 from classroom_rl.results.plots import write_plots
@@ -174,7 +174,7 @@ def take_game(run: Path) -> None:
 def take_chat(browser: Browser, run: Path) -> None:
     generation = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart"]).generation
     engine = TrainedModel(run)
-    seats = Seats(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
+    seats = Roles(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
     app = FastAPI()
     add_viewer(app, run, live=True)
     app.state.opened = OpenClassroom(ServerTutor(seats, generation, longest_s=60), judge_check=None)

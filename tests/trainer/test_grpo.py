@@ -98,7 +98,8 @@ def test_gradients_are_where_they_may_be_and_nowhere_else(
         return records[index]
 
     folder = tmp_path_factory.mktemp("fuzz")
-    trainer = offline_trainer(folder, model, [*SUPERVISED, *CREDIT, *CORRECTIONS, f"train.loss_type={loss}"], play)
+    options = [*SUPERVISED, *CREDIT, *CORRECTIONS, "train.corrections.rows_per_batch=24", f"train.loss_type={loss}"]
+    trainer = offline_trainer(folder, model, options, play)
     batch = trainer.batch()
     rows = {
         (tuple(row.prompt_ids), tuple(row.completion_ids)): row
