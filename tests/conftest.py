@@ -57,6 +57,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+def pytest_runtest_teardown() -> None:
+    """Undo what a training in bfloat16 changes for the whole process: on CPUs with bfloat16 units, later tests would
+    compute float32 products from rounded operands."""
+    if set_precision := getattr(sys.modules.get("torch"), "set_float32_matmul_precision", None):
+        set_precision("highest")
+
+
 def pytest_collection_finish() -> None:
     """Leave what the imported libraries hold out of all later garbage collections: it is never freed."""
     gc.collect()
