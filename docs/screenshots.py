@@ -174,10 +174,10 @@ def take_game(run: Path) -> None:
 def take_chat(browser: Browser, run: Path) -> None:
     generation = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart"]).generation
     engine = TrainedModel(run)
-    seats = Roles(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
+    roles = Roles(engine, Sampling(0.0, max_tokens=generation.max_tokens_per_turn), engine, Sampling(0.0), None)
     app = FastAPI()
     add_viewer(app, run, live=True)
-    app.state.opened = OpenClassroom(ServerTutor(seats, generation, longest_s=60), judge_check=None)
+    app.state.opened = OpenClassroom(ServerTutor(roles, generation, longest_s=60), judge_check=None)
     with serving(app, free_port()) as url:
         talk(browser, url)
 

@@ -159,6 +159,14 @@ def test_an_earlier_version_would_have_drawn_the_same_further_problems() -> None
     assert further_problems("3|5|1", ids, ["0", "1"], 4) == ["2", "9", "14", "6"]
 
 
+def test_parts_of_groups_are_refused() -> None:
+    """Also where no variable said at the start that several processes share the batch."""
+    config = load(TrainRLConfig, "train_rl", ["--config-name", "quickstart", "train.groups_without_variance=drop"])
+    records = [conversation(index, MANY[0], seed=1) for index in range(config.train.num_samples_per_problem + 1)]
+    with pytest.raises(ConfigError, match="9 conversations, which are not whole groups of 8"):
+        GroupFilter(config, ["0"]).flat_groups(records)
+
+
 def test_an_environment_of_many_rows_and_ppo_keep_their_groups(tmp_path: Path) -> None:
     for name in ("marooned", "quickstart_ppo"):
         with pytest.raises(ConfigError, match="train.groups_without_variance is drop"):

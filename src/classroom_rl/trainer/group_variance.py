@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from classroom_rl.config.train_rl import TrainRLConfig
 from classroom_rl.config.training_checks import criterion_weights
 from classroom_rl.config.values import RESAMPLE
+from classroom_rl.errors import ConfigError
 from classroom_rl.rollout.engine import Usage
 from classroom_rl.rollout.trajectory import Trajectory
 from classroom_rl.trainer.advantages import to_step
@@ -120,8 +121,17 @@ class GroupFilter:
 
         Args:
             records: whole groups, one after the other.
+
+        Raises:
+            ConfigError: if they are not, under a launcher that did not say before how many processes there are.
         """
         size = self._train.num_samples_per_problem
+        if len(records) % size:
+            raise ConfigError(
+                f"This process plays {len(records)} conversations, which are not whole groups of {size}. Make "
+                "train.number_of_problems_per_batch a multiple of the number of processes, or set "
+                "train.groups_without_variance=keep."
+            )
         groups = [records[start : start + size] for start in range(0, len(records), size)]
         return [index for index, group in enumerate(groups) if not self._teaches(group)]
 
